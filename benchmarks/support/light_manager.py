@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from benchmarks.support.lockstep import Lockstep, Tally
-from benchmarks.support.shared_session import SharedQuorums, SharingGrants, SharingSession
+from benchmarks.support.shared_session import SharedQuorums, SharingRequests, SharingSession
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -26,9 +26,10 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.timing.timers import DeadlineTimer
+from manager.group.events import QuorumRequest
 from manager.group.link import LighthouseLink
-from manager.group.records import QuorumRequest
-from manager.group.requests import LEASE_SHARE, Join, Wait
+from manager.group.records import ReplicaGroup
+from manager.group.requests import LEASE_SHARE, Verdict, decide_request
 
 
 class Crowd(Protocol):
@@ -63,10 +64,9 @@ class LightManager:
         self._me = Participant(
             name, f"{time.time_ns():x}", address=f"{host}:29512", store_address=f"{host}:29513", watched=True
         )
-        self._grants = SharingGrants(name, crowd.quorums)
-        self._session = SharingSession(
-            lambda: GroupReport(self._grants.held), secrets.token_hex(SECRET_BYTES), crowd.quorums
-        )
+        self._group = ReplicaGroup(self._me)
+        self._requests = SharingRequests(self._group, crowd.quorums)
+        self._session = SharingSession(secrets.token_hex(SECRET_BYTES), crowd.quorums)
         self._link = LighthouseLink(lambda: crowd.connect(host), crowd.address)
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
@@ -89,7 +89,7 @@ class LightManager:
         """Complete the collective of the current step, and commit it."""
         assert self.quorum is not None
         self._computes, self._failures = False, 0
-        self._grants.committed(self.quorum.quorum_id, self._step)
+        self._requests.committed(self.quorum.quorum_id, self._step)
         self._tag, self._step = self.quorum.quorum_id, self._step + 1
         self._crowd.tally.commits += 1
         self._ask()
@@ -98,7 +98,7 @@ class LightManager:
     # -- the lighthouse
 
     def _opened(self) -> None:
-        self._send(self._session.opened(self._participant(), self._clock()))
+        self._send(self._session.opened(self._participant(), self._report(), self._clock()))
         self._flush()
 
     def _closed(self) -> None:
@@ -126,12 +126,12 @@ class LightManager:
                 if sent_at is not None:
                     acked_s = self._clock() - sent_at
                     self._crowd.tally.longest_ack_s = max(self._crowd.tally.longest_ack_s, acked_s)
-                    self._grants.renew(sent_at + LEASE_SHARE * self._session.lease_s)
+                    self._requests.renew(sent_at + LEASE_SHARE * self._session.lease_s)
             case JoinAccepted(join) | QuorumChanged(join):
                 if self._session.is_waiting(join):
-                    self._handed = self._session.whole(message)
+                    self._handed = self._session.full_answer(message)
                     if self._handed is None:
-                        self._send(self._session.ask_whole(self._clock()))
+                        self._send(self._session.request_full(self._clock()))
             case JoinRejected(join):
                 self._crowd.tally.refusals += 1
                 self._waits = self._waits or self._session.answered(join)
@@ -147,7 +147,7 @@ class LightManager:
     def _obey(self, order: QuorumOrder | None) -> None:
         if order is None:
             return
-        if self._grants.obey(order):
+        if self._requests.obey(order):
             self._crowd.tally.revokes += 1
             self._crowd.tally.revoked_at = time.monotonic()
             if self._computes:
@@ -170,14 +170,17 @@ class LightManager:
         """Request the next step, as a rank would."""
         now = self._clock()
         self._waits = False
-        if self._grants.offer(now):
+        if self._requests.offer(now):
             self._begin()
             return
         ask = QuorumRequest(0, 0, self._step, math.inf, tag_quorum_id=self._tag, commit_failures=self._failures)
-        match self._grants.decide(ask, now):
-            case Join():
+        decision = decide_request(self._group, ask, now)
+        if self._group.standing is not None and decision.mode is not None:
+            self._group.standing.mode = decision.mode
+        match decision.verdict:
+            case Verdict.JOIN:
                 self._send(self._session.join(self._participant(), now + self._crowd.timeout_s, now))
-            case Wait():
+            case Verdict.WAIT:
                 self._waits = True
             case _:
                 raise RuntimeError(f"{self._me.replica_id}: step {self._step} was granted twice")
@@ -185,14 +188,14 @@ class LightManager:
     def _open(self) -> None:
         """Begin the first step of a new quorum if the lease is valid."""
         handed = self._handed
-        if handed is None or self._clock() >= self._grants.renewed_until:
+        if handed is None or self._clock() >= self._group.renewed_until:
             return
         if not handed.stands:
             raise RuntimeError(f"quorum {handed.quorum.quorum_id} does not stand")
         self._session.answered(handed.join)
         self._handed = None
         self.quorum, self._step = handed.quorum, self._crowd.max_step(handed.quorum)
-        self._grants.take(handed.quorum, self._step)
+        self._requests.hold(handed.quorum, self._step)
         self._crowd.enter(handed.quorum)
         self._begin()
 
@@ -210,6 +213,9 @@ class LightManager:
             seen_quorum_id=self.quorum.quorum_id if self.quorum else 0,
         )
 
+    def _report(self) -> GroupReport:
+        return GroupReport(self._group.standing.held if self._group.standing is not None else None)
+
     def _send(self, messages: list[ToLighthouse]) -> None:
         for message in messages:
             is_beat = isinstance(message, Heartbeat)
@@ -219,6 +225,6 @@ class LightManager:
 
     def _flush(self) -> None:
         now = self._clock()
-        self._send(self._session.tick(now))
-        self._session.news_of_silence(now)  # takes the news without acting on it
+        self._send(self._session.tick(self._report(), now))
+        self._session.silence_change(now)  # takes the news without acting on it
         self._timer.set(self._session.deadline())

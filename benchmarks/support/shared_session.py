@@ -1,13 +1,12 @@
 """Sessions of many managers in one process. Content that is equal for all is parsed and computed only once."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.support.light_stream import LightCall, Turns, open_light
-from lighthouse_protocol.messages.membership import Assignment
-from lighthouse_protocol.messages.session import GroupReport, JoinAccepted, QuorumChanged, ToLighthouse, ToManager
+from lighthouse_protocol.messages.membership import Assignment, Quorum
+from lighthouse_protocol.messages.session import JoinAccepted, QuorumChanged, ToLighthouse, ToManager
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.rules.quorum_change import NamedQuorum
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, changed_for
@@ -16,8 +15,8 @@ from lighthouse_runtime.client.connection import OPENED_WITHIN_S
 from lighthouse_runtime.client.stream_kinds import SESSION, Session
 from lighthouse_runtime.client.streams import AsyncStream, StreamKind
 from lighthouse_runtime.security.client_tls import fetch_tls, known_tls
-from manager.group.records import ReplicaGroup
-from manager.group.requests import GrantMachine
+from manager.group.records import ReplicaGroup, StandingQuorum
+from manager.group.requests import QuorumRequests
 from manager.group.session import SessionMachine
 
 Answer = JoinAccepted | QuorumChanged
@@ -58,46 +57,44 @@ class SharedQuorums:
 class SharingSession(SessionMachine):
     """A session that reuses the result of another session for the same message and quorum."""
 
-    def __init__(self, report: Callable[[], GroupReport], secret: str, shared: SharedQuorums) -> None:
-        super().__init__(report, secret=secret)
+    def __init__(self, secret: str, shared: SharedQuorums) -> None:
+        super().__init__(secret=secret)
         self._shared = shared
 
-    def whole(self, told: JoinAccepted | QuorumChanged) -> JoinAccepted | None:
-        kind = type(told)
-        what = id(told.quorum) if isinstance(told, JoinAccepted) else (self.digest, told.change.digest)
+    def full_answer(self, answer: JoinAccepted | QuorumChanged) -> JoinAccepted | None:
+        kind = type(answer)
+        what = id(answer.quorum) if isinstance(answer, JoinAccepted) else (self.digest, answer.change.digest)
         if kind not in self._shared.known or self._shared.known[kind][0] != what:
-            whole = super().whole(told)
+            whole = super().full_answer(answer)
             self._shared.known[kind] = what, self.known
             return whole
         self.known = self._shared.known[kind][1]
         if self.known is None:
             return None
-        return JoinAccepted(told.join, self.known.quorum, told.stands, told.secret)
+        return JoinAccepted(answer.join, self.known.quorum, answer.stands, answer.secret)
 
     @property
     def digest(self) -> str:
         return self.known.digest if self.known is not None else ""
 
 
-class SharingGrants(GrantMachine):
+class SharingRequests(QuorumRequests):
     """Grants that share one assignment per quorum, since managers without ranks all use it in the same way."""
 
-    def __init__(self, replica_id: str, shared: SharedQuorums) -> None:
-        super().__init__(ReplicaGroup(replica_id, 1))
+    def __init__(self, group: ReplicaGroup, shared: SharedQuorums) -> None:
+        super().__init__(group)
         self._shared = shared
 
-    def _assign(self, group_rank: int, init_sync: bool) -> Assignment:
-        assert self._quorum is not None
-        what = (self._quorum.quorum_id, group_rank, init_sync)
+    def _assign(self, standing: StandingQuorum, group_rank: int, init_sync: bool) -> Assignment:
+        what = (standing.quorum.quorum_id, group_rank, init_sync)
         if what not in self._shared.assigned:
-            self._shared.assigned = {what: super()._assign(group_rank, init_sync)}
+            self._shared.assigned = {what: super()._assign(standing, group_rank, init_sync)}
         return self._shared.assigned[what]
 
-    def _is_for_one_step(self, init_sync: bool) -> bool:
-        assert self._quorum is not None
-        what = (self._quorum.quorum_id, init_sync)
+    def _is_for_one_step(self, quorum: Quorum, init_sync: bool) -> bool:
+        what = (quorum.quorum_id, init_sync)
         if what not in self._shared.for_one_step:
-            self._shared.for_one_step = {what: super()._is_for_one_step(init_sync)}
+            self._shared.for_one_step = {what: super()._is_for_one_step(quorum, init_sync)}
         return self._shared.for_one_step[what]
 
 

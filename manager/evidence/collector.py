@@ -24,7 +24,7 @@ from lighthouse_protocol.messages.incident import (
 )
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_runtime.log_event import event
-from manager.evidence.process_probe import ProbeProcess, look_alone
+from manager.evidence.process_probe import ProbeProcess, probe_alone
 from manager.group.driver import Watch
 
 log = logging.getLogger(__name__)
@@ -41,15 +41,15 @@ class EvidenceCollector:
     Args:
         group_world_size: Number of ranks.
         send: Sends a message to the lighthouse.
-        look: Inspects a rank's process from outside, on whichever host it runs.
+        probe: Inspects a rank's process from outside, on whichever host it runs.
     """
 
     def __init__(
-        self, group_world_size: int, send: Callable[[session.ToLighthouse], None], look: ProbeProcess = look_alone
+        self, group_world_size: int, send: Callable[[session.ToLighthouse], None], probe: ProbeProcess = probe_alone
     ) -> None:
         self._size = group_world_size
         self._send = send
-        self._look_at = look
+        self._probe_process = probe
         self._clock = asyncio.get_running_loop().time
         self._newest: dict[int, Watch] = {}  # rank to watch; kept after the watch ends, as the process may still exist
         self._numbers = itertools.count(1)
@@ -82,13 +82,13 @@ class EvidenceCollector:
 
     async def _give(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
         wanted = dict.fromkeys(request.group_ranks or range(self._size))
-        looks = [self._look(rank) for rank in wanted]
-        for found in asyncio.as_completed([asyncio.shield(look) for look in looks]):
+        probes = [self._probe(rank) for rank in wanted]
+        for found in asyncio.as_completed([asyncio.shield(probe) for probe in probes]):
             self._send(session.Evidence(request.number, fit_evidence(await found, len(wanted))))
         seen = view()
         self._send(session.EvidenceDone(request.number, seen if seen.ranks else None))
 
-    def _look(self, group_rank: int) -> asyncio.Task[RankEvidence]:
+    def _probe(self, group_rank: int) -> asyncio.Task[RankEvidence]:
         task = self._under_way.get(group_rank)
         if task is None:
             task = self._under_way[group_rank] = asyncio.create_task(self._bounded(group_rank))
@@ -115,9 +115,9 @@ class EvidenceCollector:
         if watch is None:
             why = "all of it: it has opened no watch" if group_rank < self._size else "all of it: the group is smaller"
             return RankEvidence(group_rank, missing=(why,))
-        async with asyncio.TaskGroup() as looks:
-            outside = looks.create_task(self._look_at(replace(watch.hello, offer=None), _is_in_reach(watch)))
-            own = looks.create_task(self._self_report(watch, outside))
+        async with asyncio.TaskGroup() as probes:
+            outside = probes.create_task(self._probe_process(replace(watch.hello, offer=None), _is_in_reach(watch)))
+            own = probes.create_task(self._self_report(watch, outside))
         found, said = outside.result(), own.result()
         by_signal = await self._by_signal(watch, found, began_at) if not said.stacks else ProcessSnapshot()
         stacks = said.stacks or by_signal.stacks
@@ -145,7 +145,7 @@ class EvidenceCollector:
         await asyncio.sleep(UNREAD_S)
         if watch.heard_at >= asked_at + UNDER_WAY_S:
             return ProcessSnapshot(missing=("stacks: it runs Python, so that a signal might crash it",))
-        again = await self._look_at(watch.hello, _is_in_reach(watch))
+        again = await self._probe_process(watch.hello, _is_in_reach(watch))
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
     async def _self_report(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:

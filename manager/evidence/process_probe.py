@@ -218,7 +218,7 @@ def _written(file: int, ends_at: float, within_s: float) -> str:
 T = TypeVar("T")
 
 STACKS_WITHIN_S = 2.0
-LOOK_WITHIN_S = 2.5  # including slow reads of /proc on a busy host
+PROBE_TIMEOUT_S = 2.5  # including slow reads of /proc on a busy host
 OUTPUT_WITHIN_S = 2.0
 
 ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
@@ -228,13 +228,13 @@ NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
 ProbeProcess = Callable[[WatchHello, bool], Coroutine[Any, Any, ProcessSnapshot]]
 
 
-async def look_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
+async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
     """Inspect a process without a supervisor, so without its output."""
-    outside = await look(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
+    outside = await probe(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
 
 
-async def look_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
+async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
     """Inspect a process and add its last output.
 
     Args:
@@ -242,23 +242,23 @@ async def look_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...]
         lines: The rank's last lines, or None if this supervisor does not run the rank.
     """
     async with asyncio.TaskGroup() as both:
-        seeing = both.create_task(look(request))
+        seeing = both.create_task(probe(request))
         reading = both.create_task(_last(lines))
     outside, (output, missing) = seeing.result(), reading.result()
     return replace(outside, output=output, missing=(*outside.missing, *missing))
 
 
-async def look(request: WatchHello) -> ProcessSnapshot:
+async def probe(request: WatchHello) -> ProcessSnapshot:
     """Inspect a process on this host."""
     offer = request.offer or EvidenceOffer()
     try:
-        return await _in_thread(lambda: _look(request.pid, request.started, offer), LOOK_WITHIN_S)
+        return await _in_thread(lambda: _probe(request.pid, request.started, offer), PROBE_TIMEOUT_S)
     except TimeoutError:
-        late = f"/proc has not answered within {LOOK_WITHIN_S:g} s"
+        late = f"/proc has not answered within {PROBE_TIMEOUT_S:g} s"
         return ProcessSnapshot(missing=(f"stacks: {late}", f"process: {late}"))
 
 
-def _look(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
+def _probe(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
     with process_descriptor(pid, started) as descriptor:
         if descriptor is None:
             return ProcessSnapshot(missing=(f"stacks: process {pid} has ended", f"process: {pid} has ended"))

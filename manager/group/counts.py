@@ -33,18 +33,18 @@ class StepCounts:
         self._revoked_id = 0
         self._lost_id = 0  # the last quorum that was revoked because a group was lost
         self._unsettled: tuple[int, str] | None = None  # quorum and provisional reason of the last discard
-        self._told: GroupCounts | None = None
+        self._healed = HealTotals()
+        self._report: GroupCounts | None = None
 
     @property
     def discards(self) -> int:
         return sum(getattr(self._discards, reason) for reason in REASONS) + (self._unsettled is not None)
 
-    @property
-    def told(self) -> GroupCounts:
-        """The counters for the lighthouse; the same object until a number changes."""
-        if self._told is None:
-            self._told = GroupCounts(self.commits, self._discards, self._step_s, self._healed)
-        return self._told
+    def report(self) -> GroupCounts:
+        """Return the counters for the lighthouse; the same object until a number changes."""
+        if self._report is None:
+            self._report = GroupCounts(self.commits, self._discards, self._step_s, self._healed)
+        return self._report
 
     def began(self, now: float, *, has_healing: bool) -> None:
         """Start the clock of a step that the ranks enter."""
@@ -62,7 +62,7 @@ class StepCounts:
         self.commits += 1
         if self._began_at is not None:
             self._step_s += max(0.0, now - self._began_at)
-        self._began_at = self._told = None
+        self._began_at = self._report = None
 
     def discarded(self, quorum_id: int, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
@@ -84,7 +84,7 @@ class StepCounts:
         if reason != RANK_LOST and quorum_id == self._lost_id:
             reason = GROUP_LOST
         self._discards = replace(self._discards, **{reason: getattr(self._discards, reason) + 1})
-        self._told = None
+        self._report = None
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
         """Record the heal totals of a rank's process. An older sample changes nothing."""
@@ -94,17 +94,14 @@ class StepCounts:
             rank.past_heals, known = _sum(rank.past_heals, known[1]), None
         if known is None or totals.heals >= known[1].heals:
             rank.heals = rank_incarnation, totals
-        self._told = None
-
-    @property
-    def _healed(self) -> HealTotals:
-        """The totals of the group, which heals as one: the maximum count and time of a rank, and the sum of bytes."""
+        # The group heals as one.
         ranks = [_sum(rank.past_heals, rank.heals[1]) for rank in self._group.ranks if rank.heals is not None]
-        return HealTotals(
+        self._healed = HealTotals(
             max((rank.heals for rank in ranks), default=0),
             max((rank.seconds for rank in ranks), default=0.0),
             sum(rank.bytes for rank in ranks),
         )
+        self._report = None
 
 
 def _sum(past: HealTotals, now: HealTotals) -> HealTotals:
@@ -162,7 +159,7 @@ class GroupStatus:
         return "; ".join(filter(None, parts))
 
 
-def say_missing(me: Participant, missing: Set[int]) -> str:
+def describe_missing(me: Participant, missing: Set[int]) -> str:
     """Describe the present and the missing ranks. Return an empty string if all or none are missing."""
     size = me.group_world_size
     return describe_missing_ranks(me.replica_id, size, missing) if 0 < len(missing) < size else ""

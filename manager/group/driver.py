@@ -2,16 +2,15 @@
 
 `GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
 deadline. It is synchronous: time, the ranks' streams and calls, the session with the lighthouse and the evidence are
-ports, so the simulator runs the same code. Its parts are `WatchTable` (open watches of the ranks), `Waits` (reports of
-long waits for a quorum), `Worlds` (the job's ranks, as received from the lighthouse) and `GroupProgressDriver` (samples
-and stalls).
+ports, so the simulator runs the same code. Its parts are `Waits` (reports of long waits for a quorum), `Worlds` (the
+job's ranks, as received from the lighthouse) and `GroupProgressDriver` (samples and stalls).
 
 Levels, such as the reason of a wait and the world, are also sent to each new watch.
 """
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -52,9 +51,9 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, SustainedNotice
 from manager.group import events
-from manager.group.counts import GroupStatus, say_missing
+from manager.group.counts import GroupStatus, describe_missing
+from manager.group.events import PendingVote, QuorumRequest
 from manager.group.machine import GroupMachine
-from manager.group.records import PendingVote, QuorumRequest
 from manager.group.requests import check_rank
 from manager.group.session import ProgressReporter
 
@@ -70,39 +69,12 @@ class Watch:
     is_local: bool  # the process is on this host, in this pid namespace
     heard_at: float  # when the last message arrived
     is_open: bool = True
+    is_newest: bool = True  # no later process of the rank has opened a watch, and this one has not left
     healed: HealTotals | None = None  # from the last sample that contains them
 
 
-class WatchTable:
-    """The open watches, by number."""
-
-    def __init__(self) -> None:
-        self._watches: dict[int, Watch] = {}
-
-    def __iter__(self) -> Iterator[Watch]:
-        return iter(self._watches.values())
-
-    def get(self, number: int) -> Watch | None:
-        return self._watches.get(number)
-
-    def add(self, number: int, watch: Watch) -> None:
-        self._watches[number] = watch
-
-    def remove(self, number: int) -> Watch | None:
-        """End and return a watch, or return None if it has already ended."""
-        watch = self._watches.pop(number, None)
-        if watch is not None:
-            watch.is_open = False
-            watch.peer.end()
-        return watch
-
-    def send(self, message: ToRank, numbers: Iterable[int]) -> None:
-        for number in numbers:
-            if (watch := self._watches.get(number)) is not None:
-                watch.peer.send(message)
-
-    def send_all(self, message: ToRank) -> None:
-        self.send(message, self._watches)
+Watches = dict[int, Watch]
+"""The open watches, by number."""
 
 
 class Waits:
@@ -111,17 +83,17 @@ class Waits:
     `waiting_for` returns the reason. It is called only while requests wait.
     """
 
-    def __init__(self, timers: Timers, watches: WatchTable, waiting_for: Callable[[], str]) -> None:
+    def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
         self._clock = timers.time
         self._watches = watches
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
-        self._told = ""
-        self._timer = DeadlineTimer(self._look, timers)
+        self._reason = ""  # as last sent to the ranks
+        self._timer = DeadlineTimer(self._check, timers)
 
     def opened(self, watch: Watch) -> None:
-        if self._told:
-            watch.peer.send(Waiting(self._told))
+        if self._reason:
+            watch.peer.send(Waiting(self._reason))
 
     def answered(self) -> None:
         """Record that a request was answered with a quorum."""
@@ -137,22 +109,23 @@ class Waits:
         """End the wait, because no request waits any more."""
         self.close()
         self._wait.pause(self._clock())
-        self._tell("")
+        self._send("")
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         waiting_for = self._waiting_for()
         if line := self._wait.next_line(waiting_for, self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
-        self._tell(waiting_for)
+        self._send(waiting_for)
         self._timer.set_after(CHECKED_EVERY_S)
 
-    def _tell(self, waiting_for: str) -> None:
-        if waiting_for != self._told:
-            self._told = waiting_for
-            self._watches.send_all(Waiting(waiting_for))
+    def _send(self, waiting_for: str) -> None:
+        if waiting_for != self._reason:
+            self._reason = waiting_for
+            for watch in self._watches.values():
+                watch.peer.send(Waiting(waiting_for))
 
 
 # The ranks of a group connect one after the other, so only a long wait is logged.
@@ -162,39 +135,40 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 class Worlds:
     """Forwards the world to the ranks, and reports missing ranks of this group to the log and to the present ranks."""
 
-    def __init__(self, timers: Timers, watches: WatchTable) -> None:
+    def __init__(self, timers: Timers, watches: Watches) -> None:
         self.world: World | None = None  # the newest from the lighthouse
         self._watches = watches
-        self._incomplete = SustainedNotice(timers, self._say_missing, _log_whole, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = SustainedNotice(timers, self._report_missing, _log_complete, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
         if self.world is not None:
             watch.peer.send(self.world)
 
-    def tell(self, world: World) -> None:
+    def update(self, world: World) -> None:
         if world.pending and (self.world is None or world.pending != self.world.pending):
-            told = event("groups_join", groups=world.peers_pending)
-            log.info("waiting to join: %s", world.joining_names, extra=told)
+            fields = event("groups_join", groups=world.peers_pending)
+            log.info("waiting to join: %s", world.joining_names, extra=fields)
         self.world = world
-        for watch in self._watches:
+        for watch in self._watches.values():
             watch.peer.send(world)
 
-    def miss(self, incomplete: str) -> None:
+    def set_missing(self, incomplete: str) -> None:
         """Set the text about missing ranks, empty if none or all are missing."""
         self._incomplete.set(incomplete)
 
     def close(self) -> None:
         self._incomplete.close()
 
-    def _say_missing(self, incomplete: str) -> None:
+    def _report_missing(self, incomplete: str) -> None:
         """Log the missing ranks and notify the present ones, which may wait for them before they request a quorum."""
         log.warning(
             "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
-        self._watches.send_all(Waiting(incomplete))
+        for watch in self._watches.values():
+            watch.peer.send(Waiting(incomplete))
 
 
-def _log_whole() -> None:
+def _log_complete() -> None:
     log.info("all ranks of the group are connected", extra=event("ranks_complete"))
 
 
@@ -221,31 +195,26 @@ class GroupProgressDriver:
         self._progress = GroupProgress(me.replica_id, limits)
         self._is_alone = False  # the only group of its quorum
         self._incarnation = incarnation
-        self._newest: dict[int, Watch] = {}  # by rank
         self._clock = timers.time
         self._check_lag = check_lag
         self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
-
-    def opened(self, watch: Watch) -> None:
-        self._newest[watch.hello.group_rank] = watch
 
     def answered(self, assignment: Assignment) -> None:
         """Record that a rank enters a step."""
         self._is_alone = assignment.replica_world_size == 1
 
-    def take(self, watch: Watch, sample: ProgressSample) -> None:
+    def add_sample(self, watch: Watch, sample: ProgressSample) -> None:
         """Record a sample, unless the rank has a newer watch."""
         hello = watch.hello
-        if self._newest.get(hello.group_rank) is watch:
+        if watch.is_newest:
             process = Process(hello.rank_incarnation, hello.hostname, hello.pid)
             self._progress.add_sample(hello.group_rank, process, sample, self._clock())
             self._watch.wake()
 
     def ended(self, watch: Watch) -> None:
-        group_rank = watch.hello.group_rank
-        if self._newest.get(group_rank) is watch:
-            del self._newest[group_rank]
-            self._progress.remove_rank(group_rank)
+        if watch.is_newest:
+            watch.is_newest = False
+            self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
         """Exclude a pause of this process from all ages. Call this before the next verdict."""
@@ -290,11 +259,11 @@ class LighthousePort(Protocol):
         """End this connection and open another."""
         ...
 
-    def connect_beside(self, reason: str) -> None:
+    def connect_second(self, reason: str) -> None:
         """Open a second connection and move the session there."""
         ...
 
-    def stay(self) -> None:
+    def cancel_second(self) -> None:
         """Cancel the second connection, which is not needed any more."""
         ...
 
@@ -343,7 +312,7 @@ class _Call:
 class GroupDriver:
     """Driver of one group. Ranks call `ask`, `vote` and `open_watch`; the link calls `opened`, `received`, `closed`.
 
-    `me`, `life`, `secret`, `show_handles` and `rank_timeout_s` are the arguments of GroupMachine.
+    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are the arguments of GroupMachine.
 
     Args:
         timers: The clock.
@@ -366,7 +335,7 @@ class GroupDriver:
         end: Callable[[int], None],
         *,
         secret: str = "",
-        show_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
+        encode_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
         on_given_up: Callable[[events.RankGivenUp | events.GroupGivenUp], None] = lambda _: None,
@@ -383,21 +352,21 @@ class GroupDriver:
         self._check_lag = check_lag
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
-        self._watches = WatchTable()
+        self._watches: Watches = {}
         self._progress = GroupProgressDriver(
             me, limits or Limits(), timers, lambda: self.machine.incarnation, check_lag
         )
         self._worlds = Worlds(timers, self._watches)
         self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
-            me, life, show_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
+            me, life, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
 
     def describe(self, me: Participant) -> None:
         """Replace the participant once its addresses are known."""
-        self.machine.me = me
+        self.machine.group.me = me
 
     def status(self) -> GroupStatus:
         return self.machine.status()
@@ -437,7 +406,7 @@ class GroupDriver:
         Raises:
             InvalidRequest: The group has no such rank.
         """
-        check_rank(group_rank, self.machine.me.group_world_size)
+        check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
@@ -447,14 +416,14 @@ class GroupDriver:
             InvalidRequest: The group has no such rank.
             WrongState: The manager does not watch this process.
         """
-        check_rank(group_rank, self.machine.me.group_world_size)
+        check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
         log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
         self.drain(reason)
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        """Return the address at which a rank serves its state; see `GatherMachine.checkpoint_address`."""
+        """Return the address at which a rank serves its state; see `QuorumRequests.checkpoint_address`."""
         return self.machine.checkpoint_address(group_rank, step)
 
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
@@ -466,11 +435,11 @@ class GroupDriver:
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
-                f"quorum_id: where {self.machine.me.replica_id} serves its state is told to members of its quorum "
-                "alone, and the caller does not prove that it is one"
+                f"quorum_id: where {self.machine.group.me.replica_id} serves its state is told to members of its "
+                "quorum alone, and the caller does not prove that it is one"
             )
 
-    def _told(self, assignment: Assignment) -> Assignment:
+    def _with_secret(self, assignment: Assignment) -> Assignment:
         return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
@@ -485,10 +454,12 @@ class GroupDriver:
         Raises:
             InvalidRequest: The group has no such rank.
         """
-        check_rank(hello.group_rank, self.machine.me.group_world_size)
+        check_rank(hello.group_rank, self.machine.group.me.group_world_size)
         number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
-        self._watches.add(number, watch)
-        self._progress.opened(watch)
+        for older in self._watches.values():
+            if older.hello.group_rank == hello.group_rank:
+                older.is_newest = False
+        self._watches[number] = watch
         self._evidence.opened(watch)
         peer.send(WatchOpened())
         self._worlds.opened(watch)
@@ -523,7 +494,7 @@ class GroupDriver:
             case Leaving(step):
                 self._feed(events.RankLeaves(number, step))
             case ProgressSample():
-                self._progress.take(watch, message)
+                self._progress.add_sample(watch, message)
                 if message.healed is not None and message.healed != watch.healed:
                     watch.healed, hello = message.healed, watch.hello
                     self._feed(events.RankHealed(hello.group_rank, hello.rank_incarnation, message.healed))
@@ -536,9 +507,11 @@ class GroupDriver:
 
     def end_watch(self, number: int) -> None:
         """Handle the end of a watch's stream or process. Repeated calls do nothing."""
-        watch = self._watches.remove(number)
+        watch = self._watches.pop(number, None)
         if watch is None:
             return
+        watch.is_open = False
+        watch.peer.end()
         self._evidence.ended(watch)
         if not watch.hello.is_observer:  # an observer that has not left stays in the view, and its sample ages
             self._progress.ended(watch)
@@ -576,7 +549,8 @@ class GroupDriver:
 
     def kill(self, killed: events.Killed) -> None:
         """End the ranks' Agents with status 1, and this daemon, too, unless `on_killed` is set."""
-        self._watches.send_all(KilledMessage(killed.reason))
+        for watch in self._watches.values():
+            watch.peer.send(KilledMessage(killed.reason))
         self._on_killed(killed)
 
     # -- waiting
@@ -609,7 +583,7 @@ class GroupDriver:
         if status.silent and status.is_gathering:
             size = status.me.group_world_size
             what = f"ranks {status.silent} of {size} have not asked for a quorum within {within_s:.3g} s"
-            return DeadlinePassed(f"{what}; {say_missing(status.me, status.missing) or 'all are connected'}")
+            return DeadlinePassed(f"{what}; {describe_missing(status.me, status.missing) or 'all are connected'}")
         if self._link.error:
             return Unreachable(f"lighthouse: {self._link.error}; tried for {within_s:.3g} s")
         return DeadlinePassed(f"the lighthouse gave no quorum within {within_s:.3g} s")
@@ -632,9 +606,9 @@ class GroupDriver:
                     if not assignment.revoked:  # other ranks may already wait for the next one
                         self._waits.answered()
                     self._progress.answered(assignment)
-                    self._answer(call, (replace(self._told(assignment), world=self._worlds.world), quorum))
+                    self._answer(call, (replace(self._with_secret(assignment), world=self._worlds.world), quorum))
                 case events.VoteAnswered(call, Decision(commit, following)):
-                    self._answer(call, Decision(commit, following and self._told(following)))
+                    self._answer(call, Decision(commit, following and self._with_secret(following)))
                 case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
                         log.error("the ranks cannot continue: %s", error, extra=event("unrecoverable"))
@@ -642,10 +616,12 @@ class GroupDriver:
                 case events.Sent(message):
                     self._link.send(message)
                 case events.Pushed(message, watches):
-                    _say_pushed(message, watches)
-                    self._watches.send(message, watches)
+                    _log_pushed(message, watches)
+                    for number in watches:
+                        if (watch := self._watches.get(number)) is not None:
+                            watch.peer.send(message)
                 case events.MissingChanged(text):
-                    self._worlds.miss(text)
+                    self._worlds.set_missing(text)
                 case events.WaitBegan():
                     self._waits.begin()
                 case events.WaitEnded():
@@ -655,28 +631,28 @@ class GroupDriver:
                         level = logging.INFO if reason.startswith("KeyboardInterrupt") else logging.ERROR  # Ctrl-C
                         log.log(level, "rank %d failed: %s", rank, reason, extra=event("rank_failed", rank=rank))
                     else:
-                        told = event("unknown_process_failed", rank=rank)
-                        log.info("an unknown process reported that rank %d failed: %s", rank, reason, extra=told)
+                        fields = event("unknown_process_failed", rank=rank)
+                        log.info("an unknown process reported that rank %d failed: %s", rank, reason, extra=fields)
                 case events.RankGivenUp(rank, reason):
-                    told = event("rank_given_up", rank=rank)
+                    fields = event("rank_given_up", rank=rank)
                     if effect.is_expected:
-                        log.info("%s", reason, extra=told)
+                        log.info("%s", reason, extra=fields)
                     else:
-                        log.error("lost rank %d: %s", rank, reason, extra=told)
+                        log.error("lost rank %d: %s", rank, reason, extra=fields)
                     self._on_given_up(effect)
                 case events.GroupGivenUp():
                     self._on_given_up(effect)
                 case events.SessionGivenUp(reason):
                     self._link.give_up(reason)
                 case events.SessionSilent(reason):
-                    self._link.connect_beside(reason)
+                    self._link.connect_second(reason)
                 case events.SessionHeard():
-                    self._link.stay()
+                    self._link.cancel_second()
                 case events.Killed(reason):
                     log.error("killed by the lighthouse: %s", reason, extra=event("killed", reason=reason))
                     self.kill(effect)
                 case events.WorldChanged(world):
-                    self._worlds.tell(world)
+                    self._worlds.update(world)
                 case events.EvidenceWanted(request):
                     self._evidence.give(request, lambda: self._progress.view(self._clock()))
                 case events.HasLeft(reason):
@@ -695,12 +671,12 @@ class GroupDriver:
             refused.reply.refuse(error)
 
 
-def _say_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
+def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
     match message:
         case Revoked(quorum_id, reason, lost):
-            told = event("quorum_revoked", quorum_id=quorum_id, lost=lost or None)
+            fields = event("quorum_revoked", quorum_id=quorum_id, lost=lost or None)
             why = reason if not lost or reason.startswith(lost) else f"{lost}: {reason}"
-            log.info("quorum %d revoked: %s", quorum_id, why, extra=told)
+            log.info("quorum %d revoked: %s", quorum_id, why, extra=fields)
         case RankGone(group_rank, reason) if watches:
             log.error("ending the other ranks: %s", reason, extra=event("rank_gone", rank=group_rank))
         case Released():

@@ -1,17 +1,62 @@
-"""Events that a replica group's machine handles, and the effects that it returns.
-
-`QuorumRequest` and `PendingVote` are in records.py.
-"""
+"""Events that a replica group's machine handles, and the effects that it returns."""
 
 from collections.abc import Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from lighthouse_protocol.messages.membership import Assignment, Decision, Quorum, World
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Decision, Distrust, Quorum, Tag, World
 from lighthouse_protocol.messages.progress import HealTotals
 from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
-from manager.group.records import PendingVote, QuorumRequest
+
+
+@dataclass(frozen=True, slots=True)
+class QuorumRequest:
+    """Request of one rank for a quorum.
+
+    `rank_incarnation` is empty, and `tag_quorum_id` None, if the caller does not send them.
+    """
+
+    call: int
+    group_rank: int
+    step: int
+    deadline_at: float
+    checkpoint_address: str = ""
+    tag_quorum_id: int | None = None
+    rank_incarnation: str = ""
+    shrink_only: bool = False
+    init_sync: bool = True
+    commit_failures: int = 0
+    handle: str = ""
+    catch_up: CatchUp = PLAIN
+    compares: bool = False
+    distrust: Distrust | None = None
+    heals_first: bool | None = None
+
+    @property
+    def holds(self) -> Tag:
+        """Return the tag of the state that the rank holds."""
+        return self.catch_up.held or Tag(self.step, self.tag_quorum_id)
+
+
+@dataclass(frozen=True, slots=True)
+class PendingVote:
+    """Vote of one rank on its step. A yes waits in the record of its rank until the step is decided."""
+
+    call: int
+    group_rank: int
+    step: int
+    vote: bool
+    quorum_id: int | None = None
+    """None if the caller does not name the quorum. The vote is then for the newest attempt."""
+
+    wants_next: bool = False
+    """The rank can use a grant of the next step that comes with the decision."""
+
+    @property
+    def is_bound(self) -> bool:
+        """Return whether the vote names its quorum. A bound yes counts even after its call has ended."""
+        return self.quorum_id is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +164,6 @@ class VoteAnswered:
 
     call: int
     decision: Decision
-    group_rank: int = field(default=-1, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

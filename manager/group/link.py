@@ -47,7 +47,7 @@ class Absence:
         self._remind_at = 0.0
         self._remind_s = REMIND_S
 
-    def noted(self, error: str, now: float) -> str:
+    def next_line(self, error: str, now: float) -> str:
         """Return the line to log for a failed attempt, or an empty string for none."""
         if not self._error:
             self._since, self._remind_s = now, REMIND_S
@@ -64,23 +64,23 @@ class Absence:
         self._error = ""
 
 
-class _Line:
+class _Connection:
     """One connection and the session on it."""
 
-    def __init__(self, client: AsyncLighthouseClient, heard: "Callable[[_Line, ToManager], None]") -> None:
+    def __init__(self, client: AsyncLighthouseClient, on_message: "Callable[[_Connection, ToManager], None]") -> None:
         self.client = client
         self.session = client.session()
         self.successor: asyncio.Future[AsyncLighthouseClient] = asyncio.get_running_loop().create_future()
         """The connection to which the session moves."""
 
-        self.over = asyncio.create_task(self._read(heard))
+        self.over = asyncio.create_task(self._read(on_message))
         """Completes at the end of the session, with the error or None."""
 
-    async def _read(self, heard: "Callable[[_Line, ToManager], None]") -> LighthouseError | None:
+    async def _read(self, on_message: "Callable[[_Connection, ToManager], None]") -> LighthouseError | None:
         try:
             async with self.client, self.session as session:
                 async for message in session:
-                    heard(self, message)
+                    on_message(self, message)
         except LighthouseError as e:
             return e
         return None
@@ -105,10 +105,10 @@ class LighthouseLink:
         self._search = search
         self.error = "not connected yet"
         self._connect = connect
-        self._line: _Line | None = None
-        self._left_behind: set[_Line] = set()  # abandoned connections, to close at the next welcome
-        self._closing: set[_Line] = set()
-        self._beside: asyncio.Task[None] | None = None
+        self._connection: _Connection | None = None
+        self._abandoned: set[_Connection] = set()  # abandoned connections, to close at the next welcome
+        self._closing: set[_Connection] = set()
+        self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
         self._is_leaving = False
         self._has_answered = False
@@ -142,83 +142,84 @@ class LighthouseLink:
         backoff = Backoff()
         waits = True
 
-        def heard(line: _Line, message: ToManager) -> None:
-            if line is not self._line:
+        def on_message(connection: _Connection, message: ToManager) -> None:
+            if connection is not self._connection:
                 return
             if self.error:
-                self._note("")
+                self._set_error("")
                 backoff.reset()
                 if self._search is not None:
                     self._search.mark_served()
             self._has_answered = True
             if isinstance(message, Welcome):
-                self._hang_up()
+                self._close_abandoned()
             received(message)
 
         client: AsyncLighthouseClient | None = None
         try:
             while True:
-                line = self._line = _Line(client or self._connect(), heard)
+                connection = self._connection = _Connection(client or self._connect(), on_message)
                 opened()
                 try:
-                    await asyncio.wait((line.over, line.successor), return_when=asyncio.FIRST_COMPLETED)
-                    self.stay()
-                    client = line.successor.result() if line.successor.done() else None
+                    await asyncio.wait((connection.over, connection.successor), return_when=asyncio.FIRST_COMPLETED)
+                    self.cancel_second()
+                    client = connection.successor.result() if connection.successor.done() else None
                     if client is None:
-                        error = line.over.result()
+                        error = connection.over.result()
                         if isinstance(error, WrongProtocol | NotServed) and not (
                             self._has_answered or self._has_choice
                         ):
                             raise error
                         if error is None and self._is_leaving:
-                            return self._note_end()
+                            self._was_reachable, self.error = False, "this replica group has left its job"
+                            return
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
-                        text = str(error or f"{line.client.address} closed the session")
+                        text = str(error or f"{connection.client.address} closed the session")
                         waits = self._search is None or self._search.mark_failed(error or Unreachable(text))
                         if waits or not isinstance(error, NotLeader):  # a follower's redirect is no failure
-                            self._note(text, is_reachable=is_refused)
+                            self._set_error(text, is_reachable=is_refused)
                         if error is not None and is_refused:
                             received(JoinRejected(0, error))
                 finally:
-                    self._left_behind.add(line)
-                    self._line = None
+                    self._abandoned.add(connection)
+                    self._connection = None
                     closed()
                 if client is None:
                     if waits:
                         await backoff.wait()
-                elif not line.client.is_connected:  # its messages must not reach the lighthouse later
-                    line.session.cancel()
+                elif not connection.client.is_connected:  # its messages must not reach the lighthouse later
+                    connection.session.cancel()
         finally:
-            self.stay()
-            self._hang_up()
-            await asyncio.gather(*(line.over for line in self._closing), return_exceptions=True)
+            self.cancel_second()
+            self._close_abandoned()
+            await asyncio.gather(*(connection.over for connection in self._closing), return_exceptions=True)
 
     def send(self, message: ToLighthouse) -> None:
         self._is_leaving |= isinstance(message, Leave)
-        if self._line is not None:
-            self._line.session.send(message)
+        if self._connection is not None:
+            self._connection.session.send(message)
 
     def give_up(self, reason: str) -> None:
         """End this connection and open the next one."""
-        if self._line is not None:
-            self._line.session.cancel(Unreachable(f"{self.address} is unreachable: {reason}"))
+        if self._connection is not None:
+            self._connection.session.cancel(Unreachable(f"{self.address} is unreachable: {reason}"))
 
-    def connect_beside(self, reason: str) -> None:
+    def connect_second(self, reason: str) -> None:
         """Open a second connection, because the first may be broken, and move the session there."""
-        if self._line is not None and self._beside is None:
+        if self._connection is not None and self._second is None:
             log.info(
                 "%s: %s; opening a second connection",
                 self.address,
                 reason,
                 extra=event("lighthouse_silent", lighthouse=self.address),
             )
-            self._beside = asyncio.create_task(self._reach(self._line.successor))
+            self._second = asyncio.create_task(self._reach(self._connection.successor))
 
-    def stay(self) -> None:
+    def cancel_second(self) -> None:
         """Cancel the attempt to open a second connection."""
-        beside, self._beside = self._beside, None
-        if beside is not None:
-            beside.cancel()
+        second, self._second = self._second, None
+        if second is not None:
+            second.cancel()
 
     async def _reach(self, found: "asyncio.Future[AsyncLighthouseClient]") -> None:
         backoff = Backoff()
@@ -243,16 +244,16 @@ class LighthouseLink:
     def _has_choice(self) -> bool:
         return self._search is not None and self._search.has_choice
 
-    def _hang_up(self) -> None:
+    def _close_abandoned(self) -> None:
         """Close the abandoned connections."""
-        for line in self._left_behind:
-            line.session.cancel()
-        self._closing = {line for line in self._closing | self._left_behind if not line.over.done()}
-        self._left_behind = set()
+        for connection in self._abandoned:
+            connection.session.cancel()
+        self._closing = {connection for connection in self._closing | self._abandoned if not connection.over.done()}
+        self._abandoned = set()
 
-    def _note(self, error: str, *, is_reachable: bool = False) -> None:
+    def _set_error(self, error: str, *, is_reachable: bool = False) -> None:
         if error:
-            if text := self._absence.noted(error, asyncio.get_running_loop().time()):
+            if text := self._absence.next_line(error, asyncio.get_running_loop().time()):
                 what, name = (
                     ("refused by the lighthouse", "refused") if is_reachable else ("lighthouse unreachable", "lost")
                 )
@@ -263,6 +264,3 @@ class LighthouseLink:
             log.info("connected to the lighthouse at %s", self.address, extra=told)
         self._was_reachable = is_reachable or not error
         self.error = error
-
-    def _note_end(self) -> None:
-        self._was_reachable, self.error = False, "this replica group has left its job"

@@ -39,14 +39,9 @@ class RankPresence:
         return all(rank.watch is not None for rank in self._group.ranks)
 
     @property
-    def is_starting(self) -> bool:
-        """Return whether some rank has never connected."""
-        return any(not rank.is_present and rank.loss is None for rank in self._group.ranks)
-
-    @property
     def has_ranks(self) -> bool:
         """Return whether any rank is present, watched or not."""
-        return any(rank.is_present for rank in self._group.ranks)
+        return any(rank.watch is not None or rank.has_asked for rank in self._group.ranks)
 
     @property
     def losses(self) -> list[LostRank]:
@@ -59,7 +54,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     @property
-    def missed(self) -> list[int]:
+    def given_up_ranks(self) -> list[int]:
         """The lost ranks that have been given up."""
         return [loss.group_rank for loss in self.losses if loss.is_given_up]
 
@@ -68,11 +63,11 @@ class RankPresence:
         assert loss is not None
         return loss
 
-    def staying(self) -> tuple[int, ...]:
+    def staying_watches(self) -> tuple[int, ...]:
         """Return the watch numbers of all processes that have not announced their end."""
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
-    def of(self, processes: Container[str]) -> tuple[int, ...]:
+    def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
         """Return the watch numbers of these processes."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
@@ -80,12 +75,12 @@ class RankPresence:
         watch = self._group.ranks[group_rank].watch if 0 <= group_rank < self._group.size else None
         return watch is not None and watch.rank_incarnation == rank_incarnation
 
-    def asked(self, group_rank: int) -> None:
+    def record_request(self, group_rank: int) -> None:
         """Mark a rank as present because it requests a quorum, watched or not."""
         if 0 <= group_rank < self._group.size:
             rank = self._group.ranks[group_rank]
             rank.has_asked = True
-            self.moves_on(group_rank)
+            self.remove_mate(group_rank)
             rank.loss = None
 
     def opened(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
@@ -97,7 +92,7 @@ class RankPresence:
         rank.loss = None
         if old is None or old.rank_incarnation == rank_incarnation:
             return False
-        self.moves_on(group_rank)
+        self.remove_mate(group_rank)
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
@@ -112,10 +107,10 @@ class RankPresence:
         is_present = self._group.ranks[watch.group_rank].watch is watch
         watch.has_left = True
         watch.mates = set(mates - {watch.group_rank}) if is_present else set[int]()
-        self.moves_on(watch.group_rank)
+        self.remove_mate(watch.group_rank)
         return is_present
 
-    def moves_on(self, group_rank: int) -> None:
+    def remove_mate(self, group_rank: int) -> None:
         """Record that a rank no longer needs the leaving ranks."""
         for watch in self._group.watches.values():
             watch.mates.discard(group_rank)
@@ -163,7 +158,7 @@ class RankPresence:
         for loss in self.losses:
             loss.lost_at += by_s
 
-    def heard(self, group_ranks: Iterable[int], now: float) -> None:
+    def restart_timeout(self, group_ranks: Iterable[int], now: float) -> None:
         """Restart the rank timeout of these ranks, which have open calls."""
         if self.times_out:
             for rank in group_ranks:
@@ -210,7 +205,7 @@ class RankPresence:
 
     def _lose(self, rank: Rank, how: str, now: float, *, has_left: bool = False) -> None:
         rank.watch = None
-        self.moves_on(rank.group_rank)
+        self.remove_mate(rank.group_rank)
         rank.has_asked = False
         mates = frozenset(m.process for m in self._group.ranks if m is not rank and m.process is not None)
         rank.loss = LostRank(rank.group_rank, now, mates, has_left, how)

@@ -1,13 +1,20 @@
-"""The records of one replica group: its ranks and the watches that are open.
+"""The records of one replica group: its ranks, its open watches, its standing quorum and the attempt at a step.
 
 Each fact about a rank has one place: a field of its `Rank`. The rules (presence.py, requests.py, votes.py) read and
-change these records, and `ReplicaGroup` holds them.
+change these records, and append what follows to `ReplicaGroup.effects`.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Tag
+from lighthouse_protocol.messages.membership import Assignment, CatchUp, Participant, Quorum, Tag
 from lighthouse_protocol.messages.progress import HealTotals
+from lighthouse_protocol.messages.session import HeldQuorum, HoldState
+from lighthouse_protocol.refusals import LighthouseError
+from manager.group.events import CallRefused, Effect, PendingVote, QuorumRequest
+
+GRANTING = (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
+"""The quorum allows further grants, at once or after a resume."""
 
 
 @dataclass(eq=False, slots=True)
@@ -50,35 +57,6 @@ class LostRank:
 
 
 @dataclass(frozen=True, slots=True)
-class QuorumRequest:
-    """Request of one rank for a quorum.
-
-    `rank_incarnation` is empty, and `tag_quorum_id` None, if the caller does not send them.
-    """
-
-    call: int
-    group_rank: int
-    step: int
-    deadline_at: float
-    checkpoint_address: str = ""
-    tag_quorum_id: int | None = None
-    rank_incarnation: str = ""
-    shrink_only: bool = False
-    init_sync: bool = True
-    commit_failures: int = 0
-    handle: str = ""
-    catch_up: CatchUp = PLAIN
-    compares: bool = False
-    distrust: Distrust | None = None
-    heals_first: bool | None = None
-
-    @property
-    def holds(self) -> Tag:
-        """Return the tag of the state that the rank holds."""
-        return self.catch_up.held or Tag(self.step, self.tag_quorum_id)
-
-
-@dataclass(frozen=True, slots=True)
 class PendingRequest:
     """A request that waits for an answer."""
 
@@ -90,26 +68,6 @@ class PendingRequest:
 
     number: int
     """Order of arrival among the requests that wait."""
-
-
-@dataclass(frozen=True, slots=True)
-class PendingVote:
-    """Vote of one rank on its step. A yes waits in the record of its rank until the step is decided."""
-
-    call: int
-    group_rank: int
-    step: int
-    vote: bool
-    quorum_id: int | None = None
-    """None if the caller does not name the quorum. The vote is then for the newest attempt."""
-
-    wants_next: bool = False
-    """The rank can use a grant of the next step that comes with the decision."""
-
-    @property
-    def is_bound(self) -> bool:
-        """Return whether the vote names its quorum. A bound yes counts even after its call has ended."""
-        return self.quorum_id is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -182,24 +140,116 @@ class Rank:
     wants_next: bool = False
     """`wants_next` of the rank's last vote in the present attempt."""
 
+
+@dataclass(slots=True)
+class StandingQuorum:
+    """The standing quorum that the ranks received last."""
+
+    quorum: Quorum
+    mode: HoldState
+
+    formed_for: int
+    """Step that the quorum was formed for."""
+
+    granted: int
+    """Highest step that the ranks have entered."""
+
+    upto: int
+    """Last step to grant if the mode is RESUMED."""
+
+    committed: int = -1
+    """Last step that all ranks have committed under this quorum."""
+
+    is_late: bool = False
+    """The group learned too late that it must heal. It does its only step with zeros."""
+
+    wants_next: bool = False
+    """The group has finished or failed to catch up, and needs another quorum."""
+
+    knows_lost: bool = False
+    """The ranks have received the name of the lost group."""
+
+    is_revoked_by_order: bool = False
+    """The lighthouse has revoked the quorum while it allowed grants."""
+
     @property
-    def is_present(self) -> bool:
-        return self.watch is not None or self.has_asked
+    def held(self) -> HeldQuorum:
+        return HeldQuorum(self.quorum.quorum_id, self.mode, self.granted, self.wants_next)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """An attempt at a step. The votes are in the records of the ranks."""
+
+    quorum_id: int
+    step: int
+
+    is_opened: bool
+    """A quorum has opened the attempt, not a vote."""
+
+    decision: bool | None = None
+
+    is_bound: bool = False
+    """A vote has named its quorum."""
+
+    @property
+    def is_inherited(self) -> bool:
+        """Return whether an earlier manager may have decided the attempt."""
+        return not self.is_opened and self.is_bound and self.decision is None
 
 
 class ReplicaGroup:
-    """All records of one replica group."""
+    """All records of one replica group.
 
-    def __init__(self, wire_id: str, group_world_size: int) -> None:
-        self.wire_id = wire_id
-        self.size = group_world_size
-        self.ranks = tuple(map(Rank, range(group_world_size)))
+    Args:
+        me: This group as a participant. The fields that change with each join are filled in later.
+    """
+
+    def __init__(self, me: Participant) -> None:
+        self.me = me
+        self.size = me.group_world_size
+        self.ranks = tuple(map(Rank, range(self.size)))
         self.watches: dict[int, OpenWatch] = {}  # by watch number, in opening order
+
+        self.incarnation = 0
+        """Number of times that a rank has lost its state."""
+
+        self.drains = False
+
+        self.quorum_id = 0
+        """The last quorum that the group received."""
+
+        self.max_step = 0
+        """Step that the last quorum was formed for."""
+
+        self.had_peers: bool | None = None
+        """Whether the last quorum of the same processes had other participants, or None if unknown."""
+
+        self.step = 0
+        """Step of the state that the group holds, or the lowest one that it may have healed to since it joined."""
+
+        self.standing: StandingQuorum | None = None
+        self.lease_until = 0.0
+        self.renewed_until = 0.0
+        """End of the lease by the newest acknowledged heartbeat."""
+
+        self.grants = 0
+        """Number of granted steps, under all quorums."""
+
+        self.attempt: Attempt | None = None
+        self.decided = OrderedDict[tuple[int, int], bool]()
+        """The last decisions, by quorum_id and step."""
+
+        self.effects: list[Effect] = []
+        """Effects of the event that the machine handles."""
 
     @property
     def missing(self) -> frozenset[int]:
         """The ranks that have not connected yet, or are lost."""
-        return frozenset(rank.group_rank for rank in self.ranks if not rank.is_present)
+        return frozenset([r.group_rank for r in self.ranks if r.watch is None and not r.has_asked])
+
+    def refuse(self, call: int, error: LighthouseError) -> None:
+        self.effects.append(CallRefused(call, error))
 
     # -- pending requests
 
@@ -208,19 +258,10 @@ class ReplicaGroup:
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 
-    def pending(self, *, is_gathering: bool) -> tuple[QuorumRequest, ...]:
+    def pending(self, *, is_gathering: bool) -> list[QuorumRequest]:
         """Return the waiting requests in order of arrival."""
         found = [p for rank in self.ranks if (p := rank.pending) is not None and p.is_gathering is is_gathering]
-        return tuple(p.request for p in sorted(found, key=lambda p: p.number))
-
-    def withdraw(self, call: int, *, is_gathering: bool) -> bool:
-        """Remove the waiting request of a call. Return whether there was one."""
-        for rank in self.ranks:
-            p = rank.pending
-            if p is not None and p.is_gathering is is_gathering and p.request.call == call:
-                rank.pending = None
-                return True
-        return False
+        return [p.request for p in sorted(found, key=lambda p: p.number)]
 
     def clear(self, *, is_gathering: bool) -> None:
         """Remove all waiting requests."""

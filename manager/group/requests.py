@@ -1,27 +1,27 @@
 """Rules for the ranks' requests for a quorum. No I/O.
 
-A request leads to a join, or to a grant under the standing quorum. `GatherMachine` collects the requests of all ranks
-into one join, and answers them with the quorum. `assign` computes the consequences of a quorum for one rank: its place,
-its sources and its targets. `GrantMachine` is the manager's part of a standing quorum: it lets the ranks into the next
-steps without asking the lighthouse. The first functions build the refusals.
+A request leads to a join, or to a grant under the standing quorum. `decide_request` decides which. `QuorumRequests`
+collects the requests of all ranks into one join, and holds the standing quorum. `assign` computes the consequences of a
+quorum for one rank: its place, its sources and its targets. The first functions build the refusals.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from enum import Enum, auto
+from typing import NamedTuple
 
 from lighthouse_protocol.constraints import check_count
-from lighthouse_protocol.messages.membership import Assignment, Distrust, Participant, Quorum
-from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
+from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
+from lighthouse_protocol.messages.session import HoldState, QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import (
     InternalError,
     InvalidRequest,
     LighthouseError,
-    Superseded,
     Unrecoverable,
     WrongState,
 )
-from manager.group import events
-from manager.group.records import QuorumRequest, ReplicaGroup
+from manager.group.events import PendingVote, QuorumAnswered, QuorumRequest
+from manager.group.records import GRANTING, Rank, ReplicaGroup, StandingQuorum
 
 
 def check_rank(group_rank: int, group_world_size: int) -> None:
@@ -35,11 +35,7 @@ def no_such_rank(group_rank: int, group_world_size: int) -> InvalidRequest:
     )
 
 
-def superseded(group_rank: int) -> Superseded:
-    return Superseded(f"rank {group_rank} has asked again")
-
-
-def steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
+def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
     return Unrecoverable(
         f"step: rank {ask.group_rank} is at step {ask.step} and rank {other.group_rank} at {other.step}; the ranks of "
         "a group advance together: restart the group, or load one checkpoint in all its ranks"
@@ -188,89 +184,142 @@ def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) 
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class GroupJoined:
-    """Send this join to the lighthouse."""
-
-    round: int
-    step: int  # tag of the group's state, with `tag_quorum_id`
-    incarnation: int
-    tag_quorum_id: int | None
-    ranks_disagree: bool
-    shrink_only: bool
-    commit_failures: int
-    seen_quorum_id: int
-    deadline_at: float
-    handles: tuple[str, ...]
-    catch_up: bool = False
-    works_at: int | None = None  # step of the training, if the group's state is older
-    has_source: bool = False
-    compares: bool = False
-    distrust: Distrust | None = None
-    heals_first: bool | None = None
+class Verdict(Enum):
+    GRANT = auto()  # the first rank enters the next step
+    REPEAT = auto()  # another rank enters the highest granted step
+    WAIT = auto()  # for the next message of the lighthouse, or for votes of the group
+    LEAVE = auto()  # the group drains, and would join
+    REFUSE = auto()  # this request alone
+    REFUSE_ALL = auto()  # the requests of all ranks
+    GATHER = auto()  # the group joins once all ranks have asked
+    JOIN = auto()  # all ranks have asked
 
 
-@dataclass(frozen=True, slots=True)
-class JoinTakenBack:
-    round: int
+class RequestDecision(NamedTuple):
+    verdict: Verdict
+    mode: HoldState | None = None  # new mode of the standing quorum; REVOKED if the request ends it
+    error: LighthouseError | None = None  # for REFUSE and REFUSE_ALL
 
 
-@dataclass(frozen=True, slots=True)
-class RoundAnswered:
-    """All ranks receive the quorum and work at `step`, its max_step. Ranks that are behind heal to it."""
+def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> RequestDecision:
+    """Decide on a rank's request for a quorum. This changes nothing.
 
-    quorum_id: int
-    step: int
+    The manager grants step n under the standing quorum q if and only if
+
+    1. q stands, and is neither revoked nor recalled below n;
+    2. all ranks of the group have committed n - 1 under q, or q was formed for n;
+    3. its lease is valid: less than LEASE_SHARE of it has passed since the newest acknowledged heartbeat was sent.
+
+    The first rank's request decides, and the others receive the same answer. If the quorum has been revoked since, that
+    answer is flagged: they run the step and vote no, so no rank waits for another. A rank without a usable state does
+    the same if its group has begun the step; otherwise the group joins, and heals. While the quorum is recalled or the
+    lease has expired, requests wait.
+
+    The group joins only when it was resumed and has done its last step, when the quorum was revoked, or when a step
+    failed. Then it never grants under that quorum again, whatever the result of the join.
+
+    If a group learns too late that it must heal, the quorum counts as resumed up to its first step. This group does the
+    step with zeros and votes no, at no cost to its peers. Like the others, it joins after the votes of all its ranks.
+
+    A group joins when every rank has a request, never before. Ranks that hold different states heal, but callers other
+    than Agents cannot: if their steps differ, all are refused, with both numbers.
+    """
+    rank = group.ranks[request.group_rank]
+    verdict, mode = _decide_grant(group, rank, request, now)
+    if verdict is not Verdict.JOIN:
+        return RequestDecision(verdict)
+    if group.drains:
+        return RequestDecision(Verdict.LEAVE, mode)
+    if (error := _invalid_step(rank, request)) is not None:
+        return RequestDecision(Verdict.REFUSE, mode, error)
+    others = [other for other in group.pending(is_gathering=True) if other.group_rank != request.group_rank]
+    for other in others:
+        # One of them is no Agent, so it cannot heal.
+        if request.step != other.step and not (request.rank_incarnation and other.rank_incarnation):
+            return RequestDecision(Verdict.REFUSE_ALL, mode, _steps_differ(request, other))
+    return RequestDecision(Verdict.JOIN if len(others) == group.size - 1 else Verdict.GATHER, mode)
 
 
-Effect = GroupJoined | JoinTakenBack | RoundAnswered | events.QuorumAnswered | events.CallRefused
+def _decide_grant(
+    group: ReplicaGroup, rank: Rank, request: QuorumRequest, now: float
+) -> tuple[Verdict, HoldState | None]:
+    """Decide whether the standing quorum answers the request. If the verdict is JOIN, the group must join."""
+    standing = group.standing
+    if standing is None or standing.mode in (HoldState.JOINING, HoldState.LEAVING):
+        return Verdict.JOIN, None
+    granted, committed = standing.granted, standing.committed
+    is_repeated = request.step == granted and committed < request.step and request.commit_failures == 0
+    if is_repeated and (request.distrust is None or group.size > 1):
+        return Verdict.REPEAT, None
+    if standing.mode is HoldState.REVOKED:
+        return Verdict.JOIN, None
+    if standing.is_late and rank.has_voted:
+        if not all(rank.has_voted for rank in group.ranks):
+            return Verdict.WAIT, None
+        return Verdict.JOIN, HoldState.JOINING
+    has_failed = request.commit_failures > 0 or request.distrust is not None
+    if has_failed or request.step != granted + 1 or committed != granted:
+        return Verdict.JOIN, HoldState.REVOKED
+    if standing.mode is HoldState.RECALLED:
+        return Verdict.WAIT, None
+    if now >= group.lease_until:
+        return Verdict.WAIT, None
+    return Verdict.GRANT, None
 
 
-class GatherMachine:
-    """Collects the requests of all ranks into one join.
+def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
+    """Return why the request's step is invalid, or None if it is valid."""
+    try:
+        check_count(request.step, "step")
+    except InvalidRequest as e:
+        return e
+    last = rank.last_request
+    if last is None or last.rank_incarnation != request.rank_incarnation:
+        return None
+    # Compare the states that the rank holds, because a rank that catches up works at a later step and may fall back. A
+    # quorum may also have made it heal to an older state than its own, even some quorums ago if it catches up.
+    held, was_held = request.holds.step, last.holds.step
+    since, lowest = rank.lowest or (last.holds, was_held)
+    if held >= (min(was_held, lowest) if since == last.holds else was_held):
+        return None
+    return InvalidRequest(
+        f"of rank {request.group_rank} went from {was_held} back to {held}; "
+        "a rank that lost its state restarts, and its group with it",
+        field="step",
+    )
 
-    The group joins when every rank has a request, never before. A repeated request replaces the rank's older one, and a
-    withdrawn request withdraws the join. An answer never reaches another join than its own. An error reaches all
-    waiting ranks. The machine has no timeouts: callers end their calls, and the join carries the earliest deadline.
+
+# The lighthouse counts the whole lease from a heartbeat's arrival, so clocks may differ in rate by a tenth.
+LEASE_SHARE = 0.8
+
+_S, _C, _U, _J, _L, _V = HoldState
+_OBEYED = {
+    # The manager's mode: STANDING, RECALLED, RESUMED, JOINING, LEAVING, REVOKED.
+    QuorumPhase.RETURNING: (_S, _C, _U, _J, _L, _V),
+    QuorumPhase.STANDING: (_S, _C, _U, _J, _L, _V),
+    QuorumPhase.RECALLED: (_C, _C, _C, _J, _L, _V),
+    QuorumPhase.RESUMED: (_U, _U, _U, _J, _L, _V),
+    QuorumPhase.REVOKED: (_V, _V, _V, _J, _V, _V),
+}
+NEXT_MODES = {(old, order): new for order, row in _OBEYED.items() for old, new in zip(HoldState, row, strict=True)}
+"""The mode after an order for the standing quorum. The order NONE is for no quorum."""
+
+
+class QuorumRequests:
+    """The gathered requests of all ranks, and the standing quorum.
 
     - Ranks that hold different states (their tags differ) join at their lowest step as a group whose ranks disagree,
-      and heal. Callers other than Agents cannot heal: if their steps differ, all are refused, with both numbers.
+      and heal.
     - If no group of the quorum can heal ranks that disagree, or a rank without a state, the ranks must end. A group
       that is alone but had peers in the previous quorum asks again instead, because a peer with the state may return.
       A restarted manager does not know its earlier peers, so only a torn state counts as a sign of them.
     - A new `rank_incarnation` means that the rank has lost its state, so the group takes a new incarnation.
+    - If a rank ends in good order with all steps committed and none begun, the group leaves the standing quorum, and
+      returns the grant that it has not used.
     """
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
-        self.round = 0  # the number of the last join
-        self.is_joined = False
-        self.incarnation = 0
-        self._max_step: int | None = None
-        self._had_peers: bool | None = None  # in the last quorum of the same processes, or None if unknown
-        self.quorum_id = 0
-        self.step = 0
-        """Step of the state that the group holds, or the lowest one that it may have healed to since it joined."""
-
-    @property
-    def waiting(self) -> tuple[int, ...]:
-        """The ranks with a gathering request."""
-        return tuple(sorted(ask.group_rank for ask in self.asks))
-
-    @property
-    def asks(self) -> tuple[QuorumRequest, ...]:
-        """The gathering requests in order of arrival."""
-        return self._group.pending(is_gathering=True)
-
-    def call_of(self, group_rank: int) -> int | None:
-        """Return the call of a rank whose request gathers, or None."""
-        pending = self._group.ranks[group_rank].pending
-        return pending.request.call if pending is not None and pending.is_gathering else None
-
-    @property
-    def max_step(self) -> int:
-        """The step that the last quorum was formed for."""
-        return self._max_step or 0
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Return the address at which a rank serves its state, from its last request.
@@ -287,329 +336,176 @@ class GatherMachine:
             raise WrongState(f"step: rank {group_rank} is at step {last.step}, not at {step}; ask for a new quorum")
         return last.checkpoint_address
 
-    def receive(self, number: int, quorum: Quorum, *, stands: bool = False) -> list[Effect]:
-        """Answer the ranks with the quorum of join `number`. Ignore a late answer to an older join."""
-        return self._receive(quorum, stands) if self.is_joined and number == self.round else []
+    # -- joins
 
-    def fail(self, number: int, error: LighthouseError) -> list[Effect]:
-        """Refuse the ranks' requests because the lighthouse has refused join `number`."""
-        return self.refuse_all(error) if self.is_joined and number == self.round else []
+    def gather(self, request: QuorumRequest) -> None:
+        """Store a request for the join."""
+        group, rank = self._group, self._group.ranks[request.group_rank]
+        last = rank.last_request
+        if last is not None and last.rank_incarnation != request.rank_incarnation:
+            group.incarnation += 1
+            if group.had_peers:
+                group.had_peers = None
+            group.step = min(group.step, request.holds.step)  # a session that opens before the join reports it
+        group.wait(request, is_gathering=True)
+        rank.last_request = request
 
-    def ask(self, ask: QuorumRequest) -> list[Effect]:
-        """Add a rank's request. Join if requests of all ranks are present."""
-        try:
-            check_rank(ask.group_rank, self._group.size)
-            self._check_step(ask)
-        except LighthouseError as e:
-            return [events.CallRefused(ask.call, e)]
-        effects: list[Effect] = []
-        if (older := self.call_of(ask.group_rank)) is not None:
-            effects += [*self.withdraw(older), events.CallRefused(older, superseded(ask.group_rank))]
-        self._note_worker(ask)
-        self._group.wait(ask, is_gathering=True)
-        self._group.ranks[ask.group_rank].last_request = ask
-        asks = self.asks
-        odd = next((other for other in asks if _cannot_meet(ask, other)), None)
-        if odd is not None:
-            return effects + self.refuse_all(steps_differ(ask, odd))
-        return effects + (self._join() if len(asks) == self._group.size else [])
-
-    def _check_step(self, ask: QuorumRequest) -> None:
-        check_count(ask.step, "step")
-        last = self._group.ranks[ask.group_rank].last_request
-        if last is None or last.rank_incarnation != ask.rank_incarnation:
-            return
-        # Compare the states that the rank holds, because a rank that catches up works at a later step and may fall
-        # back. A quorum may also have made it heal to an older state than its own, even some quorums ago if it catches
-        # up.
-        held, was_held = ask.holds.step, last.holds.step
-        since, lowest = self._group.ranks[ask.group_rank].lowest or (last.holds, was_held)
-        if held < (min(was_held, lowest) if since == last.holds else was_held):
-            raise InvalidRequest(
-                f"of rank {ask.group_rank} went from {was_held} back to {held}; "
-                "a rank that lost its state restarts, and its group with it",
-                field="step",
-            )
-
-    def _note_worker(self, ask: QuorumRequest) -> None:
-        last = self._group.ranks[ask.group_rank].last_request
-        if last is not None and last.rank_incarnation != ask.rank_incarnation:
-            self.incarnation += 1
-            if self._had_peers:
-                self._had_peers = None
-            self.step = min(self.step, ask.holds.step)  # a session that opens before the join reports it
-
-    def _join(self) -> list[Effect]:
-        asks = sorted(self.asks, key=lambda ask: ask.group_rank)
+    def join(self, me: Participant) -> Participant:
+        """Return `me` with the fields of the join, now that the requests of all ranks are present."""
+        group, standing = self._group, self._group.standing
+        asks = sorted(group.pending(is_gathering=True), key=lambda ask: ask.group_rank)
         states = {ask.holds for ask in asks}
         distrust = next((ask.distrust for ask in asks if ask.distrust is not None), None)
-        lags = any(ask.catch_up.held for ask in asks)
-        self.round += 1
-        self.is_joined = True
-        self.step = min(ask.holds.step for ask in asks)
-        return [
-            GroupJoined(
-                round=self.round,
-                step=self.step,
-                incarnation=self.incarnation,
-                tag_quorum_id=asks[0].holds.quorum_id if len(states) == 1 and distrust is None else None,
-                ranks_disagree=len(states) > 1 or distrust is not None,
-                shrink_only=any(ask.shrink_only for ask in asks),
-                commit_failures=max(ask.commit_failures for ask in asks),
-                seen_quorum_id=self.quorum_id,
-                deadline_at=min(ask.deadline_at for ask in asks),
-                handles=tuple(ask.handle for ask in asks),
-                catch_up=all(ask.catch_up.is_wanted for ask in asks),
-                works_at=max(ask.step for ask in asks) if lags else None,
-                has_source=all(ask.catch_up.has_source for ask in asks),
-                compares=all(ask.compares for ask in asks),
-                distrust=distrust,
-                heals_first=_heals_first(asks),
+        heals_first = [ask.heals_first for ask in asks]
+        group.step = min(ask.holds.step for ask in asks)
+        works_at = max(ask.step for ask in asks) if any(ask.catch_up.held for ask in asks) else None
+        commit_failures = max(ask.commit_failures for ask in asks)
+        if standing is not None and standing.is_late and standing.mode is HoldState.JOINING:
+            works_at, commit_failures = standing.granted + 1, 0
+        return replace(
+            me,
+            step=group.step,
+            tag_quorum_id=asks[0].holds.quorum_id if len(states) == 1 and distrust is None else None,
+            ranks_disagree=len(states) > 1 or distrust is not None,
+            shrink_only=any(ask.shrink_only for ask in asks),
+            commit_failures=commit_failures,
+            catch_up=all(ask.catch_up.is_wanted for ask in asks),
+            works_at=works_at,
+            has_source=all(ask.catch_up.has_source for ask in asks),
+            compares=all(ask.compares for ask in asks),
+            distrust=distrust,
+            heals_first=None if None in heals_first else all(heals_first),
+        )
+
+    def enter(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
+        """Let the ranks into the quorum that answers their join. Return the answers, or why the ranks are refused."""
+        group, asks = self._group, self._group.pending(is_gathering=True)
+        if quorum.quorum_id < group.quorum_id:
+            return WrongState(
+                f"quorum_id: the lighthouse answered {quorum.quorum_id} after {group.quorum_id}; it has forgotten what "
+                "it gave out. Ask again: it is told the higher id"
             )
-        ]
-
-    def withdraw(self, call: int) -> list[Effect]:
-        """Remove the request of an ended call, and take back the group's join."""
-        if not self._group.withdraw(call, is_gathering=True) or not self.is_joined:
-            return []
-        self.is_joined = False
-        return [JoinTakenBack(self.round)]
-
-    def _receive(self, quorum: Quorum, stands: bool) -> list[Effect]:
-        if quorum.quorum_id < self.quorum_id:
-            return self.refuse_all(_went_back(quorum.quorum_id, self.quorum_id))
-        answers: list[events.QuorumAnswered] = []
-        for ask in self.asks:
-            assignment = assign(quorum, self._group.wire_id, ask.group_rank, ask.init_sync, stands=stands)
+        answers: list[QuorumAnswered] = []
+        for ask in asks:
+            assignment = assign(quorum, group.me.wire_id, ask.group_rank, ask.init_sync, stands=stands)
             if assignment is None:
-                return self.refuse_all(
-                    InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {self._group.wire_id}")
-                )
-            answers.append(events.QuorumAnswered(ask.call, assignment, quorum))
-        self.quorum_id = quorum.quorum_id
+                return InternalError(f"the lighthouse's quorum {quorum.quorum_id} lacks {group.me.wire_id}")
+            answers.append(QuorumAnswered(ask.call, assignment, quorum))
+        group.quorum_id = quorum.quorum_id
         mine = answers[0].assignment
         is_behind = mine.heals or mine.place is None
         is_alone = len(quorum.participants) == 1
-        if not is_behind and (error := self._without_state(is_alone=is_alone)) is not None:
-            return self.refuse_all(error)
-        self._had_peers = not is_alone
-        self._max_step = mine.max_step
-        self._note_lowest(mine.max_step)
-        self._group.clear(is_gathering=True)
-        self.is_joined = False
-        return [RoundAnswered(quorum.quorum_id, self._max_step), *answers]
+        if not is_behind and (error := self._without_state(asks, is_alone=is_alone)) is not None:
+            return error
+        group.had_peers = not is_alone
+        group.max_step = mine.max_step
+        self._note_lowest(asks)
+        group.clear(is_gathering=True)
+        group.standing = None
+        if stands:
+            self.hold(quorum, group.max_step, init_sync=all(ask.init_sync for ask in asks))
+        return answers
 
-    def _without_state(self, *, is_alone: bool) -> LighthouseError | None:
+    def _without_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
         """Return why the ranks are refused if they need to heal, or None if all hold the same state."""
-        asks = self.asks
         torn = next((ask for ask in asks if ask.distrust is not None), None)
         odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
         if odd is None:
             return None
-        had_peers = torn is not None if self._had_peers is None else self._had_peers
+        had_peers = torn is not None if self._group.had_peers is None else self._group.had_peers
         return no_state(asks[0], odd, may_heal=is_alone and had_peers)
 
-    def _note_lowest(self, max_step: int) -> None:
-        for ask in self.asks:
-            rank = self._group.ranks[ask.group_rank]
-            held, lowest = rank.lowest or (ask.holds, max_step)
-            lowest = min(lowest, max_step) if held == ask.holds else max_step
+    def _note_lowest(self, asks: Sequence[QuorumRequest]) -> None:
+        group = self._group
+        for ask in asks:
+            rank = group.ranks[ask.group_rank]
+            held, lowest = rank.lowest or (ask.holds, group.max_step)
+            lowest = min(lowest, group.max_step) if held == ask.holds else group.max_step
             rank.lowest = ask.holds, lowest
-            self.step = min(self.step, lowest)
+            group.step = min(group.step, lowest)
 
-    def refuse_all(self, error: LighthouseError) -> list[Effect]:
-        """Refuse every gathering request."""
-        taken_back: list[Effect] = [JoinTakenBack(self.round)] if self.is_joined else []
-        refused: list[Effect] = [events.CallRefused(ask.call, error) for ask in self.asks]
-        self._group.clear(is_gathering=True)
-        self.is_joined = False
-        return taken_back + refused
-
-
-def _heals_first(asks: Sequence[QuorumRequest]) -> bool | None:
-    """Return whether all ranks heal first, or None if some rank does not report it."""
-    said = [ask.heals_first for ask in asks]
-    return None if None in said else all(said)
-
-
-def _cannot_meet(ask: QuorumRequest, other: QuorumRequest) -> bool:
-    """Return whether two ranks are at different steps, and one cannot heal because it is no Agent."""
-    return ask.step != other.step and not (ask.rank_incarnation and other.rank_incarnation)
-
-
-def _went_back(received: int, seen: int) -> WrongState:
-    return WrongState(
-        f"quorum_id: the lighthouse answered {received} after {seen}; it has forgotten what it gave out. Ask again: "
-        "it is told the higher id"
-    )
-
-
-# The lighthouse counts the whole lease from a heartbeat's arrival, so clocks may differ in rate by a tenth.
-LEASE_SHARE = 0.8
-
-
-@dataclass(frozen=True, slots=True)
-class Granted:
-    """The rank may enter the step."""
-
-    assignment: Assignment
-    is_first: bool  # the first rank of the group to enter it
-
-
-class Wait:
-    """The request waits for the next message of the lighthouse, or for votes of the group."""
-
-
-@dataclass(frozen=True, slots=True)
-class Join:
-    """The group must join."""
-
-    gives_up: bool = False  # this ends the standing quorum for all ranks of the group
-
-
-class GrantMachine:
-    """The manager's part of a standing quorum: it grants steps to its ranks without asking the lighthouse.
-
-    It grants step n under quorum q if and only if
-
-    1. q stands, and is neither revoked nor recalled below n;
-    2. all ranks of the group have committed n - 1 under q, or q was formed for n;
-    3. its lease is valid: less than LEASE_SHARE of it has passed since the newest acknowledged heartbeat was sent.
-
-    The first rank's request decides, and the others receive the same answer. If the quorum has been revoked since, that
-    answer is flagged: they run the step and vote no, so no rank waits for another. A rank without a usable state does
-    the same if its group has begun the step; otherwise the group joins, and heals. While the quorum is recalled or the
-    lease has expired, requests wait.
-
-    The group joins only when it was resumed and has done its last step, when the quorum was revoked, or when a step
-    failed. Then it never grants under that quorum again, whatever the result of the join. If a rank ends in good order
-    with all steps committed and none begun, the group leaves, and returns the grant that it has not used.
-
-    If a group learns too late that it must heal, the quorum counts as resumed up to its first step. This group does the
-    step with zeros and votes no, at no cost to its peers. Like the others, it joins after the votes of all its ranks.
-    """
-
-    def __init__(self, group: ReplicaGroup) -> None:
-        self._group = group
-        self._quorum: Quorum | None = None
-        self._formed_for = 0
-        self._committed = -1
-        self._upto = 0
-        self._wants_next = False
-        self._knows_lost = False
-        self._is_revoked_by_order = False
-        self._is_late = False
-        self.mode = HoldState.REVOKED
-        self.granted = 0
-        self.lease_until = 0.0
-        self.renewed_until = 0.0  # by the newest acknowledged heartbeat
-        self.given = 0  # number of granted steps, under all quorums
-
-    @property
-    def held(self) -> HeldQuorum | None:
-        if self._quorum is None:
-            return None
-        return HeldQuorum(self._quorum.quorum_id, self.mode, self.granted, self._wants_next)
-
-    @property
-    def grants(self) -> bool:
-        """Return whether the quorum allows further grants, at once or after a resume."""
-        return self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
+    # -- the standing quorum
 
     @property
     def is_leaving(self) -> bool:
         """Return whether the ranks have ended in good order under a quorum that is not over yet."""
-        return self._quorum is not None and self.mode is HoldState.LEAVING
+        standing = self._group.standing
+        return standing is not None and standing.mode is HoldState.LEAVING
 
-    @property
-    def has_done_late_step(self) -> bool:
-        """Return whether the group was too late to heal, has done the step with zeros, and requests the next quorum."""
-        return self._quorum is not None and self._is_late and self.mode is HoldState.JOINING
-
-    def take(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
+    def hold(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
         """Hold a standing quorum that was formed for `step`."""
-        self._quorum, self._formed_for, self.granted = quorum, step, step
-        self._committed, self._upto = -1, step
-        for rank in self._group.ranks:
+        group = self._group
+        for rank in group.ranks:
             rank.assigned, rank.has_voted, rank.catch_up = {}, False, None
-        self._wants_next, self._knows_lost = False, False
-        self._is_revoked_by_order = False
-        mine = self._assign(0, init_sync)
-        self._is_late = mine.place is None and not (mine.heals or mine.catches_up)
-        self.mode = HoldState.RESUMED if self._is_for_one_step(init_sync) else HoldState.STANDING
-        self.lease_until = self.renewed_until  # an earlier lighthouse may have given a longer lease
+        mode = HoldState.RESUMED if self._is_for_one_step(quorum, init_sync) else HoldState.STANDING
+        group.standing = standing = StandingQuorum(quorum, mode, formed_for=step, granted=step, upto=step)
+        mine = self._assign(standing, 0, init_sync)
+        standing.is_late = mine.place is None and not (mine.heals or mine.catches_up)
+        group.lease_until = group.renewed_until  # an earlier lighthouse may have given a longer lease
 
-    def drop(self) -> None:
-        """Hold no quorum, because the present one does not stand."""
-        self._quorum = None
+    def renew(self, until: float) -> None:
+        self._group.renewed_until = until
+        self._group.lease_until = max(self._group.lease_until, until)
 
     def committed(self, quorum_id: int, step: int) -> None:
         """Record that all ranks of the group have committed a step."""
-        if self._quorum is not None and self._quorum.quorum_id == quorum_id:
-            self._committed = max(self._committed, step)
-            self._end_when_done()
+        standing = self._group.standing
+        if standing is not None and standing.quorum.quorum_id == quorum_id:
+            standing.committed = max(standing.committed, step)
+            self._end_when_done(standing)
 
-    def voted(self, group_rank: int, quorum_id: int | None, step: int) -> bool:
+    def voted(self, vote: PendingVote) -> bool:
         """Record a rank's vote. Return whether it is the last vote of a group that was too late to heal."""
-        if self._quorum is None or (quorum_id, step) != (self._quorum.quorum_id, self.granted):
+        standing, ranks = self._group.standing, self._group.ranks
+        ranks[vote.group_rank].wants_next = vote.wants_next
+        if standing is None or (vote.quorum_id, vote.step) != (standing.quorum.quorum_id, standing.granted):
             return False
-        self._group.ranks[group_rank].has_voted = True
-        return self._is_late and self._have_all_voted
-
-    @property
-    def _have_all_voted(self) -> bool:
-        return all(rank.has_voted for rank in self._group.ranks)
+        ranks[vote.group_rank].has_voted = True
+        return standing.is_late and all(rank.has_voted for rank in ranks)
 
     def ends_by_discard(self, quorum_id: int) -> bool:
         """Return whether a discarded step ends the quorum for this group.
 
         It does not if the group was too late to heal: some of its ranks may still take part in the peers' step.
         """
-        return self._quorum is not None and self._quorum.quorum_id == quorum_id and not self._is_late
-
-    def renew(self, until: float) -> None:
-        self.renewed_until = until
-        self.lease_until = max(self.lease_until, until)
+        standing = self._group.standing
+        return standing is not None and standing.quorum.quorum_id == quorum_id and not standing.is_late
 
     def obey(self, order: QuorumOrder) -> bool:
-        """Apply an order of the lighthouse. Return whether the ranks must be notified of a revoke."""
-        if self._quorum is None or order.quorum_id != self._quorum.quorum_id:
-            return False
-        if order.phase is QuorumPhase.REVOKED:
-            return self._end(order.lost)
-        if not self.grants:
-            return False
-        match order.phase:
-            case QuorumPhase.RECALLED:
-                self.mode = HoldState.RECALLED
-            case QuorumPhase.RESUMED:
-                self.mode, self._upto = HoldState.RESUMED, order.upto
-                self._end_when_done()
-            case QuorumPhase.NONE | QuorumPhase.RETURNING | QuorumPhase.STANDING:
-                pass
-        return False
+        """Apply an order of the lighthouse. Return whether the ranks must be notified of a revoke.
 
-    def _end_when_done(self) -> None:
-        """Request the next quorum once the last step is committed, because no peer waits for this group any more."""
-        if self.mode is HoldState.RESUMED and self._committed == self.granted >= self._upto:
-            self.mode = HoldState.JOINING
-
-    def _end(self, lost: str) -> bool:
-        """End the quorum. Return whether the end or the name of the lost group is new to the ranks."""
-        is_over = self.grants or self.is_leaving
-        is_news = is_over or (bool(lost) and not self._knows_lost)
-        self._knows_lost |= bool(lost)
-        self._is_revoked_by_order |= self.grants
-        if is_over:
-            self.mode = HoldState.REVOKED
+        Raises:
+            InternalError: A lighthouse does not give this order for a quorum that a manager holds.
+        """
+        standing = self._group.standing
+        if standing is None or order.quorum_id != standing.quorum.quorum_id:
+            return False
+        old = standing.mode
+        if (old, order.phase) not in NEXT_MODES:
+            raise InternalError(f"quorum {order.quorum_id} is {old}, and the lighthouse's order is {order.phase}")
+        standing.mode = NEXT_MODES[old, order.phase]
+        if order.phase is QuorumPhase.RESUMED and standing.mode is HoldState.RESUMED:
+            standing.upto = order.upto
+            self._end_when_done(standing)
+        if order.phase is not QuorumPhase.REVOKED:
+            return False
+        is_news = standing.mode is not old or (bool(order.lost) and not standing.knows_lost)
+        standing.knows_lost |= bool(order.lost)
+        standing.is_revoked_by_order |= old in GRANTING
         return is_news
+
+    def _end_when_done(self, standing: StandingQuorum) -> None:
+        """Request the next quorum once the last step is committed, because no peer waits for this group any more."""
+        if standing.mode is HoldState.RESUMED and standing.committed == standing.granted >= standing.upto:
+            standing.mode = HoldState.JOINING
 
     def give_up(self) -> bool:
         """End the quorum because a step failed or a rank was lost. Return whether that changes anything."""
-        changes = self.grants
-        if changes:
-            self.mode = HoldState.REVOKED
-        return changes
+        standing = self._group.standing
+        if standing is None or standing.mode not in GRANTING:
+            return False
+        standing.mode = HoldState.REVOKED
+        return True
 
     def leave(self, step: int | None) -> None:
         """Leave the quorum because a rank ends in good order, if all steps are committed.
@@ -620,61 +516,61 @@ class GrantMachine:
         Args:
             step: The step that the rank would request next, or None if it is within a step.
         """
-        has_done_all = self._is_revoked_by_order and self._committed == self.granted
-        may_leave = self._quorum is not None and (self.grants or self.mode is HoldState.JOINING or has_done_all)
-        self._is_revoked_by_order = False
-        if may_leave and self._committed >= self._formed_for and step == self._committed + 1:
-            self.mode, self.granted = HoldState.LEAVING, self._committed
-
-    def decide(self, ask: QuorumRequest, now: float) -> Granted | Wait | Join:
-        """Decide on a rank's request under the rules above."""
-        if self._quorum is None or self.mode in (HoldState.JOINING, HoldState.LEAVING):
-            return Join()
-        is_repeated = ask.step == self.granted and self._committed < ask.step and ask.commit_failures == 0
-        if is_repeated and (ask.distrust is None or self._group.size > 1):
-            return self._grant(ask, is_first=False)
-        if self.mode is HoldState.REVOKED:
-            return Join()
-        if self._is_late and self._group.ranks[ask.group_rank].has_voted:
-            if not self._have_all_voted:
-                return Wait()
-            self.mode = HoldState.JOINING
-            return Join()
-        has_failed = ask.commit_failures > 0 or ask.distrust is not None
-        if has_failed or ask.step != self.granted + 1 or self._committed != self.granted:
-            self.mode = HoldState.REVOKED
-            return Join(gives_up=True)
-        if self.mode is HoldState.RECALLED:
-            return Wait()
-        if now >= self.lease_until:
-            return Wait()
-        self.granted = ask.step
-        self.given += 1
-        return self._grant(ask, is_first=True)
+        standing = self._group.standing
+        if standing is None:
+            return
+        committed = standing.committed
+        has_done_all = standing.is_revoked_by_order and committed == standing.granted
+        may_leave = standing.mode in GRANTING or standing.mode is HoldState.JOINING or has_done_all
+        standing.is_revoked_by_order = False
+        if may_leave and committed >= standing.formed_for and step == committed + 1:
+            standing.mode, standing.granted = HoldState.LEAVING, committed
 
     def offer(self, now: float) -> bool:
         """Grant the next step with the commit of the highest granted one. Return whether that is allowed."""
-        is_free = self._quorum is not None and self.mode in (HoldState.STANDING, HoldState.RESUMED)
-        if not is_free or self._committed != self.granted or now >= self.lease_until:
+        standing = self._group.standing
+        if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
             return False
-        self.granted += 1
-        self.given += 1
+        if standing.committed != standing.granted or now >= self._group.lease_until:
+            return False
+        standing.granted += 1
+        self._group.grants += 1
         return True
+
+    def grant(self, request: QuorumRequest, *, is_first: bool) -> Assignment:
+        """Let a rank into the step that it requests."""
+        standing = self._group.standing
+        assert standing is not None
+        if is_first:
+            standing.granted = request.step
+            self._group.grants += 1
+        assignment = self.assignment(request.group_rank, request.init_sync)
+        if assignment.catches_up and standing.granted > standing.formed_for:
+            self._note_catch_up(standing, request, is_first)
+        return assignment
+
+    @property
+    def catches_up(self) -> bool:
+        """Return whether the group heals while it trains."""
+        standing = self._group.standing
+        return standing is not None and self._assign(standing, 0, True).catches_up
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
         """Return a rank's assignment in the highest granted step.
 
         After the step that the quorum was formed for, only groups that catch up still heal, and they do not contribute.
         """
-        formed = self._assign(group_rank, init_sync)
-        revoked = self.mode is HoldState.REVOKED
-        if self.granted == self._formed_for:
+        standing = self._group.standing
+        assert standing is not None
+        formed = self._assign(standing, group_rank, init_sync)
+        revoked = standing.mode is HoldState.REVOKED
+        if standing.granted == standing.formed_for:
             return replace(formed, revoked=revoked)
         contributors = formed.replica_world_size - len(formed.catching_up)
         place = formed.replica_rank - sum(rank < formed.replica_rank for rank in formed.catching_up)
         return replace(
             formed,
-            max_step=self.granted,
+            max_step=standing.granted,
             max_rank=None if formed.catches_up else place,
             max_world_size=contributors,
             contributors=contributors,
@@ -689,35 +585,27 @@ class GrantMachine:
             revoked=revoked,
         )
 
-    def _assign(self, group_rank: int, init_sync: bool) -> Assignment:
+    def _assign(self, standing: StandingQuorum, group_rank: int, init_sync: bool) -> Assignment:
         """Compute a rank's assignment once per quorum, because it is O(participants)."""
         assigned = self._group.ranks[group_rank].assigned
         formed = assigned.get(init_sync)
         if formed is None:
-            assert self._quorum is not None
-            formed = assign(self._quorum, self._group.wire_id, group_rank, init_sync, stands=True)
+            formed = assign(standing.quorum, self._group.me.wire_id, group_rank, init_sync, stands=True)
             assert formed is not None
             assigned[init_sync] = formed
         return formed
 
-    def _is_for_one_step(self, init_sync: bool) -> bool:
-        assert self._quorum is not None
-        return is_for_one_step(self._quorum, init_sync, self._group.size)
+    def _is_for_one_step(self, quorum: Quorum, init_sync: bool) -> bool:
+        return is_for_one_step(quorum, init_sync, self._group.size)
 
-    def _grant(self, ask: QuorumRequest, *, is_first: bool) -> Granted:
-        assignment = self.assignment(ask.group_rank, ask.init_sync)
-        if assignment.catches_up and self.granted > self._formed_for:
-            self._note_catch_up(ask, is_first)
-        return Granted(assignment, is_first)
-
-    def _note_catch_up(self, ask: QuorumRequest, is_first: bool) -> None:
+    def _note_catch_up(self, standing: StandingQuorum, request: QuorumRequest, is_first: bool) -> None:
         """Request another quorum once all ranks have caught up, or a rank cannot catch up under this quorum."""
         ranks = self._group.ranks
         if is_first:
             for rank in ranks:
                 rank.catch_up = None
-        ranks[ask.group_rank].catch_up = ask.catch_up
-        told = [rank.catch_up for rank in ranks if rank.catch_up is not None]
-        if len(told) == len(ranks):
-            lagging = [rank for rank in told if rank.held is not None]
-            self._wants_next |= not all(rank.has_source for rank in lagging) or not lagging
+        ranks[request.group_rank].catch_up = request.catch_up
+        reported = [rank.catch_up for rank in ranks if rank.catch_up is not None]
+        if len(reported) == len(ranks):
+            lagging = [rank for rank in reported if rank.held is not None]
+            standing.wants_next |= not all(rank.has_source for rank in lagging) or not lagging

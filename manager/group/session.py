@@ -21,7 +21,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, RankView
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, apply_change
 
-TOLD_S = 0.9  # minimum interval between views; less than the usual heartbeat interval
+MIN_INTERVAL_S = 0.9  # minimum interval between views; less than the usual heartbeat interval
 REPEATED_S = 4.0  # interval for an unchanged view; less than stall.SILENT_S
 
 
@@ -34,27 +34,27 @@ class ProgressReporter:
 
     def __init__(self, view: Callable[[float], GroupView]) -> None:
         self._view = view
-        self._told: GroupView | None = None
-        self._told_at = 0.0
+        self._reported: GroupView | None = None
+        self._sent_at = 0.0
 
     def begin(self) -> None:
         """Begin a session, whose first heartbeat carries a view."""
-        self._told = None
+        self._reported = None
 
-    def news(self, now: float) -> GroupView | None:
+    def next_view(self, now: float) -> GroupView | None:
         """Return the view for the next heartbeat, or None to send none."""
-        if self._told is not None and now < self._told_at + TOLD_S:
+        if self._reported is not None and now < self._sent_at + MIN_INTERVAL_S:
             return None
         view = self._view(now)
-        before = self._told.ranks if self._told is not None else ()
-        is_same = [_place(rank) for rank in view.ranks] == [_place(rank) for rank in before]
-        if is_same and (not view.ranks or now < self._told_at + REPEATED_S):
+        before = self._reported.ranks if self._reported is not None else ()
+        is_same = [_comparable(rank) for rank in view.ranks] == [_comparable(rank) for rank in before]
+        if is_same and (not view.ranks or now < self._sent_at + REPEATED_S):
             return None
-        self._told, self._told_at = view, now
+        self._reported, self._sent_at = view, now
         return view
 
 
-def _place(rank: RankView) -> tuple[object, ...]:
+def _comparable(rank: RankView) -> tuple[object, ...]:
     """Return the fields of a view that do not change merely because time passes."""
     sample = rank.sample
     phases = [(phase.name, phase.done) for phase in sample.phases]
@@ -63,10 +63,10 @@ def _place(rank: RankView) -> tuple[object, ...]:
     return rank.name, rank.rank_incarnation, sample.step, phases, where
 
 
-FIRST_BEAT_INTERVAL_S = 1.0
+FIRST_HEARTBEAT_INTERVAL_S = 1.0
 FIRST_LEASE_S = 5.0
 SILENT_AFTER_INTERVALS = 1.5
-_NEWS = (session.HoldState.RECALLED, session.HoldState.LEAVING, session.HoldState.REVOKED)
+_URGENT = (session.HoldState.RECALLED, session.HoldState.LEAVING, session.HoldState.REVOKED)
 
 
 @dataclass(slots=True)
@@ -80,67 +80,69 @@ class SessionMachine:
     """State machine of the session.
 
     Args:
-        report: Returns the group's current levels.
         progress: Adds progress to the heartbeats, or None for heartbeats without it.
         secret: Proves to the lighthouse on a later session that this is the same manager.
     """
 
-    def __init__(
-        self, report: Callable[[], session.GroupReport], progress: ProgressReporter | None = None, secret: str = ""
-    ) -> None:
-        self._report = report
+    def __init__(self, progress: ProgressReporter | None = None, secret: str = "") -> None:
         self._secret = secret
         self._progress = progress
         self.is_open = False
         self.lease_s = FIRST_LEASE_S
-        self._interval_s = FIRST_BEAT_INTERVAL_S
-        self._beats = 0
+        self._interval_s = FIRST_HEARTBEAT_INTERVAL_S
+        self._heartbeats = 0
         self._joins = 0
         self._sent_at: dict[int, float] = {}
-        self._next_beat_at = 0.0
-        self._heard_at = 0.0
-        self._unheard = 0  # consecutive sessions without any answer
-        self._is_silent = False  # as last reported by `news_of_silence`
-        self._told = session.GroupReport()
+        self._next_heartbeat_at = 0.0
+        self._received_at = 0.0
+        self._unanswered = 0  # consecutive sessions without any answer
+        self._is_silent = False  # as last reported by `silence_change`
+        self._reported = session.GroupReport()
         self._entered = (0, 0)  # id of the held quorum, and its first step
         self._join: _Join | None = None
         self.known: NamedQuorum | None = None  # last received quorum, on which the lighthouse bases its changes
 
-    def opened(self, me: Participant, now: float) -> list[session.ToLighthouse]:
+    @property
+    def is_joining(self) -> bool:
+        """Return whether a join waits for its answer."""
+        return self._join is not None
+
+    def opened(self, me: Participant, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
         self.is_open = True
         self._sent_at = {}
-        self._heard_at = now
-        self._unheard += 1
+        self._received_at = now
+        self._unanswered += 1
         self._is_silent = False
         if self._progress is not None:
             self._progress.begin()
         messages: list[session.ToLighthouse] = [
-            session.Hello(me, self._report(), self._secret),
-            self._beat(now),
+            session.Hello(me, report, self._secret),
+            self._heartbeat(report, now),
         ]
         if self._join is not None:
-            messages.append(self._ask(self._join, now))
+            messages.append(self._request(self._join, now))
         return messages
 
     def closed(self) -> None:
         self.is_open = False
 
-    def tick(self, now: float) -> list[session.ToLighthouse]:
-        """Send a heartbeat if one is due, or if the report has news for which the lighthouse waits."""
-        report = self._report()
-        is_due = now >= self._next_beat_at or _is_news(report, self._told) or self._is_first_commit(report.held)
-        return [self._beat(now)] if self.is_open and is_due else []
+    def tick(self, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
+        """Send a heartbeat if one is due, or if the group's report has news for which the lighthouse waits."""
+        is_due = (
+            now >= self._next_heartbeat_at or _is_urgent(report, self._reported) or self._is_first_commit(report.held)
+        )
+        return [self._heartbeat(report, now)] if self.is_open and is_due else []
 
     def is_given_up(self, now: float) -> bool:
-        return self.is_open and now >= self._heard_at + self.lease_s
+        return self.is_open and now >= self._received_at + self.lease_s
 
     def deadline(self) -> float | None:
         if not self.is_open:
             return None
-        moments = [self._next_beat_at, self._heard_at + self.lease_s]
+        moments = [self._next_heartbeat_at, self._received_at + self.lease_s]
         return min(moments if self._is_silent else [*moments, self._silent_at])
 
-    def news_of_silence(self, now: float) -> bool | None:
+    def silence_change(self, now: float) -> bool | None:
         """Return whether the session is silent, or None if that has not changed since the last call."""
         is_silent = self.is_open and now >= self._silent_at
         if is_silent is self._is_silent:
@@ -152,17 +154,17 @@ class SessionMachine:
     def _silent_at(self) -> float:
         """When the session counts as silent. The limit doubles with each consecutive session without an answer."""
         asked_at = next(iter(self._sent_at.values()), math.inf)
-        patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unheard, 10) - 1)
-        return max(asked_at, self._heard_at) + patience_s
+        patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unanswered, 10) - 1)
+        return max(asked_at, self._received_at) + patience_s
 
     def welcomed(self, welcome: session.Welcome, now: float) -> None:
-        self._heard_at, self._unheard = now, 0
+        self._received_at, self._unanswered = now, 0
         self._interval_s, self.lease_s = welcome.heartbeat_interval_s, welcome.lease_s
-        self._next_beat_at = min(self._next_beat_at, now + self._interval_s)
+        self._next_heartbeat_at = min(self._next_heartbeat_at, now + self._interval_s)
 
     def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
         """Return when the acknowledged heartbeat was sent, or None if it was not sent in this session."""
-        self._heard_at, self._unheard = now, 0
+        self._received_at, self._unanswered = now, 0
         self._interval_s = ack.heartbeat_interval_s
         sent_at = self._sent_at.pop(ack.number, None)
         for number in [number for number in self._sent_at if number < ack.number]:
@@ -174,7 +176,7 @@ class SessionMachine:
     def join(self, participant: Participant, deadline_at: float, now: float) -> list[session.ToLighthouse]:
         self._joins += 1
         self._join = _Join(self._joins, participant, deadline_at)
-        return [self._ask(self._join, now)] if self.is_open else []
+        return [self._request(self._join, now)] if self.is_open else []
 
     def withdraw(self) -> list[session.ToLighthouse]:
         join, self._join = self._join, None
@@ -190,21 +192,21 @@ class SessionMachine:
             self._join = None
         return is_ours
 
-    def whole(self, told: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
+    def full_answer(self, answer: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
         """Return the answer to the join with the full quorum.
 
-        Return None if it is a change of another quorum than the known one. Then `ask_whole` requests the full list.
+        Return None if it is a change of another quorum than the known one. Then `request_full` requests the full list.
         """
-        if isinstance(told, session.JoinAccepted):
-            self.known = NamedQuorum.of(told.quorum)
-            return told
-        made = apply_change(self.known.quorum, told.change) if self.known is not None else None
+        if isinstance(answer, session.JoinAccepted):
+            self.known = NamedQuorum.of(answer.quorum)
+            return answer
+        made = apply_change(self.known.quorum, answer.change) if self.known is not None else None
         self.known = made
         if made is None:
             return None
-        return session.JoinAccepted(told.join, made.quorum, told.stands, told.secret)
+        return session.JoinAccepted(answer.join, made.quorum, answer.stands, answer.secret)
 
-    def ask_whole(self, now: float) -> list[session.ToLighthouse]:
+    def request_full(self, now: float) -> list[session.ToLighthouse]:
         """Repeat the join. The lighthouse then sends the full quorum."""
         if self._join is None:
             return []
@@ -215,13 +217,13 @@ class SessionMachine:
 
     # -- within
 
-    def _beat(self, now: float) -> session.Heartbeat:
-        self._beats += 1
-        self._sent_at[self._beats] = now
-        self._next_beat_at = now + self._interval_s
-        self._told = self._report()
-        progress = self._progress.news(now) if self._progress is not None else None
-        return session.Heartbeat(self._beats, self._told, progress)
+    def _heartbeat(self, report: session.GroupReport, now: float) -> session.Heartbeat:
+        self._heartbeats += 1
+        self._sent_at[self._heartbeats] = now
+        self._next_heartbeat_at = now + self._interval_s
+        self._reported = report
+        progress = self._progress.next_view(now) if self._progress is not None else None
+        return session.Heartbeat(self._heartbeats, self._reported, progress)
 
     def _is_first_commit(self, held: session.HeldQuorum | None) -> bool:
         """Return whether the report shows the first commit under the quorum, and no heartbeat has shown it yet.
@@ -232,23 +234,23 @@ class SessionMachine:
             return False
         if self._entered[0] != held.quorum_id:
             self._entered = (held.quorum_id, held.granted)
-        told, first = self._told.held, self._entered[1]
-        return held.granted > first and (told is None or (told.quorum_id, told.granted) <= (held.quorum_id, first))
+        last, first = self._reported.held, self._entered[1]
+        return held.granted > first and (last is None or (last.quorum_id, last.granted) <= (held.quorum_id, first))
 
-    def _ask(self, join: _Join, now: float) -> session.JoinRequest:
+    def _request(self, join: _Join, now: float) -> session.JoinRequest:
         held = self.known.digest if self.known is not None else ""
         return session.JoinRequest(join.number, join.participant, max(0.001, join.deadline_at - now), held)
 
 
-def _is_news(report: session.GroupReport, told: session.GroupReport) -> bool:
+def _is_urgent(report: session.GroupReport, reported: session.GroupReport) -> bool:
     """Return whether the lighthouse needs the report before the next regular heartbeat.
 
     Grants, and modes that follow from an order or come with a join, can wait.
     """
     held = report.held
-    is_held = held is not None and held.mode in _NEWS and held != told.held
-    is_wanted = _wanted(held) not in (None, _wanted(told.held))
-    return is_held or is_wanted or (report.drains, report.down) != (told.drains, told.down)
+    is_held = held is not None and held.mode in _URGENT and held != reported.held
+    is_wanted = _wanted(held) not in (None, _wanted(reported.held))
+    return is_held or is_wanted or (report.drains, report.down) != (reported.drains, reported.down)
 
 
 def _wanted(held: session.HeldQuorum | None) -> int | None:

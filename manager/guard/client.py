@@ -97,7 +97,7 @@ class GuardClient:
         """Start a process and return its number. Call `on_end` once it and all its descendants have ended."""
         number = next(self._numbers)
         self._on_end[number] = on_end
-        self._say(
+        self._send(
             start=number,
             argv=command.argv,
             env=dict(command.env),
@@ -114,12 +114,12 @@ class GuardClient:
         If the guard does not do this within another END_TIMEOUT_S, it is killed with all its processes.
         """
         self._wake()
-        self._say(halt=number, grace_s=grace_s)
+        self._send(halt=number, grace_s=grace_s)
         asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
     def pass_on(self, number: int, signal_number: int) -> None:
         """Send a signal to the processes of this tree that handle it."""
-        self._say(**{"signal": number, "pass": signal_number})
+        self._send(**{"signal": number, "pass": signal_number})
 
     async def tail(self, number: int) -> tuple[str, ...]:
         """Return the last output lines of a process, or an empty tuple if the process or the guard has ended."""
@@ -127,7 +127,7 @@ class GuardClient:
             return ()
         if number not in self._tails:
             self._tails[number] = asyncio.get_running_loop().create_future()
-            self._say(tail=number)
+            self._send(tail=number)
         return await asyncio.shield(self._tails[number])
 
     async def run(self) -> int:
@@ -137,7 +137,7 @@ class GuardClient:
         watching = asyncio.create_task(self._keep_awake(), name="guard is awake")
         try:
             while line := await reader.readline():
-                self._hear(json.loads(line))
+                self._receive(json.loads(line))
         except ConnectionError:
             pass
         finally:
@@ -182,7 +182,7 @@ class GuardClient:
             log.error("the guard (pid %d) does not respond; killing it", self.pid, extra=event("guard_killed"))
             self._process.kill()
 
-    def _hear(self, event: dict[str, Any]) -> None:
+    def _receive(self, event: dict[str, Any]) -> None:
         if "tail" in event:
             self._tails.pop(event["tail"]).set_result(_output(event))
             return
@@ -190,7 +190,7 @@ class GuardClient:
         cause = without_credentials(event["why"] or cause_of(event["error"]))
         self._on_end.pop(number)(Ended(event["status"], _output(event), cause))
 
-    def _say(self, **order: Any) -> None:
+    def _send(self, **order: Any) -> None:
         line = json.dumps(order).encode() + b"\n"
         if self._writer is None:
             self._unsent.append(line)

@@ -104,35 +104,32 @@ class Guard:
                 self._pass_on(order["signal"], order["pass"])
             elif "tail" in order:
                 child = self._children.get(order["tail"])
-                self._say({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
+                self._send({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
             else:
-                self._halt_order(order["halt"], order["grace_s"])
+                if (child := self._children.get(order["halt"])) is not None:
+                    self._halt(child, order["grace_s"])
 
     def _start(self, order: dict[str, Any]) -> None:
         number, label = order["start"], order["label"]
         try:
             error_file = self._folder / f"{number}.json"
             child = Child(number, label, order["is_shown"], order["log"], error_file, is_users=not order["has_input"])
-            if said := child.open_log():
-                self._note(label, said)
+            if text := child.open_log():
+                self._print(label, text)
             child.spawn(order["argv"], order["env"], has_input=order["has_input"])
         except (OSError, subprocess.SubprocessError) as e:
-            said = f"cannot run {order['argv'][0]}: {e}"
-            self._note(label, said)
-            self._say({"ended": number, "status": 127, "output": [said], "error": "", "why": ""})
+            text = f"cannot run {order['argv'][0]}: {e}"
+            self._print(label, text)
+            self._send({"ended": number, "status": 127, "output": [text], "error": "", "why": ""})
             return
         self._children[number] = child
         self._resume(child)
-
-    def _halt_order(self, number: int, grace_s: float) -> None:
-        if (child := self._children.get(number)) is not None:
-            self._halt(child, grace_s)
 
     def _pass_on(self, number: int, signal_number: int) -> None:
         if (child := self._children.get(number)) is not None and child.status is None:
             reached = process_tree.pass_on(child.pid, signal_number)
             name = signal.Signals(signal_number).name
-            self._note(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
+            self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
 
     def _halt(self, child: Child, grace_s: float) -> None:
         if child.status is None and child.kill_at is None and grace_s > 0:
@@ -168,7 +165,9 @@ class Guard:
                 child.stopped_at = None
                 if child.kill_at is None:
                     child.kill_at, child.why = now, f"it was stopped by a signal for {STOPPED_S:g} s, and killed"
-            left = self._tree(child) if child.status is not None or _is_due(child, now) else [child.pid]
+            left = [child.pid]
+            if child.status is not None or _is_due(child, now):
+                left = process_tree.marked(os.getpid(), child.mark, child.pid)
             if _is_due(child, now):
                 process_tree.kill(left)
             if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
@@ -188,9 +187,6 @@ class Guard:
         if not due or time.monotonic() >= self._strays_until:
             self._strays_until = None
 
-    def _tree(self, child: Child) -> list[int]:
-        return process_tree.marked(os.getpid(), child.mark, child.pid)
-
     def _ended(self, child: Child, status: int, left: list[int]) -> None:
         del self._children[child.number]
         self._strays_until = time.monotonic() + _UNKILLABLE_S
@@ -200,7 +196,9 @@ class Guard:
         self._show(child, child.lines.end())
         child.close()
         output = child.lines.tail + ([f"(processes {left} cannot be killed)"] if left else [])
-        self._say({"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why})
+        self._send(
+            {"ended": child.number, "status": status, "output": output, "error": child.error(), "why": child.why}
+        )
 
     def _end_all(self) -> None:
         """Kill all descendants of the guard, including new ones."""
@@ -222,8 +220,8 @@ class Guard:
             self._pause(child)
             child.is_read = True
             return False
-        if said := child.write_log(data):
-            self._note(child.label, said)
+        if text := child.write_log(data):
+            self._print(child.label, text)
         self._show(child, child.lines.feed(data))
         return True
 
@@ -273,10 +271,10 @@ class Guard:
         while self._outlet.has_some and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
             self._write()
 
-    def _note(self, label: str, said: str) -> None:
-        self._outlet.put(f"[{label}] ", [said.encode()])
+    def _print(self, label: str, text: str) -> None:
+        self._outlet.put(f"[{label}] ", [text.encode()])
 
-    def _say(self, event: dict[str, Any]) -> None:
+    def _send(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(ConnectionError):
             self._control.sendall(json.dumps(event).encode() + b"\n")
 

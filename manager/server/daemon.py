@@ -38,12 +38,12 @@ from lighthouse_runtime.timing.timers import LoopLag
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence.collector import EvidenceCollector
-from manager.evidence.process_probe import ProbeProcess, look_alone
+from manager.evidence.process_probe import ProbeProcess, probe_alone
 from manager.group.driver import GroupDriver
 from manager.group.events import GroupGivenUp, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
 from manager.server.config import ManagerConfig
-from manager.server.service import REFLECTED, GroupAccess, ManagerService, show_handles
+from manager.server.service import REFLECTED, GroupAccess, ManagerService, encode_handles
 from manager.store.process import StoreProcess
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class ManagerDaemon:
         secret: str,
         end: Callable[[int], None],
         more: Mapping[str, Entry] | None = None,
-        look: ProbeProcess = look_alone,
+        probe: ProbeProcess = probe_alone,
         on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
         on_killed: Callable[[Killed], None] | None = None,
         session_secret: str = "",
@@ -114,7 +114,7 @@ class ManagerDaemon:
             secret: The group's secret, or empty (see GroupAccess in service.py).
             end: Ends the process with a status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
             more: RPCs that a supervisor serves on the same port.
-            look: As in EvidenceCollector.
+            probe: As in EvidenceCollector.
             on_given_up: As in GroupDriver.
             on_killed: As in GroupDriver.
             session_secret: Authenticates this process to the lighthouse. If empty, a new one is drawn.
@@ -124,7 +124,7 @@ class ManagerDaemon:
         self._session_secret = session_secret or secrets.token_hex(SECRET_BYTES)
         self._end = end
         self._more = more
-        self._look = look
+        self._probe = probe
         self._on_given_up = on_given_up
         self._on_killed = on_killed
         self._started_at = time.monotonic()
@@ -159,10 +159,10 @@ class ManagerDaemon:
             secrets.token_hex(6),
             timers,
             self._link,
-            EvidenceCollector(config.group_world_size, self._link.send, self._look),
+            EvidenceCollector(config.group_world_size, self._link.send, self._probe),
             self._ended,
             secret=self._session_secret,
-            show_handles=show_handles,
+            encode_handles=encode_handles,
             rank_timeout_s=config.rank_timeout_s,
             limits=Limits(floor_s=config.stall_timeout_s),
             on_given_up=self._on_given_up,

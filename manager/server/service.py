@@ -234,7 +234,7 @@ def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
     return CatchUp(request.catch_up, held, request.has_source)
 
 
-def show_handles(handles: tuple[str, ...]) -> bytes:
+def encode_handles(handles: tuple[str, ...]) -> bytes:
     """Encode the ranks' reconfigure handles in the field that torchft's newer managers use."""
     if not any(handles):
         return b""

@@ -48,7 +48,7 @@ class SupervisorDriver:
         self._finish = finish
         self._has_finished = False
 
-    def hear(self, message: ToSupervisor) -> None:
+    def receive(self, message: ToSupervisor) -> None:
         """Receive a message from the lighthouse."""
         match message:
             case SupervisorWelcome():

@@ -12,7 +12,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages import hosts
@@ -27,7 +27,7 @@ from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.loop import STOP_SIGNALS, ServiceManager, on_signals
 from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
-from manager.evidence.process_probe import ELSEWHERE, LOOK_WITHIN_S, look_alone
+from manager.evidence.process_probe import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
 from manager.group.events import GroupGivenUp, Killed, RankGivenUp
 from manager.guard.client import GuardClient
 from manager.server.daemon import ManagerDaemon
@@ -44,9 +44,17 @@ from manager.supervisor.store import SupervisedStore
 log = logging.getLogger(__name__)
 
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
-_SEEN_WITHIN_S = LOOK_WITHIN_S + 0.5
+_PROBE_TIMEOUT_S = PROBE_TIMEOUT_S + 0.5
+
+
+@dataclass(slots=True)
+class _Host:
+    """Connection to the supervisor of another host."""
+
+    sender: Sender
+    heard_at: float  # when its last message arrived
 
 
 class WorkerHosts:
@@ -54,21 +62,20 @@ class WorkerHosts:
 
     Args:
         plan: Returns the launch plan; raises Unreachable until it is known.
-        tell: Receives the events for the machine.
+        report: Receives the events for the machine.
         end: Called when one of these supervisors got a stop signal, with 128 plus the signal number and the host.
     """
 
     def __init__(
-        self, plan: Callable[[], LaunchPlan], tell: Callable[[Event], None], end: Callable[[int, int], None]
+        self, plan: Callable[[], LaunchPlan], report: Callable[[Event], None], end: Callable[[int, int], None]
     ) -> None:
         self._plan = plan
-        self._tell = tell
+        self._report = report
         self._end = end
-        self._senders: dict[int, Sender] = {}
-        self._heard_at: dict[int, float] = {}
+        self._hosts: dict[int, _Host] = {}
         self._over: hosts.GroupEnded | None = None
         self._numbers = itertools.count(1)
-        self._looks: dict[int, asyncio.Future[ProcessSnapshot]] = {}
+        self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def entry(self) -> Stream:
         """Return the RPC that the manager's server serves."""
@@ -76,30 +83,30 @@ class WorkerHosts:
 
     def send(self, host: int, message: hosts.ToHost) -> None:
         """Send a message to a host. Drop it if the host is not connected: its loss is already reported."""
-        if (sender := self._senders.get(host)) is not None:
-            sender.send(NODE_RESPONSES.write(message))
+        if (connected := self._hosts.get(host)) is not None:
+            connected.sender.send(NODE_RESPONSES.write(message))
 
-    async def look(self, request: WatchHello) -> ProcessSnapshot:
+    async def probe(self, request: WatchHello) -> ProcessSnapshot:
         """Ask all other hosts to inspect a rank's process. The host that runs it answers."""
-        if not self._senders:
+        if not self._hosts:
             return ProcessSnapshot(missing=(ELSEWHERE,))
         number = next(self._numbers)
-        seen = self._looks[number] = asyncio.get_running_loop().create_future()
+        seen = self._probes[number] = asyncio.get_running_loop().create_future()
         offer = request.offer or EvidenceOffer()
         message = hosts.ProbeRequest(number, request.group_rank, request.pid, request.host, request.started, offer)
         try:
-            for host in self._senders:
+            for host in self._hosts:
                 self.send(host, message)
-            return await asyncio.wait_for(seen, _SEEN_WITHIN_S)
+            return await asyncio.wait_for(seen, _PROBE_TIMEOUT_S)
         except TimeoutError:
-            late = f"no supervisor of its host has answered within {_SEEN_WITHIN_S:g} s"
+            late = f"no supervisor of its host has answered within {_PROBE_TIMEOUT_S:g} s"
             return ProcessSnapshot(missing=(f"process: {late}", f"output: {late}"))
         finally:
-            del self._looks[number]
+            del self._probes[number]
 
     def end_all(self, over: hosts.GroupEnded, excluded: dict[int, str]) -> None:
         self._over = over
-        for host in self._senders:
+        for host in self._hosts:
             self.send(host, hosts.GroupEnded(over.status, over.why, excluded.get(host, "")))
 
     async def serve(self, requests: Requests[hosts.FromHost], _: Call, sender: Sender) -> None:
@@ -108,16 +115,19 @@ class WorkerHosts:
             return
         self._check(entry)
         host = entry.node_rank
-        self._enter(host, sender)
-        watch = asyncio.create_task(self._send_heartbeats(host, sender))
+        connected = self._enter(host, sender)
+        heartbeats = asyncio.create_task(_send_heartbeats(host, connected))
         try:
             async for message in requests:
-                self._heard_at[host] = asyncio.get_running_loop().time()
+                connected.heard_at = asyncio.get_running_loop().time()
                 if message is not None:
                     self.receive(host, message)
         finally:
-            watch.cancel()
-            self._leave(host, sender)
+            heartbeats.cancel()
+            if self._hosts.get(host) is connected:
+                del self._hosts[host]
+                log.warning("lost host %d", host, extra=event("host_lost", host=host))
+                self._report(HostLost(host, "its supervisor disconnected"))
 
     def _check(self, entry: hosts.HostHello) -> None:
         plan = self._plan()
@@ -129,39 +139,27 @@ class WorkerHosts:
                 f"and host 0 for {ours}; give all hosts of a group the same options"
             )
 
-    def _enter(self, host: int, sender: Sender) -> None:
-        if (older := self._senders.pop(host, None)) is not None:
-            older.end(Superseded(f"another supervisor of host {host} has come"))
-            self._tell(HostLost(host, "its supervisor was started again"))
+    def _enter(self, host: int, sender: Sender) -> _Host:
+        if (older := self._hosts.pop(host, None)) is not None:
+            older.sender.end(Superseded(f"another supervisor of host {host} has come"))
+            self._report(HostLost(host, "its supervisor was started again"))
         log.info("host %d connected", host, extra=event("host_joined", host=host))
-        self._senders[host] = sender
-        self._heard_at[host] = asyncio.get_running_loop().time()
+        connected = self._hosts[host] = _Host(sender, asyncio.get_running_loop().time())
         address, port = self._plan().master
         self.send(host, hosts.HostWelcome(address, port))
         if self._over is not None:
             self.send(host, self._over)
-        self._tell(HostReady(host))
-
-    def _leave(self, host: int, sender: Sender) -> None:
-        if self._senders.get(host) is sender:
-            del self._senders[host]
-            log.warning("lost host %d", host, extra=event("host_lost", host=host))
-            self._tell(HostLost(host, "its supervisor disconnected"))
-
-    async def _send_heartbeats(self, host: int, sender: Sender) -> None:
-        while asyncio.get_running_loop().time() < self._heard_at[host] + SILENCE_S:
-            sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
-            await asyncio.sleep(BEAT_S)
-        sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may reconnect
+        self._report(HostReady(host))
+        return connected
 
     def receive(self, host: int, message: hosts.FromHost) -> None:
         match message:
             case hosts.HostRankEnded(rank, attempt, status, cause):
                 if self._plan().layout.host_of(rank) != host:
                     raise InvalidRequest(f"{rank} is none of host {host}", field="rank")
-                self._tell(RankEnded(rank, attempt, status, cause))
+                self._report(RankEnded(rank, attempt, status, cause))
             case hosts.HostCheckFailed(reason):
-                self._tell(CheckFailed(host, reason))
+                self._report(CheckFailed(host, reason))
             case hosts.HostEndAsked(status):
                 if status - 128 not in STOP_SIGNALS:
                     raise InvalidRequest(
@@ -169,12 +167,19 @@ class WorkerHosts:
                     )
                 self._end(status, host)
             case hosts.ProbeResult(number, outside):
-                if (look := self._looks.get(number)) is not None and not look.done():
-                    look.set_result(outside)
+                if (probe := self._probes.get(number)) is not None and not probe.done():
+                    probe.set_result(outside)
             case hosts.HostHeartbeat():
                 pass
             case hosts.HostHello():
                 raise InvalidRequest("came twice", field="hello")
+
+
+async def _send_heartbeats(host: int, connected: _Host) -> None:
+    while asyncio.get_running_loop().time() < connected.heard_at + SILENCE_S:
+        connected.sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
+        await asyncio.sleep(HEARTBEAT_S)
+    connected.sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may reconnect
 
 
 LOOPBACK = "127.0.0.1"
@@ -258,7 +263,7 @@ class HeadHost:
             self._launch.group_secret,
             self._driver.manager_ended,
             {"Node": self._workers.entry()},
-            self._look,
+            self._probe,
             self._given_up,
             self._killed,
             self._launch.run_secret,
@@ -272,7 +277,7 @@ class HeadHost:
                          "(LIGHTHOUSE_STORE_PORT) instead of MASTER_PORT + 2",
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
         plan = self._plan(daemon)
-        self._link = self._launch.run_link(plan, self._driver.hear, self._heartbeat)
+        self._link = self._launch.run_link(plan, self._driver.receive, self._heartbeat)
         self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
         self._link.open()
 
@@ -280,10 +285,10 @@ class HeadHost:
         running = 0 if self._local is None else len(self._local.running)
         return replace(self._driver.machine.heartbeat(now), running=running)
 
-    async def _look(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
+    async def _probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
-            return await self._workers.look(request)
-        return await self._local.look(request) if self._local is not None else await look_alone(request, is_here)
+            return await self._workers.probe(request)
+        return await self._local.probe(request) if self._local is not None else await probe_alone(request, is_here)
 
     def _known_plan(self) -> LaunchPlan:
         if self._local is None:

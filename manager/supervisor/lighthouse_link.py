@@ -39,7 +39,7 @@ class SupervisorLink:
         connect: Returns a client of the lighthouse.
         address: The lighthouse, for logs.
         entry: The first message of each stream.
-        hear: Receives each message, and a HelloRejected for any other final end of the stream.
+        on_message: Receives each message, and a HelloRejected for any other final end of the stream.
         heartbeat: Returns the next heartbeat, given the loop's time.
         search: Selects the lighthouse for `connect` if there are several.
     """
@@ -49,20 +49,20 @@ class SupervisorLink:
         connect: Callable[[], AsyncLighthouseClient],
         address: str,
         entry: supervisor.SupervisorHello,
-        hear: Callable[[supervisor.ToSupervisor], None],
+        on_message: Callable[[supervisor.ToSupervisor], None],
         heartbeat: Callable[[float], supervisor.SupervisorHeartbeat] = lambda now: supervisor.SupervisorHeartbeat(),
         search: LeaderSearch | None = None,
     ) -> None:
         self._connect = connect
         self._address = address
         self._entry = entry
-        self._hear = hear
+        self._on_message = on_message
         self._heartbeat = heartbeat
         self._search = search
         self._stream: SupervisorStream | None = None
         self._report = Report(self._send)
         self._clock = asyncio.get_running_loop().time
-        self._has_heard_stop = asyncio.Event()
+        self._has_stop_arrived = asyncio.Event()
         self._has_answered = self._is_away = False
         self._absence = Absence()
         self._is_over = False
@@ -94,7 +94,7 @@ class SupervisorLink:
                     STOP_TIMEOUT_S,
                     extra=event("stop_untold"),
                 )
-            waited = asyncio.create_task(self._has_heard_stop.wait())
+            waited = asyncio.create_task(self._has_stop_arrived.wait())
             await asyncio.wait((waited, self._task), timeout=STOP_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
             waited.cancel()
         self._is_over = True
@@ -120,13 +120,13 @@ class SupervisorLink:
                             self._search.mark_served()
                         self._receive(stream, message)
                     if not self._is_over and not is_refused:
-                        self._note(f"{self._address} closed the stream")
+                        self._set_error(f"{self._address} closed the stream")
                 except (Unreachable, DeadlinePassed) as e:
                     error = e
                     if isinstance(e, WrongProtocol) and not self._has_answered:
                         self._receive(stream, run.HelloRejected(e))
                     elif not isinstance(e, NotLeader) or not e.leader:  # a follower that names the leader is no failure
-                        self._note(str(e))
+                        self._set_error(str(e))
                 except NotServed:
                     log.warning(
                         "%s does not track runs: it does not see these ranks, and `lighthouse stop` has no effect",
@@ -134,7 +134,7 @@ class SupervisorLink:
                         extra=event("runs_not_tracked", lighthouse=self._address),
                     )
                     self._is_over = True
-                    self._hear(supervisor.SupervisorWelcome(1.0))
+                    self._on_message(supervisor.SupervisorWelcome(1.0))
                 except LighthouseError as e:
                     self._receive(stream, run.HelloRejected(e))
                 finally:
@@ -145,41 +145,36 @@ class SupervisorLink:
 
     def _receive(self, stream: SupervisorStream, message: supervisor.ToSupervisor) -> None:
         if isinstance(message, run.HelloRejected) and not self._report.is_final(message.error, self._clock()):
-            return self._note(str(message.error), "refused by the lighthouse")
-        self._note("")
+            return self._set_error(str(message.error), "refused by the lighthouse")
+        self._set_error("")
         match message:
-            case supervisor.SupervisorWelcome(beat_interval_s):
-                self._welcomed(stream, beat_interval_s)
+            case supervisor.SupervisorWelcome(interval_s):
+                self._stream = stream
+                self._report.welcomed(self._clock())
+                self._send_heartbeat(stream, interval_s)
             case run.RunStopped() | run.RunCompleted():  # a completed run needs no stop
-                self._has_heard_stop.set()
+                self._has_stop_arrived.set()
             case run.HelloRejected():
                 self._is_over = True
-        return self._hear(message)
+        return self._on_message(message)
 
-    def _welcomed(self, stream: SupervisorStream, beat_interval_s: float) -> None:
-        self._stream = stream
-        self._report.welcomed(self._clock())
-        self._beat(stream, beat_interval_s)
-
-    def _beat(self, stream: SupervisorStream, interval_s: float) -> None:
+    def _send_heartbeat(self, stream: SupervisorStream, interval_s: float) -> None:
         if self._stream is stream:
             stream.send(self._heartbeat(self._clock()))
-            asyncio.get_running_loop().call_later(interval_s, self._beat, stream, interval_s)
+            asyncio.get_running_loop().call_later(interval_s, self._send_heartbeat, stream, interval_s)
 
     def _send(self, message: supervisor.StopAsked | supervisor.HostExcluded | supervisor.ProcessLost) -> None:
         if self._stream is not None:
             self._stream.send(message)
 
-    def _note(self, error: str, what: str = "lighthouse unreachable") -> None:
+    def _set_error(self, error: str, what: str = "lighthouse unreachable") -> None:
         if error:
-            if text := self._absence.noted(error, self._clock()):
-                log.warning("%s: %s; %s", what, text, self._consequence(), extra=event("lighthouse_lost"))
+            if text := self._absence.next_line(error, self._clock()):
+                cost = "the ranks keep running" if self._has_answered else "the ranks start when it answers"
+                log.warning("%s: %s; %s", what, text, cost, extra=event("lighthouse_lost"))
         else:
             if self._is_away:
                 log.info("lighthouse reachable again", extra=event("lighthouse_answers"))
             self._absence.ended()
             self._has_answered = True
         self._is_away = bool(error)
-
-    def _consequence(self) -> str:
-        return "the ranks keep running" if self._has_answered else "the ranks start when it answers"

@@ -26,7 +26,7 @@ from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.security.client_tls import variables_of
-from manager.evidence.process_probe import look_with_output
+from manager.evidence.process_probe import probe_with_output
 from manager.guard.client import Command, Ended, GuardClient, shown
 from manager.guard.rules import described
 from manager.server.config import ManagerConfig
@@ -66,7 +66,7 @@ class _Live:
 
 
 class LocalHost:
-    """Ranks of this host. `tell` receives events for the machine, `lose` losses for the lighthouse."""
+    """Ranks of this host. `report` receives events for the machine, `lose` losses for the lighthouse."""
 
     def __init__(
         self,
@@ -74,14 +74,14 @@ class LocalHost:
         guard: GuardClient,
         output: Output,
         check: HealthCheck | None,
-        tell: Callable[[RankEnded | CheckFailed], None],
+        report: Callable[[RankEnded | CheckFailed], None],
         lose: Callable[[ProcessLost], None],
     ) -> None:
         self.plan = plan
         self._guard = guard
         self._output = output
         self._check = check
-        self._tell = tell
+        self._report = report
         self._lose = lose
         self._live: dict[int, _Live] = {}
         self._is_idle = asyncio.Event()
@@ -123,9 +123,9 @@ class LocalHost:
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)
 
-    async def look(self, request: WatchHello) -> ProcessSnapshot:
+    async def probe(self, request: WatchHello) -> ProcessSnapshot:
         """Inspect a rank's process on this host, and read its last output."""
-        return await look_with_output(request, self.last_lines(request.group_rank))
+        return await probe_with_output(request, self.last_lines(request.group_rank))
 
     async def last_lines(self, rank: int) -> tuple[str, ...] | None:
         """Return the last output of a rank, or None if this supervisor does not run it.
@@ -155,12 +155,12 @@ class LocalHost:
             said = f": {ended.output[-1]}" if ended.output else ""
             why, output = late or described(ended.status), shown(ended.output)
             log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
-            self._tell(CheckFailed(self.plan.host, f"{late or described(ended.status)}{said}"))
+            self._report(CheckFailed(self.plan.host, f"{late or described(ended.status)}{said}"))
         self._spawn([rank for rank in wanted if ended.status == 0])
         for rank in ranks:
             if ended.status != 0 or rank not in wanted:
                 attempt = self._pop(rank).attempt
-                self._tell(RankEnded(rank, attempt, HALTED_STATUS))
+                self._report(RankEnded(rank, attempt, HALTED_STATUS))
 
     def _spawn(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
@@ -200,7 +200,7 @@ class LocalHost:
             level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
             log.log(level, "%s died: %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
             self._lose(ProcessLost(process, reason, ended.output))
-        self._tell(RankEnded(rank, live.attempt, status, ended.cause))
+        self._report(RankEnded(rank, live.attempt, status, ended.cause))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,19 +273,19 @@ class Launch:
         self,
         plan: LaunchPlan,
         guard: GuardClient,
-        tell: Callable[[RankEnded | CheckFailed], None],
+        report: Callable[[RankEnded | CheckFailed], None],
         lose: Callable[[ProcessLost], None],
     ) -> LocalHost:
         settings = self.settings
         output = Output(settings.log_dir, settings.log_dir is None or settings.tee)
         command = settings.health_check
         check = None if command is None else HealthCheck(command, settings.health_check_timeout_s)
-        return LocalHost(plan, guard, output, check, tell, lose)
+        return LocalHost(plan, guard, output, check, report, lose)
 
     def run_link(
         self,
         plan: LaunchPlan,
-        hear: Callable[[ToSupervisor], None],
+        on_message: Callable[[ToSupervisor], None],
         heartbeat: Callable[[float], SupervisorHeartbeat],
     ) -> SupervisorLink:
         config, settings = self.config, self.settings
@@ -297,4 +297,4 @@ class Launch:
             return AsyncLighthouseClient(coordinator, job=config.job, run=settings.run_id)
 
         entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots, self.run_secret)
-        return SupervisorLink(connect, str(config.coordinator), entry, hear, heartbeat, search)
+        return SupervisorLink(connect, str(config.coordinator), entry, on_message, heartbeat, search)

@@ -30,7 +30,7 @@ from lighthouse_runtime.process.children import host_id
 from lighthouse_runtime.process.loop import ServiceManager, on_signals
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.guard.client import GuardClient
-from manager.supervisor.head_host import BEAT_S, SILENCE_S
+from manager.supervisor.head_host import HEARTBEAT_S, SILENCE_S
 from manager.supervisor.local_host import Launch, LocalHost
 from manager.supervisor.rules.events import CheckFailed, RankEnded
 from manager.supervisor.rules.machine import STOP_GRACE_S, STOPPED_STATUS
@@ -57,14 +57,14 @@ class HeadLink:
         self._grace_s = grace_s
         self._timeout_s = timeout_s
         self._stream: HostStream | None = None
-        self._looks: set[asyncio.Task[None]] = set()
+        self._probes: set[asyncio.Task[None]] = set()
         self.host: LocalHost | None = None
 
     @property
     def is_open(self) -> bool:
         return self._stream is not None
 
-    def tell(self, event: RankEnded | CheckFailed) -> None:
+    def report(self, event: RankEnded | CheckFailed) -> None:
         match event:
             case RankEnded(rank, attempt, status, cause):
                 self._send(hosts.HostRankEnded(rank, attempt, status, cause))
@@ -115,7 +115,7 @@ class HeadLink:
         match message:
             case hosts.HostWelcome():
                 self.host = self.host or self._make_host(message)
-                self._beat(stream)
+                self._send_heartbeat(stream)
             case hosts.StartRanks(ranks, attempt, unit):
                 assert self.host is not None
                 self.host.start(ranks, attempt, unit)
@@ -124,27 +124,27 @@ class HeadLink:
                 self.host.halt(ranks, grace_s)
             case hosts.ProbeRequest(host=host):
                 if host == host_id():
-                    task = asyncio.create_task(self._look(message))
-                    self._looks.add(task)
-                    task.add_done_callback(self._looks.discard)
+                    task = asyncio.create_task(self._probe(message))
+                    self._probes.add(task)
+                    task.add_done_callback(self._probes.discard)
             case hosts.GroupEnded():
                 self._over(message)
             case hosts.HostHeartbeat():
                 pass
 
-    async def _look(self, asked: hosts.ProbeRequest) -> None:
+    async def _probe(self, asked: hosts.ProbeRequest) -> None:
         assert self.host is not None
         request = WatchHello(asked.rank, "", asked.pid, asked.host, asked.started, offer=asked.offer)
-        self._send(hosts.ProbeResult(asked.number, await self.host.look(request)))
+        self._send(hosts.ProbeResult(asked.number, await self.host.probe(request)))
 
     def _send(self, message: hosts.FromHost) -> None:
         if self._stream is not None:
             self._stream.send(message)
 
-    def _beat(self, stream: HostStream) -> None:
+    def _send_heartbeat(self, stream: HostStream) -> None:
         if self._stream is stream:
             stream.send(hosts.HostHeartbeat())
-            asyncio.get_running_loop().call_later(BEAT_S, self._beat, stream)
+            asyncio.get_running_loop().call_later(HEARTBEAT_S, self._send_heartbeat, stream)
 
     def _watch_silence(self, stream: HostStream) -> None:
         """Cancel the stream if host 0 is silent for SILENCE_S."""
@@ -187,7 +187,7 @@ class WorkerHost:
             settings.node_timeout_s,
         )
         plan = launch.plan(self._manager, ("", settings.master_port))
-        self._link = launch.run_link(plan, self._hear, self._heartbeat)
+        self._link = launch.run_link(plan, self._receive_from_lighthouse, self._heartbeat)
         self._orders: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
         self._end_of: asyncio.Future[GroupEnded] = self._loop.create_future()
@@ -225,9 +225,9 @@ class WorkerHost:
 
     def _make_host(self, welcome: HostWelcome) -> LocalHost:
         plan = self._launch.plan(self._manager, (welcome.master_address, welcome.master_port))
-        return self._launch.local_host(plan, self._guard, self._head.tell, self._link.lose)
+        return self._launch.local_host(plan, self._guard, self._head.report, self._link.lose)
 
-    def _hear(self, message: ToSupervisor) -> None:
+    def _receive_from_lighthouse(self, message: ToSupervisor) -> None:
         match message:
             case SupervisorWelcome():
                 self._orders = self._orders or asyncio.create_task(self._head.run(), name="host 0")

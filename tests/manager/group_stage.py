@@ -8,9 +8,9 @@ from lighthouse_protocol.messages.membership import Assignment, Decision, Partic
 from lighthouse_protocol.messages.session import HoldState, QuorumPhase
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
 from manager.group import events
+from manager.group.events import PendingVote, QuorumRequest
 from manager.group.machine import GroupMachine
 from manager.group.presence import RETURNS_WITHIN_S
-from manager.group.records import PendingVote, QuorumRequest
 from tests.manager.dumb_lighthouse import DumbLighthouse
 from tests.manager.dumb_rank import Call, Lease, Rank
 
@@ -52,7 +52,7 @@ class Stage:
         before = self.machine.held
         effects = list(self.machine.handle(event, self.now))
         after = self.machine.held
-        if before is not None and after is not None and self.machine.grants.mode is HoldState.REVOKED:
+        if before is not None and after is not None and after.mode is HoldState.REVOKED:
             was_over = before.mode in (HoldState.REVOKED, HoldState.JOINING, HoldState.LEAVING)
             assert was_over or any(isinstance(effect, events.Pushed) for effect in effects), "its ranks are not told"
         self.perform(effects)

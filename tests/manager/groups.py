@@ -1,11 +1,13 @@
 """Short words for what happens to a manager's machine and what it says."""
 
+from typing import Any
+
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumPhase
 from manager.group import events
+from manager.group.events import PendingVote
 from manager.group.machine import GroupMachine
-from manager.group.records import PendingVote
 from tests.manager.builders import ask, member
 
 LEASE_UNTIL = 4.0
@@ -45,10 +47,10 @@ def held(mode: str = "standing", granted: int = 0, quorum_id: int = 1) -> HeldQu
     return HeldQuorum(quorum_id, HoldState(mode), granted)
 
 
-def unwatched(size: int = 2, name: str = "a") -> GroupMachine:
+def unwatched(size: int = 2, name: str = "a", **options: Any) -> GroupMachine:
     """Its session is open and welcomed at 0; beat 1 was sent and echoed: the lease is valid until LEASE_UNTIL."""
     machine = GroupMachine(
-        Participant(name, address=f"{name}:1", store_address=f"{name}:2", group_world_size=size), "L"
+        Participant(name, address=f"{name}:1", store_address=f"{name}:2", group_world_size=size), "L", **options
     )
     machine.handle(events.SessionOpened(), 0)
     machine.handle(told(session.Welcome(1.0, 5.0)), 0)
@@ -69,7 +71,7 @@ def joined(size: int = 2, step: int = 0, **fields: object) -> GroupMachine:
     machine = watched(size)
     for rank in range(size):
         machine.handle(ask(rank + 1, rank, step, **({"tag_quorum_id": 0} | fields)), 0)
-    assert machine.gather.is_joined
+    assert machine.session.is_joining
     return machine
 
 
@@ -78,7 +80,7 @@ def holding(size: int = 2, step: int = 0, names: str = "ab") -> GroupMachine:
     machine = joined(size, step)
     answers = machine.handle(handed(1, formed(1, step, names)), 0)
     assert sum(isinstance(effect, events.QuorumAnswered) for effect in answers) == size
-    assert (machine.held, machine.session._beats) == (held(granted=step), 2)
+    assert (machine.held, machine.session._heartbeats) == (held(granted=step), 2)
     return machine
 
 

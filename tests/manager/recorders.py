@@ -50,10 +50,10 @@ class Link:
     def give_up(self, reason: str) -> None:
         self.done.append(f"give up: {reason}")
 
-    def connect_beside(self, reason: str) -> None:
+    def connect_second(self, reason: str) -> None:
         self.done.append(f"connect beside: {reason}")
 
-    def stay(self) -> None:
+    def cancel_second(self) -> None:
         self.done.append("stay")
 
 

@@ -22,7 +22,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from manager.group import events
-from manager.group.records import PendingVote, QuorumRequest
+from manager.group.events import PendingVote, QuorumRequest
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:

@@ -61,11 +61,11 @@ class ManagerLink:
             end.close()
             self._manager.after(0, self._closed)
 
-    def connect_beside(self, reason: str) -> None:
+    def connect_second(self, reason: str) -> None:
         self._wants_another = True
         self._try_beside()
 
-    def stay(self) -> None:
+    def cancel_second(self) -> None:
         self._wants_another = False
 
     # -- the network

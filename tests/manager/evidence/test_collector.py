@@ -11,7 +11,7 @@ from lighthouse_protocol.messages.incident import EvidenceAsked, ProcessSnapshot
 from lighthouse_protocol.messages.progress import GroupView
 from manager.evidence import collector
 from manager.evidence.collector import EvidenceCollector
-from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, look_alone
+from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, probe_alone
 from manager.group.driver import Watch
 from tests.lighthouse_protocol.views import rank as view_of
 from tests.processes import PATIENCE_S
@@ -60,7 +60,7 @@ class Group:
 
     async def look(self, request: session.WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
-            return await look_alone(request, is_here)
+            return await probe_alone(request, is_here)
         if request.offer is None:
             return replace(self.outside, stacks="", missing=("stacks: it has no handler that writes them",))
         self.signalled.append(request.pid)

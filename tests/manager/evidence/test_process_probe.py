@@ -23,9 +23,9 @@ from manager.evidence.process_probe import (
     NoStacksError,
     ProcessState,
     ThreadState,
-    look,
-    look_alone,
-    look_with_output,
+    probe,
+    probe_alone,
+    probe_with_output,
     read_process,
     read_thread,
     take_stacks,
@@ -39,18 +39,18 @@ GONE = replace(OWN, started=OWN.started + 1)
 
 
 async def test_a_process_without_a_handler_is_sent_no_signal():
-    seen = await look(OWN)
+    seen = await probe(OWN)
     assert seen.process.startswith(f"pid {os.getpid()} (")
     assert (seen.stacks, seen.missing, seen.is_stopped) == ("", ("stacks: it has no handler that writes them",), False)
-    seen = await look(replace(OWN, offer=EvidenceOffer(64, 3)))
+    seen = await probe(replace(OWN, offer=EvidenceOffer(64, 3)))
     assert seen.missing == ("stacks: it has no handler for signal 64 any more, and would end by it",)
 
 
 async def test_a_pid_that_names_another_process_by_now():
     ended = f"{os.getpid()} has ended"
-    assert await look(GONE) == ProcessSnapshot(missing=(f"stacks: process {ended}", f"process: {ended}"))
-    assert (await look_alone(GONE, True)).missing[1:] == (f"process: {ended}", NO_OUTPUT)
-    assert await look_alone(OWN, False) == ProcessSnapshot(missing=(ELSEWHERE, NO_OUTPUT))
+    assert await probe(GONE) == ProcessSnapshot(missing=(f"stacks: process {ended}", f"process: {ended}"))
+    assert (await probe_alone(GONE, True)).missing[1:] == (f"process: {ended}", NO_OUTPUT)
+    assert await probe_alone(OWN, False) == ProcessSnapshot(missing=(ELSEWHERE, NO_OUTPUT))
 
 
 @pytest.mark.parametrize(
@@ -68,31 +68,31 @@ async def test_what_it_wrote_last(
     output: tuple[str, ...],
     missing: tuple[str, ...],
 ):
-    monkeypatch.setattr(process_probe, "_look", lambda *_: SEEN)
+    monkeypatch.setattr(process_probe, "_probe", lambda *_: SEEN)
 
     monkeypatch.setattr(process_probe, "OUTPUT_WITHIN_S", 0.05 if lines == "never" else PATIENCE_S)
 
     async def last() -> Any:
         return await asyncio.Future() if lines == "never" else lines
 
-    seen = await look_with_output(OWN, last())
+    seen = await probe_with_output(OWN, last())
     assert seen == replace(SEEN, output=output, missing=(*SEEN.missing, *missing))
 
 
 async def test_a_proc_that_hangs_costs_nothing_else(monkeypatch: pytest.MonkeyPatch):
     go_on = threading.Event()
-    monkeypatch.setattr(process_probe, "LOOK_WITHIN_S", 0.05)
-    monkeypatch.setattr(process_probe, "_look", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
-    seen = await look(OWN)
+    monkeypatch.setattr(process_probe, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(process_probe, "_probe", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
+    seen = await probe(OWN)
     go_on.set()
     late = "/proc has not answered within 0.05 s"
     assert seen == ProcessSnapshot(missing=(f"stacks: {late}", f"process: {late}"))
 
 
 async def test_a_defect_here_is_no_silence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process_probe, "_look", lambda *_: 1 / 0)
+    monkeypatch.setattr(process_probe, "_probe", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        await look(OWN)
+        await probe(OWN)
 
 
 MAIN = ThreadState(77, "pt_main_thread", "T", 12.34, 0.5, "do_signal_stop")

@@ -13,11 +13,14 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lighthouse_protocol.messages.membership import Decision, Distrust, DistrustKind
+from lighthouse_protocol.messages.membership import Decision, Distrust, DistrustKind, Participant
+from lighthouse_protocol.messages.session import HoldState
 from manager.group import events
-from manager.group import votes as commit
-from manager.group.records import PendingVote, ReplicaGroup
+from manager.group.events import PendingVote
+from manager.group.records import ReplicaGroup, StandingQuorum
+from manager.group.votes import DECISIONS_KEPT, Votes
 from tests.manager.builders import ask
+from tests.manager.groups import formed
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
@@ -30,46 +33,65 @@ def no(call: int, rank: int, step: int = 5, of: int | None = None) -> PendingVot
     return PendingVote(call, rank, step, False, of)
 
 
-def show(effect: commit.Effect) -> str:
-    match effect:
-        case commit.StepDecided(quorum_id, step, is_commit):
-            return f"{quorum_id}/{step} {'committed' if is_commit else 'discarded'}"
-        case events.VoteAnswered(call, Decision(is_commit)):
-            return f"{call}: {'commit' if is_commit else 'discard'}"
-        case events.CallRefused(call, error):
-            return f"{call}: {type(error).__name__}: {error}"
-
-
 class Group:
-    """That the text tells."""
+    """A group that holds a standing quorum, and what its votes lead to."""
 
     def __init__(self, size: int) -> None:
-        self.machine = commit.CommitMachine(ReplicaGroup("a", size))
+        self.records = ReplicaGroup(Participant("a", group_world_size=size))
+        self.records.standing = StandingQuorum(formed(), HoldState.STANDING, 0, 0, 0)
+        self.votes = Votes(self.records)
         self.words = {
-            "yes": lambda *vote, **says: self.machine.vote(yes(*vote, **says)),
-            "no": lambda *vote, **says: self.machine.vote(no(*vote, **says)),
-            "Opened": self.machine.open,
-            "Withdrawn": lambda call: self.machine.withdraw(call) or [],
-            "RankLost": self.machine.lose,
-            "RankMissed": self.machine.miss,
+            "yes": lambda *vote, **says: self.vote(yes(*vote, **says)),
+            "no": lambda *vote, **says: self.vote(no(*vote, **says)),
+            "Opened": self.open,
+            "Withdrawn": lambda call: self.votes.withdraw(call) or [],
+            "RankLost": lambda rank: self.follows(self.votes.lose(rank)),
+            "RankMissed": lambda rank, reason: self.follows(self.votes.give_up_rank(rank, reason)),
             "Asked": self.ask,
         }
+
+    def vote(self, vote: PendingVote) -> list[object]:
+        return [*self.follows(self.votes.infer(vote)), *self.follows(self.votes.count(vote))]
+
+    def open(self, quorum_id: int, step: int) -> list[object]:
+        return self.follows(self.votes.open(quorum_id, step))
+
+    def follows(self, commit: bool | None) -> list[object]:
+        """The effects, and what the decision of an attempt leads to."""
+        effects: list[object] = [*self.records.effects]
+        self.records.effects.clear()
+        if commit is not None:
+            attempt = self.records.attempt
+            assert attempt is not None
+            effects.append(f"{attempt.quorum_id}/{attempt.step} {'committed' if commit else 'discarded'}")
+            effects += [events.VoteAnswered(vote.call, Decision(commit)) for vote in self.votes.decide(commit)]
+        return effects
 
     def tell(self, line: str) -> list[str]:
         return [said for word in line.split("; ") for said in self.show(eval(word, self.words))]  # of a file of ours
 
     def ask(
         self, rank: int, step: int, tag: int | None, *, has_failed: bool, torn: tuple[int, int] | None = None
-    ) -> list[commit.Effect]:
+    ) -> list[object]:
         distrust = Distrust(DistrustKind.NOT_APPLIED, "torn", *torn) if torn is not None else None
         says = {"tag_quorum_id": tag, "commit_failures": int(has_failed), "distrust": distrust}
-        return self.machine.note_request(ask(0, rank, step, **says))
+        return self.follows(self.votes.note_request(ask(0, rank, step, **says)))
 
-    def show(self, effects: list[commit.Effect]) -> list[str]:
+    def show(self, effects: list[object]) -> list[str]:
         """On one line, unless a refusal is among them."""
         shown = [show(effect) for effect in effects]
         has_refusal = any(isinstance(effect, events.CallRefused) for effect in effects)
         return shown if has_refusal or not shown else ["; ".join(shown)]
+
+
+def show(effect: object) -> str:
+    match effect:
+        case events.VoteAnswered(call, Decision(is_commit)):
+            return f"{call}: {'commit' if is_commit else 'discard'}"
+        case events.CallRefused(call, error):
+            return f"{call}: {type(error).__name__}: {error}"
+        case _:
+            return str(effect)
 
 
 play = player(lambda line: Group(int(line.removeprefix("ranks="))) if line.startswith("ranks=") else None)
@@ -81,14 +103,14 @@ def test_what_a_vote_leads_to(paragraph: str):
 
 
 def test_decisions_are_kept_for_the_last_sixteen():
-    m = commit.CommitMachine(ReplicaGroup("a", 1))
-    for step in range(commit.DECISIONS_KEPT + 1):
+    m = Group(1)
+    for step in range(DECISIONS_KEPT + 1):
         m.open(1, step)
         m.vote(yes(step, 0, step))
     assert m.vote(yes(100, 0, step=1, of=1)) == [events.VoteAnswered(100, Decision(True))]
-    assert len(m._decided) == commit.DECISIONS_KEPT
-    assert not m.is_voting
-    newest = commit.DECISIONS_KEPT
+    assert len(m.records.decided) == DECISIONS_KEPT
+    assert not m.votes.is_voting
+    newest = DECISIONS_KEPT
     m.open(2, newest + 1)
     assert m.vote(yes(101, 0, step=newest, of=1)) == [events.VoteAnswered(101, Decision(True))], (
         "the oldest are forgotten first"
@@ -106,7 +128,7 @@ happenings = st.lists(
     st.one_of(
         st.tuples(st.just("open"), st.booleans(), st.integers(0, 1)),
         st.tuples(
-            st.just("vote"), st.integers(-1, SIZE), st.sampled_from([True, True, True, False]), st.integers(-1, 1)
+            st.just("vote"), st.integers(0, SIZE - 1), st.sampled_from([True, True, True, False]), st.integers(-1, 1)
         ),
         st.tuples(st.just("vote"), st.integers(0, SIZE - 1), st.just(True), st.just(0)),
         st.tuples(st.just("withdraw"), st.integers(0, SIZE - 1)),
@@ -120,7 +142,7 @@ class Witness:
     """Knows the votes that count, and judges every decision by them."""
 
     def __init__(self) -> None:
-        self.machine = commit.CommitMachine(ReplicaGroup("a", SIZE))
+        self.machine = Group(SIZE)
         self.open: dict[int, PendingVote] = {}
         self.opened: list[Key] = []  # what a rank may name: its votes for anything else would tell of decisions
         self.wants: defaultdict[Key, set[int]] = defaultdict(set)  # the ranks whose yes counts
@@ -131,7 +153,7 @@ class Witness:
     def key(self, vote: PendingVote) -> Key:
         return self.quorum_id if vote.quorum_id is None else vote.quorum_id, vote.step
 
-    def follows(self, effects: list[commit.Effect]) -> None:
+    def follows(self, effects: list[object]) -> None:
         answers = {e.call: e.decision.commit for e in effects if isinstance(e, events.VoteAnswered)}
         assert len(set(answers.values())) <= 1, "everyone gets the same decision"
         for call, is_commit in answers.items():
@@ -148,15 +170,14 @@ class Witness:
         for effect in effects:
             if isinstance(effect, events.CallRefused):
                 del self.open[effect.call]
-        assert self.machine.is_voting == bool(self.open)
+        assert self.machine.votes.is_voting == bool(self.open)
 
     def votes(self, vote: PendingVote) -> None:
         self.open[vote.call] = vote
-        if vote.group_rank in range(SIZE):
-            if vote.vote:
-                self.wants[self.key(vote)].add(vote.group_rank)
-            else:
-                self.refused.add(self.key(vote))
+        if vote.vote:
+            self.wants[self.key(vote)].add(vote.group_rank)
+        else:
+            self.refused.add(self.key(vote))
         self.follows(self.machine.vote(vote))
 
     def ends(self, rank: int) -> None:
@@ -164,8 +185,8 @@ class Witness:
         gone = max((call for call, vote in self.open.items() if vote.group_rank == rank), default=10_000)
         if gone in self.open and (self.open[gone].quorum_id is None or not self.open[gone].vote):
             self.wants[self.key(self.open.pop(gone))].discard(rank)
-        self.machine.withdraw(gone)
-        assert self.machine.is_voting == bool(self.open)
+        self.machine.votes.withdraw(gone)
+        assert self.machine.votes.is_voting == bool(self.open)
 
     def opens(self, quorum_id: int, step: int) -> None:
         self.quorum_id, self.step = quorum_id, step

@@ -133,13 +133,13 @@ class TestWatches:
         for _ in range(2):
             group.driver.end_watch(number)
         assert (len(heard.messages), heard.has_ended, group.loop.timers) == (1, True, timers - 1)
-        assert not group.driver.machine.commit.is_voting
+        assert not group.driver.machine.votes.is_voting
         group.driver.receive(number, session.Vote(8, 0, True, None, False, 60.0))
-        assert not group.driver.machine.commit.is_voting
+        assert not group.driver.machine.votes.is_voting
 
     def test_what_a_rank_says_shows_that_it_runs(self, group: Group):
         number, _ = group.watch(0)
-        [watch] = group.driver._watches
+        [watch] = group.driver._watches.values()
         for message in (ProgressSample(1), session.Leaving(1), None):
             group.loop.go(1)
             group.driver.receive(number, message)
@@ -251,7 +251,7 @@ def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(
     caplog.clear()
     group.ask(0, 1)
     group.loop.go(7)
-    group.hear(session.HeartbeatAck(group.driver.machine.session._beats, 1.0))
+    group.hear(session.HeartbeatAck(group.driver.machine.session._heartbeats, 1.0))
     assert [line.partition(":")[0] for line in caplog.messages] == ["no quorum for 5 s", "there is a quorum, after 7 s"]
     group.ask(0, 1, commit_failures=1)
     caplog.clear()

@@ -8,7 +8,7 @@ formed(1, 4, a(5), b(6))                the answer to join 1: quorum 4 of these 
     1 2: heals from b                   the calls that it is the answer to
 """
 
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import partial
 from itertools import count, groupby
 from pathlib import Path
@@ -20,17 +20,40 @@ from hypothesis import strategies as st
 
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Distrust, DistrustKind, Participant, Tag
+from lighthouse_protocol.messages.session import JoinAccepted, JoinRejected, JoinRequest, WithdrawRequest
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable, WrongState
-from manager.group import events, requests
-from manager.group.records import QuorumRequest, ReplicaGroup
-from manager.group.requests import GatherMachine, assign
-from tests.manager.builders import ask, gathered, member, quorum
+from manager.group import events
+from manager.group.events import QuorumRequest
+from manager.group.machine import GroupMachine
+from manager.group.requests import assign
+from tests.manager.builders import ask, member, quorum
+from tests.manager.groups import told, unwatched
 from tests.manager.scripts import player
 from tests.scenarios.paragraphs import scenarios_of
 
 TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was not applied")
-JOINED = requests.GroupJoined(0, 0, 0, None, False, False, 0, 0, 100.0, ())
+JOINED = {
+    "incarnation": "L.0",
+    "tag_quorum_id": None,
+    "ranks_disagree": False,
+    "shrink_only": False,
+    "commit_failures": 0,
+    "seen_quorum_id": 0,
+    "deadline_at": 100.0,
+    "handles": "",
+    "catch_up": False,
+    "works_at": None,
+    "has_source": False,
+    "compares": False,
+    "distrust": None,
+    "heals_first": None,
+}
 """What a join says unless its ranks say otherwise, but for its number and its step."""
+
+
+def join_of(effects: Sequence[events.Effect]) -> JoinRequest:
+    [join] = [e.message for e in effects if isinstance(e, events.Sent) and isinstance(e.message, JoinRequest)]
+    return join
 
 
 class Group:
@@ -39,44 +62,46 @@ class Group:
     stands = False
 
     def __init__(self, name: str, size: int) -> None:
-        self.machine = GatherMachine(ReplicaGroup(name, size))
+        self.machine = unwatched(size, name, encode_handles=lambda handles: " ".join(handles).strip().encode())
         self.name, self.size = name, size
         self.asks: dict[int, QuorumRequest] = {}
         self.words = vars(refusals) | {
             "ask": self.ask,
             "formed": self.formed,
-            "Withdrawn": self.machine.withdraw,
-            "JoinFailed": self.machine.fail,
+            "Withdrawn": lambda call: self.machine.handle(events.CallEnded(call), 0),
+            "JoinFailed": lambda number, error: self.machine.handle(told(JoinRejected(number, error)), 0),
             "CatchUp": CatchUp,
             "Tag": Tag,
             "TORN": TORN,
             **{name: partial(member, name) for name in "abc"},
         }
 
-    def ask(self, call: int, rank: int, step: int, *, tag: int | None = None, **fields: Any) -> list[requests.Effect]:
+    def ask(self, call: int, rank: int, step: int, *, tag: int | None = None, **fields: Any) -> Sequence[events.Effect]:
         self.asks[call] = ask(call, rank, step, tag_quorum_id=tag, **fields)
-        return self.machine.ask(self.asks[call])
+        return self.machine.handle(self.asks[call], 0)
 
-    def formed(self, number: int, quorum_id: int, *members: Participant, stands: bool = False) -> list[requests.Effect]:
+    def formed(
+        self, number: int, quorum_id: int, *members: Participant, stands: bool = False
+    ) -> Sequence[events.Effect]:
         self.stands = stands
-        return self.machine.receive(number, quorum(*members, quorum_id=quorum_id), stands=stands)
+        return self.machine.handle(told(JoinAccepted(number, quorum(*members, quorum_id=quorum_id), stands)), 0)
 
     def tell(self, line: str) -> list[str]:
         return [said for word in line.split("; ") for said in self.follows(eval(word, self.words))]  # of a file of ours
 
-    def follows(self, effects: list[requests.Effect]) -> list[str]:
-        by_text = groupby(map(self.show, effects), key=lambda each: each[1])
-        return [f"{' '.join(who for who, _ in each)}{text}" for text, each in by_text]
+    def follows(self, effects: Sequence[events.Effect]) -> list[str]:
+        by_text = groupby(filter(None, map(self.show, effects)), key=lambda each: each[1])
+        answers = [e.assignment for e in effects if isinstance(e, events.QuorumAnswered)][:1]
+        entered = [f"quorum {answer.quorum_id} for step {answer.max_step}" for answer in answers]
+        return [*entered, *(f"{' '.join(who for who, _ in each)}{text}" for text, each in by_text)]
 
-    def show(self, effect: requests.Effect) -> tuple[str, str]:
+    def show(self, effect: events.Effect) -> tuple[str, str] | None:
         """The call, and what is said to it."""
         match effect:
-            case requests.GroupJoined(number):
-                return "", f"join {number}: {self.join(effect)}"
-            case requests.JoinTakenBack(number):
+            case events.Sent(JoinRequest() as join):
+                return "", f"join {join.number}: {self.join(join)}"
+            case events.Sent(WithdrawRequest(number)):
                 return "", f"join {number} is taken back"
-            case requests.RoundAnswered(quorum_id, step):
-                return "", f"quorum {quorum_id} for step {step}"
             case events.QuorumAnswered(call, assignment, formed):
                 asked = self.asks[call]
                 assert formed is not None
@@ -84,12 +109,16 @@ class Group:
                 return str(call), f": {part_of(assignment)}"
             case events.CallRefused(call, error):
                 return str(call), f": {type(error).__name__}: {error}"
+            case _:
+                return None
 
-    def join(self, joined: requests.GroupJoined) -> str:
-        usual = asdict(JOINED) | {"handles": ("",) * self.size, "round": joined.round, "step": -1}
-        says = {name: getattr(joined, name) for name in usual}
-        says["distrust"] = "TORN" if joined.distrust == TORN else joined.distrust
-        return ", ".join(f"{name}={value}" for name, value in says.items() if value != usual[name])
+    def join(self, join: JoinRequest) -> str:
+        me = join.participant
+        others = {"deadline_at": join.time_left_s, "handles": me.wire.decode()}
+        says = {name: others[name] if name in others else getattr(me, name) for name in JOINED}
+        says["distrust"] = "TORN" if me.distrust == TORN else me.distrust
+        told = [f"{name}={value}" for name, value in says.items() if value != JOINED[name]]
+        return ", ".join([f"step={me.step}", *told])
 
 
 def part_of(assignment: Assignment) -> str:
@@ -127,19 +156,29 @@ def test_agents_and_torchft_callers_of_one_quorum_agree_who_serves_whom(is_agent
     serves, takes = [], []
     for name, is_ours in (("a", is_agent), ("b", not is_agent)):
         m = gathered(3, name=name, rank_incarnation="w" if is_ours else "")
-        mine = m.receive(1, q)[1 + group_rank].assignment
+        effects = m.handle(told(JoinAccepted(1, q, False)), 0)
+        mine = [e.assignment for e in effects if isinstance(e, events.QuorumAnswered)][group_rank]
         serves += [(target, mine.replica_rank) for target in mine.serve_to]
         takes += [(mine.replica_rank, mine.heal_from_rank)] if mine.heals else []
     assert len(takes) == 1, "one of the two takes the other's state"
     assert serves == takes
 
 
+def gathered(size: int, step: int = 0, name: str = "a", **fields: object) -> GroupMachine:
+    """All ranks of group `name` have asked (calls 1, 2, ...): join 1 was sent."""
+    machine = unwatched(size, name)
+    for rank in range(size):
+        effects = machine.handle(ask(rank + 1, rank, step, **fields), 0)
+    assert join_of(effects).number == 1
+    return machine
+
+
 def test_a_rank_that_starts_anew_takes_the_group_s_step_along():
     """A session that opens before its mates have asked says the new incarnation, and that step."""
     m = gathered(2, step=5, rank_incarnation="w")
-    m.receive(1, quorum(member("a", 5)))
-    m.ask(ask(3, 0, 0, rank_incarnation="again"))
-    assert (m.incarnation, m.step) == (1, 0)
+    m.handle(told(JoinAccepted(1, quorum(member("a", 5)), False)), 0)
+    m.handle(ask(3, 0, 0, rank_incarnation="again"), 0)
+    assert (m.incarnation, m.group.step) == ("L.1", 0)
 
 
 def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
@@ -149,7 +188,7 @@ def test_the_checkpoint_address_is_that_of_the_rank_s_last_ask():
         (m, 1, 4, WrongState, "at step 5, not at 4"),
         (m, 1, 6, WrongState, "at step 5, not at 6"),
         (m, 2, None, InvalidRequest, "rank: is 2"),
-        (GatherMachine(ReplicaGroup("a", 2)), 1, None, WrongState, "rank 1 has not asked"),
+        (unwatched(), 1, None, WrongState, "rank 1 has not asked"),
     ):
         with pytest.raises(error, match=why):
             machine.checkpoint_address(rank, step)
@@ -178,58 +217,62 @@ happenings = st.lists(
 
 
 class Witness:
-    """Knows the calls that are open and the round that is asked; judges every effect by them."""
+    """Knows the calls that are open and the join that is asked; judges every effect by them."""
 
     def __init__(self) -> None:
-        self.machine = GatherMachine(ReplicaGroup("a", SIZE))
+        self.machine = unwatched(SIZE)
         self.open: dict[int, QuorumRequest] = {}
-        self.round: dict[int, QuorumRequest] = {}  # the asks of the round that has joined, by call
+        self.joined: dict[int, QuorumRequest] = {}  # the asks of the join, by call
         self.number = self.highest_id = 0
 
-    def follows(self, effects: list[requests.Effect], answered_round: int | None = None) -> list[requests.Effect]:
+    def follows(self, event: events.Event, answered_join: int | None = None) -> Sequence[events.Effect]:
+        effects = self.machine.handle(event, 0)
         answered: set[int] = set()
         for effect in effects:
             match effect:
-                case requests.GroupJoined():
-                    assert not self.round, "one join at a time"
-                    self._check_joined(effect)
-                case requests.JoinTakenBack(number):
-                    assert self.round
+                case events.Sent(JoinRequest() as join):
+                    assert not self.joined, "one join at a time"
+                    self._check_joined(join)
+                case events.Sent(WithdrawRequest(number)):
+                    assert self.joined
                     assert number == self.number
-                    self.round = {}
+                    self.joined = {}
                 case events.CallRefused(call):
                     del self.open[call]
-                case events.QuorumAnswered(call):
-                    assert answered_round == self.number
+                case events.QuorumAnswered(call, assignment):
+                    assert answered_join == self.number
+                    assert assignment.quorum_id >= self.highest_id
+                    self.highest_id = assignment.quorum_id
                     answered.add(call)
                     del self.open[call]
-                case requests.RoundAnswered(quorum_id):
-                    assert quorum_id >= self.highest_id
-                    self.highest_id = quorum_id
+                case _:
+                    pass
         if answered:
-            assert answered == self.round.keys(), "all ranks of the round or none, and none of another one"
-            self.round = {}
+            assert answered == self.joined.keys(), "all ranks of the join or none, and none of another one"
+        if not self.joined.keys() & self.open.keys():
+            self.joined = {}
         ranks = [a.group_rank for a in self.open.values()]
         assert sorted(ranks) == sorted(set(ranks)) == list(self.machine.waiting)
-        assert self.machine.is_joined == bool(self.round)
-        assert len(ranks) < SIZE or self.round, "all are there and nothing happens"
+        assert self.machine.status().is_joined == bool(self.joined)
+        assert len(ranks) < SIZE or self.joined, "all are there and nothing happens"
         return effects
 
-    def _check_joined(self, effect: requests.GroupJoined) -> None:
+    def _check_joined(self, join: JoinRequest) -> None:
+        me = join.participant
         by_rank = {a.group_rank: a for a in self.open.values()}
         assert sorted(by_rank) == list(range(SIZE)), "all ranks are there"
         asks = [by_rank[rank] for rank in range(SIZE)]
         states = {a.catch_up.held or (a.step, a.tag_quorum_id) for a in asks}
-        assert effect.step == min(step for step, _ in states)
+        assert me.step == min(step for step, _ in states)
         is_behind = any(a.catch_up.held for a in asks)
-        assert effect.works_at == (max(a.step for a in asks) if is_behind else None)
-        assert effect.ranks_disagree == (len(states) > 1)
+        assert me.works_at == (max(a.step for a in asks) if is_behind else None)
+        assert me.ranks_disagree == (len(states) > 1)
         assert len({a.step for a in asks}) == 1 or all(a.rank_incarnation for a in asks)
-        assert effect.tag_quorum_id == (None if effect.ranks_disagree else states.pop()[1])
-        assert effect.deadline_at == min(a.deadline_at for a in asks)
-        assert effect.seen_quorum_id == self.highest_id
-        assert effect.round > self.number
-        self.number, self.round = effect.round, {a.call: a for a in asks}
+        assert me.tag_quorum_id == (None if me.ranks_disagree else states.pop()[1])
+        assert join.time_left_s == max(0.001, min(a.deadline_at for a in asks))
+        assert me.seen_quorum_id == self.highest_id
+        assert join.number > self.number
+        self.number, self.joined = join.number, {a.call: a for a in asks}
 
 
 def run(drawn: list[tuple[Any, ...]]) -> None:
@@ -238,7 +281,7 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
     def come(rank: int, ahead: int = 0, **fields: Any) -> None:
         call = next(calls)
         witness.open[call] = ask(call, rank, step + ahead, 100.0 - call, **fields)
-        witness.follows(witness.machine.ask(witness.open[call]))
+        witness.follows(witness.open[call])
 
     for what, *details in drawn:
         match what:
@@ -252,21 +295,21 @@ def run(drawn: list[tuple[Any, ...]]) -> None:
                 come(rank, ahead, rank_incarnation=rank_incarnation, tag_quorum_id=tag, catch_up=catch_up)
             case "withdraw":
                 call = sorted(witness.open)[details[0]] if details[0] < len(witness.open) else 10_000
-                takes_back = witness.open.pop(call, None) is not None and witness.round
-                effects = witness.follows(witness.machine.withdraw(call))
-                assert not takes_back or effects == [requests.JoinTakenBack(witness.number)]
+                takes_back = witness.open.pop(call, None) is not None and witness.joined
+                effects = witness.follows(events.CallEnded(call))
+                assert not takes_back or events.Sent(WithdrawRequest(witness.number)) in effects
             case "answer":
                 older, higher = details
                 q = quorum(member("a", step), member("b", step + 1), quorum_id=witness.highest_id + higher)
                 number = witness.number - older
-                effects = witness.follows(witness.machine.receive(number, q), number)
-                step += any(isinstance(e, requests.RoundAnswered) for e in effects)
-            case "fail":
-                witness.follows(witness.machine.fail(witness.number - details[0], Unreachable("x")))
+                effects = witness.follows(told(JoinAccepted(number, q, False)), number)
+                step += any(isinstance(e, events.QuorumAnswered) for e in effects)
+            case "fail" if witness.number > details[0]:  # number 0 refuses the session
+                witness.follows(told(JoinRejected(witness.number - details[0], Unreachable("x"))))
 
 
 @settings(max_examples=200)
 @given(happenings)
 @example([("all ask", [0, 1, 2]), ("ask", 0, 0, "", None, None), ("ask", 1, 1, "w", None, None)])
-def test_rounds_never_mix(drawn: list[tuple[Any, ...]]):
+def test_joins_never_mix(drawn: list[tuple[Any, ...]]):
     run(drawn)

@@ -16,10 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from lighthouse_protocol.messages.membership import CatchUp, Distrust, DistrustKind, Quorum, Tag
-from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
+from lighthouse_protocol.messages.membership import CatchUp, Distrust, DistrustKind, Participant, Quorum, Tag
+from lighthouse_protocol.messages.session import HoldState, QuorumOrder, QuorumPhase
+from lighthouse_protocol.refusals import InternalError
+from manager.group.events import PendingVote
 from manager.group.records import ReplicaGroup
-from manager.group.requests import LEASE_SHARE, Granted, GrantMachine, Join, Wait, assign
+from manager.group.requests import LEASE_SHARE, QuorumRequests, Verdict, assign, decide_request
 from tests.manager.builders import ask, member
 from tests.manager.groups import formed, order
 from tests.manager.scripts import player
@@ -37,10 +39,14 @@ WORDS = {
 }
 
 
-def holds(quorum: Quorum, step: int = 5, name: str = "a", size: int = 2) -> GrantMachine:
+def cast(rank: int, quorum_id: int | None, step: int) -> PendingVote:
+    return PendingVote(0, rank, step, True, quorum_id)
+
+
+def holds(quorum: Quorum, step: int = 5, name: str = "a", size: int = 2) -> QuorumRequests:
     """A quorum formed for `step`, whose lease is valid until UNTIL."""
-    machine = GrantMachine(ReplicaGroup(name, size))
-    machine.take(quorum, step)
+    machine = QuorumRequests(ReplicaGroup(Participant(name, group_world_size=size)))
+    machine.hold(quorum, step)
     machine.renew(UNTIL)
     return machine
 
@@ -48,15 +54,15 @@ def holds(quorum: Quorum, step: int = 5, name: str = "a", size: int = 2) -> Gran
 class Told:
     """Each word gives what is answered; empty: nothing."""
 
-    def __init__(self, machine: GrantMachine) -> None:
+    def __init__(self, machine: QuorumRequests) -> None:
         self.machine = machine
         self.shown = self.state
         self.words = WORDS | {
             **{phase.value: partial(self.obey, phase) for phase in QuorumPhase},
-            **{name: getattr(machine, name) for name in ("committed", "renew", "drop", "leave")},
-            "take": lambda quorum_id, step: machine.take(formed(quorum_id, step, "abc"), step),
+            **{name: getattr(machine, name) for name in ("committed", "renew", "leave")},
+            "take": lambda quorum_id, step: machine.hold(formed(quorum_id, step, "abc"), step),
             "ask": self.ask,
-            "voted": lambda *vote: "all have voted" if machine.voted(*vote) else "",
+            "voted": lambda *vote: "all have voted" if machine.voted(cast(*vote)) else "",
             "offer": lambda now=1: "goes on" if machine.offer(now) else "does not go on",
             "discard": lambda of=1: "the discard ends it" if machine.ends_by_discard(of) else "it goes on",
             "give_up": lambda: machine.give_up() and "the ranks are told",
@@ -64,10 +70,11 @@ class Told:
 
     @property
     def state(self) -> str:
-        held = self.machine.held
-        if held is None:
+        standing = self.machine._group.standing
+        if standing is None:
             return "nothing held"
-        done = ", has done its late step" if self.machine.has_done_late_step else ""
+        held = standing.held
+        done = ", has done its late step" if standing.is_late and held.mode is HoldState.JOINING else ""
         wants = ", wants another" if held.wants_next else ""
         return f"{held.mode} {held.granted}" + (f" of {held.quorum_id}" if held.quorum_id != 1 else "") + done + wants
 
@@ -75,14 +82,20 @@ class Told:
         return "the ranks are told" if self.machine.obey(order(phase, upto, of)) else ""
 
     def ask(self, group_rank: int, step: int, at: float = 1.0, **fields: object) -> str:
-        match self.machine.decide(ask(1, group_rank, step, **fields), at):
-            case Granted(assignment, is_first):
-                assert assignment.max_step == self.machine.granted == step
+        request = ask(1, group_rank, step, **fields)
+        decision = decide_request(self.machine._group, request, at)
+        if decision.mode is not None:
+            self.machine._group.standing.mode = decision.mode
+        match decision.verdict:
+            case Verdict.GRANT | Verdict.REPEAT:
+                is_first = decision.verdict is Verdict.GRANT
+                assignment = self.machine.grant(request, is_first=is_first)
+                assert assignment.max_step == self.machine._group.standing.granted == step
                 return "granted first" if is_first else "granted, and revoked" if assignment.revoked else "granted"
-            case Wait():
+            case Verdict.WAIT:
                 return "wait"
-            case Join(gives_up):
-                return "join, and gives up" if gives_up else "join"
+            case _:
+                return "join, and gives up" if decision.mode is HoldState.REVOKED else "join"
 
     def tell(self, line: str) -> list[str]:
         return list(filter(None, map(self.follows, line.split("; "))))
@@ -98,7 +111,7 @@ def begin(line: str) -> Told | None:
     if what in QUORUMS:
         return Told(holds(QUORUMS[what], name=of, size=2))
     if what == "new":
-        return Told(GrantMachine(ReplicaGroup("a", 1)))
+        return Told(QuorumRequests(ReplicaGroup(Participant("a", group_world_size=1))))
     if what not in ("holds", "past"):
         return None
     machine = holds(formed(1, int(of)), int(of))
@@ -118,18 +131,27 @@ def test_what_is_granted(paragraph: str):
 def test_one_that_is_told_too_late_counts_the_votes_of_this_quorum_alone():
     machine = holds(formed(9, 4, "abc"), 4, name="c", size=2)
     for rank in range(2):
-        assert not machine.voted(rank, 9, 4)
-    machine.take(LATE, 5)
-    assert machine.decide(ask(1, 1, 3, commit_failures=1), 1) == Join(gives_up=True)
+        assert not machine.voted(cast(rank, 9, 4))
+    machine.hold(LATE, 5)
+    decision = decide_request(machine._group, ask(1, 1, 3, commit_failures=1), 1)
+    assert (decision.verdict, decision.mode) == (Verdict.GATHER, HoldState.REVOKED)
 
 
 def test_the_ranks_hear_of_a_lost_group_once_in_each_quorum():
     machine = holds(formed(1, 5), 5)
     for quorum_id in (1, 2):
-        machine.take(formed(quorum_id, 5), 5)
+        machine.hold(formed(quorum_id, 5), 5)
         machine.give_up()
         lost = QuorumOrder(quorum_id, QuorumPhase.REVOKED, reason="b: ended", lost="b")
         assert [machine.obey(lost), machine.obey(lost)] == [True, False]
+
+
+@pytest.mark.parametrize("mode", HoldState)
+def test_no_order_says_that_a_quorum_that_is_held_is_none(mode: HoldState):
+    machine = holds(formed(1, 5), 5)
+    machine._group.standing.mode = mode
+    with pytest.raises(InternalError, match=f"quorum 1 is {mode}, and the lighthouse's order is none"):
+        machine.obey(order("none"))
 
 
 def test_clocks_may_differ_by_a_tenth():

@@ -26,7 +26,8 @@ class Group:
 
     def open(self, rank: int, rank_incarnation: str) -> Watch:
         opened = watch(rank, rank_incarnation=rank_incarnation, pid=70 + rank, hostname=f"host-{rank}")
-        self.places.opened(opened)
+        if rank_incarnation == "w1-again":
+            self.rank_1.is_newest = False
         return opened
 
     def shown(self) -> list[tuple[str, str, int]]:
@@ -41,13 +42,13 @@ def group(caplog: pytest.LogCaptureFixture) -> Group:
 
 def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: Group):
     assert group.shown() == []
-    group.places.take(group.rank_1, REDUCES)
+    group.places.add_sample(group.rank_1, REDUCES)
     assert group.shown() == [("a/1", "host-1", 71)]
     again = group.open(1, "w1-again")
-    group.places.take(group.rank_1, VALIDATES)
+    group.places.add_sample(group.rank_1, VALIDATES)
     assert group.places.view(group.loop.now).ranks[0].sample.collective is not None
-    group.places.take(again, VALIDATES)
-    group.places.take(group.rank_1, REDUCES)
+    group.places.add_sample(again, VALIDATES)
+    group.places.add_sample(group.rank_1, REDUCES)
     group.places.ended(group.rank_1)
     [rank] = group.places.view(group.loop.now).ranks
     assert (rank.rank_incarnation, rank.sample.collective) == ("w1-again", None)
@@ -56,8 +57,8 @@ def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: G
 
 
 def test_a_manager_that_was_held_up_takes_no_rank_for_older(group: Group, caplog: pytest.LogCaptureFixture):
-    group.places.take(group.rank_0, REDUCES)
-    group.places.take(group.rank_1, VALIDATES)
+    group.places.add_sample(group.rank_0, REDUCES)
+    group.places.add_sample(group.rank_1, VALIDATES)
     group.loop.now += 300
     group.places.was_late(300)
     group.loop.go(0)
@@ -66,23 +67,23 @@ def test_a_manager_that_was_held_up_takes_no_rank_for_older(group: Group, caplog
 
 
 def test_the_log_says_who_is_behind(group: Group, caplog: pytest.LogCaptureFixture):
-    group.places.take(group.rank_0, REDUCES)
-    group.places.take(group.rank_1, VALIDATES)
+    group.places.add_sample(group.rank_0, REDUCES)
+    group.places.add_sample(group.rank_1, VALIDATES)
     group.loop.go(58)
     assert caplog.messages == []
     group.loop.go(4)
     [said] = caplog.messages
     assert "a/1 behind in validation 3/25, a/0 waiting in all_reduce; no beat from a/0-1" in said
-    group.places.take(group.rank_1, VALIDATES)
+    group.places.add_sample(group.rank_1, VALIDATES)
     group.loop.go(2)
     assert caplog.messages[1:] == ["progress resumed"]
 
 
 def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog: pytest.LogCaptureFixture):
     over_groups = ProgressSample(9, collective=Collective(4, 18, "all_reduce"), times=KNOWN)
-    group.places.take(group.rank_0, over_groups)
+    group.places.add_sample(group.rank_0, over_groups)
     group.loop.go(300)  # rank 1 has not said where it is
-    group.places.take(group.rank_1, over_groups)
+    group.places.add_sample(group.rank_1, over_groups)
     group.loop.go(300)
     assert caplog.messages == []
     group.places.answered(Assignment(1, 0, 1, ("a",), "", 0, None, 1, 1, ""))
@@ -93,7 +94,7 @@ def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog:
 
 
 def test_a_group_that_is_stuck_in_itself_is(group: Group, caplog: pytest.LogCaptureFixture):
-    group.places.take(group.rank_0, REDUCES)
-    group.places.take(group.rank_1, REDUCES)
+    group.places.add_sample(group.rank_0, REDUCES)
+    group.places.add_sample(group.rank_1, REDUCES)
     group.loop.go(125)
     assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]

@@ -76,10 +76,10 @@ async def test_who_is_let_go_and_has_not_asked_for_it_says_so_and_comes_back(
 
 def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:
     absence = Absence()
-    assert absence.noted("refused", 100.0) == "refused"
-    said = [now for now in range(101, 400) if absence.noted("refused", float(now))]
+    assert absence.next_line("refused", 100.0) == "refused"
+    said = [now for now in range(101, 400) if absence.next_line("refused", float(now))]
     assert said == [110, 130, 170, 230, 290, 350]
-    assert absence.noted("another reason", 400.0) == "another reason"
-    assert absence.noted("another reason", 460.0) == "another reason; for 360 s now"
+    assert absence.next_line("another reason", 400.0) == "another reason"
+    assert absence.next_line("another reason", 460.0) == "another reason; for 360 s now"
     absence.ended()
-    assert absence.noted("refused", 500.0) == "refused"
+    assert absence.next_line("refused", 500.0) == "refused"

@@ -11,6 +11,7 @@ from lighthouse_protocol.messages.session import (
     JoinRequest,
     Leave,
     QuorumChanged,
+    ToLighthouse,
     Welcome,
     WithdrawRequest,
 )
@@ -27,10 +28,13 @@ class Session(SessionMachine):
 
     def __init__(self, now: float = 0.0, *, is_welcomed: bool = True) -> None:
         self.levels = GroupReport()
-        super().__init__(lambda: self.levels)
-        assert self.opened(ME, now) == [Hello(ME, GroupReport()), Heartbeat(1, GroupReport())]
+        super().__init__()
+        assert self.opened(ME, self.levels, now) == [Hello(ME, GroupReport()), Heartbeat(1, GroupReport())]
         if is_welcomed:
             self.welcomed(Welcome(1.0, 5.0), now)
+
+    def tick(self, now: float) -> list[ToLighthouse]:
+        return super().tick(self.levels, now)
 
     def echo(self, number: int, now: float, interval_s: float = 1.0) -> float | None:
         return self.acknowledged(HeartbeatAck(number, interval_s), now)
@@ -74,17 +78,17 @@ class TestBeats:
         assert session.deadline() == 1
         session.tick(1)
         assert session.deadline() == 1.5, "one and a half intervals after the beat that has no answer"
-        assert session.news_of_silence(1.5) is True
+        assert session.silence_change(1.5) is True
         for now in (2, 3, 4):
             session.tick(now)
             assert session.deadline() == now + 1
         session.echo(1, 4.2, interval_s=3.0)
-        assert session.news_of_silence(4.2) is False
+        assert session.silence_change(4.2) is False
         session.tick(5)
         assert session.deadline() == 8
         session.tick(8)
         assert session.deadline() == 8.7, "one and a half of the new intervals after the echo"
-        assert session.news_of_silence(8.7) is True
+        assert session.silence_change(8.7) is True
         assert session.deadline() == 9.2, "five seconds after the echo"
 
 
@@ -98,14 +102,14 @@ class TestEchoes:
     def test_of_the_connection_before_is_none(self, session: Session):
         """A beat that was lost with its connection renewed nothing."""
         session.closed()
-        session.opened(ME, 2)
+        session.opened(ME, session.levels, 2)
         assert [session.echo(number, 2.1) for number in (1, 2)] == [None, 2]
 
     def test_what_is_never_echoed_is_bounded_by_the_patience(self, session: Session):
         now = 0.0
         while not session.is_given_up(now):
             session.tick(now)
-            session.news_of_silence(now)
+            session.silence_change(now)
             assert session.deadline() > now
             now = session.deadline()
         assert len(session._sent_at) <= 6
@@ -114,20 +118,20 @@ class TestEchoes:
 class TestSilence:
     def test_is_a_beat_without_an_answer_for_one_and_a_half_intervals(self, session: Session):
         session.echo(1, 0.1)
-        assert session.news_of_silence(50) is None, "nothing was asked"
+        assert session.silence_change(50) is None, "nothing was asked"
         session.tick(1)
-        assert [session.news_of_silence(now) for now in (2.49, 2.5, 2.5)] == [None, True, None], "it is said once"
+        assert [session.silence_change(now) for now in (2.49, 2.5, 2.5)] == [None, True, None], "it is said once"
         session.welcomed(Welcome(0.25, 1.0), 3)
-        assert [session.news_of_silence(now) for now in (3, 3.37, 3.375)] == [False, None, True]
+        assert [session.silence_change(now) for now in (3, 3.37, 3.375)] == [False, None, True]
 
     def test_ends_with_any_answer(self, session: Session):
         session.tick(1)
         session.tick(2)
-        assert session.news_of_silence(2) is True
+        assert session.silence_change(2) is True
         session.echo(1, 2.1)
-        assert session.news_of_silence(2.1) is False
-        assert session.news_of_silence(3.59) is None, "the answer itself is a sign that the connection carries"
-        assert session.news_of_silence(3.6) is True
+        assert session.silence_change(2.1) is False
+        assert session.silence_change(3.59) is None, "the answer itself is a sign that the connection carries"
+        assert session.silence_change(3.6) is True
 
     @pytest.mark.parametrize("lease_s", [1.0, 5.0, 40.0])
     def test_leaves_time_to_move_within_every_lease(self, session: Session, lease_s: float):
@@ -141,12 +145,12 @@ class TestSilence:
     def test_a_lighthouse_that_answers_on_no_connection_is_given_longer_each_time(self, session: Session):
         now = 10.0
         for patience_s in (1.5, 3, 6, 12):
-            session.opened(ME, now)
+            session.opened(ME, session.levels, now)
             now += patience_s
             assert session._silent_at == now
-            assert session.news_of_silence(now) is True
+            assert session.silence_change(now) is True
         session.welcomed(Welcome(1.0, 5.0), now)
-        session.opened(ME, now)
+        session.opened(ME, session.levels, now)
         assert session._silent_at == now + 1.5
 
 
@@ -156,7 +160,7 @@ def test_it_is_given_up_without_an_echo_for_a_whole_lease(session: Session, leas
     session.echo(1, 2)
     assert [session.is_given_up(now) for now in (1.99 + lease_s, 2 + lease_s)] == [False, True]
     session.closed()
-    session.opened(ME, 100)
+    session.opened(ME, session.levels, 100)
     assert not session.is_given_up(104), "a new one begins anew"
 
 
@@ -170,12 +174,12 @@ class TestJoins:
         assert session.join(ME, deadline_at=30, now=2) == [JoinRequest(1, ME, 28)]
         assert session.join(ME, 30, 3) == [JoinRequest(2, ME, 27)]
         assert [session.answered(number) for number in (1, 2, 2)] == [False, True, False]
-        assert session.withdraw() == session.opened(ME, 1)[2:] == []
+        assert session.withdraw() == session.opened(ME, session.levels, 1)[2:] == []
 
     def test_is_asked_again_on_the_next_connection_and_has_some_time_left(self, session: Session):
         session.closed()
         assert session.join(ME, 3, 0) == []
-        [request] = session.opened(ME, 5)[2:]
+        [request] = session.opened(ME, session.levels, 5)[2:]
         assert (request.number, request.time_left_s > 0) == (1, True)
 
     @pytest.mark.parametrize("is_away", [True, False])
@@ -185,7 +189,7 @@ class TestJoins:
             session.closed()
         assert session.withdraw() == ([] if is_away else [WithdrawRequest(1)]), "said where somebody hears it"
         assert not session.answered(1)
-        assert session.withdraw() == session.opened(ME, 1)[2:] == []
+        assert session.withdraw() == session.opened(ME, session.levels, 1)[2:] == []
 
     def test_a_leave_is_said_where_somebody_hears_it(self, session: Session):
         assert session.leave("done") == [Leave("done")]
@@ -204,26 +208,28 @@ class TestQuorumsByWhatHasChanged:
     def test_a_join_names_the_quorum_that_it_was_told_last_in_whatever_way(self, session: Session):
         assert session.join(ME, 30, 0) == [JoinRequest(1, ME, 30)]
         accepted = JoinAccepted(1, self.ONE.quorum, True)
-        assert session.whole(accepted) is accepted
+        assert session.full_answer(accepted) is accepted
         assert session.join(ME, 30, 0) == [JoinRequest(2, ME, 30, self.ONE.digest)]
         told = JoinAccepted(2, self.TWO.quorum, True, "a secret")
-        assert session.whole(self.change(2, self.ONE, self.TWO)) == told
+        assert session.full_answer(self.change(2, self.ONE, self.TWO)) == told
         assert session.join(ME, 30, 0) == [JoinRequest(3, ME, 30, self.TWO.digest)]
         session.closed()
-        assert session.opened(ME, 5)[2:] == [JoinRequest(3, ME, 25, self.TWO.digest)], "on the next session, too"
+        assert session.opened(ME, session.levels, 5)[2:] == [JoinRequest(3, ME, 25, self.TWO.digest)], (
+            "on the next session, too"
+        )
 
     def test_a_change_of_another_quorum_is_none_and_the_whole_is_asked_for(self, session: Session):
         session.join(ME, 30, 0)
-        session.whole(JoinAccepted(1, self.ONE.quorum, True))
+        session.full_answer(JoinAccepted(1, self.ONE.quorum, True))
         session.join(ME, 30, 0)
-        assert session.whole(self.change(2, self.TWO, self.THREE)) is None
-        assert session.ask_whole(10) == [JoinRequest(3, ME, 20)]
+        assert session.full_answer(self.change(2, self.TWO, self.THREE)) is None
+        assert session.request_full(10) == [JoinRequest(3, ME, 20)]
         assert [session.is_waiting(number) for number in (2, 3)] == [False, True]
 
     def test_so_is_one_to_a_manager_that_holds_none(self, session: Session):
         session.join(ME, 30, 0)
-        assert session.whole(self.change(1, self.ONE, self.TWO)) is None
-        assert session.ask_whole(10) == [JoinRequest(2, ME, 20)]
+        assert session.full_answer(self.change(1, self.ONE, self.TWO)) is None
+        assert session.request_full(10) == [JoinRequest(2, ME, 20)]
 
     def test_for_no_join_nothing_is_asked(self, session: Session):
-        assert session.ask_whole(0) == []
+        assert session.request_full(0) == []

@@ -1,7 +1,12 @@
 """Which ranks are there."""
 
+from lighthouse_protocol.messages.membership import Participant
 from manager.group.presence import RankPresence
 from manager.group.records import LostRank, ReplicaGroup
+
+
+def records(size: int) -> ReplicaGroup:
+    return ReplicaGroup(Participant("a", group_world_size=size))
 
 
 def lost(watches: RankPresence) -> list[int]:
@@ -12,33 +17,37 @@ def missing(watches: RankPresence) -> frozenset[int]:
     return watches._group.missing
 
 
+def is_starting(watches: RankPresence) -> bool:
+    return any(rank.watch is None and not rank.has_asked and rank.loss is None for rank in watches._group.ranks)
+
+
 def is_restarting(watches: RankPresence) -> bool:
     return bool(watches.losses) and all(loss.is_restarted for loss in watches.losses)
 
 
 def watched(size: int = 2) -> RankPresence:
-    watches = RankPresence(ReplicaGroup("a", size))
+    watches = RankPresence(records(size))
     for rank in range(size):
-        assert watches.is_starting
+        assert is_starting(watches)
         assert not watches.is_complete
         assert not watches.opened(rank + 1, rank, f"w{rank}")
-    assert (watches.is_complete, watches.is_starting, lost(watches)) == (True, False, [])
-    assert watches.staying() == tuple(range(1, size + 1))
+    assert (watches.is_complete, is_starting(watches), lost(watches)) == (True, False, [])
+    assert watches.staying_watches() == tuple(range(1, size + 1))
     return watches
 
 
 def test_one_rank_twice_is_one_rank():
-    watches = RankPresence(ReplicaGroup("a", 2))
+    watches = RankPresence(records(2))
     watches.opened(1, 0, "w0")
     assert not watches.opened(2, 0, "w0")
-    assert (watches.is_complete, watches.is_starting) == (False, True)
+    assert (watches.is_complete, is_starting(watches)) == (False, True)
 
 
 def test_the_end_of_its_watch_is_the_loss_of_the_rank():
     watches = watched(3)
     assert [watches.ended(watch, 0.0) for watch in (3, 1, 3, 99)] == [2, 0, None, None]
-    assert (lost(watches), watches.is_complete, watches.staying()) == ([0, 2], False, (2,))
-    assert not watches.is_starting, "it has been there"
+    assert (lost(watches), watches.is_complete, watches.staying_watches()) == ([0, 2], False, (2,))
+    assert not is_starting(watches), "it has been there"
 
 
 def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
@@ -65,7 +74,7 @@ def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
 def test_the_end_of_an_old_watch_never_touches_the_newer_one():
     watches = watched()
     assert not watches.opened(3, 1, "w1")
-    assert watches.staying() == (1, 2, 3), "both are told what is pushed"
+    assert watches.staying_watches() == (1, 2, 3), "both are told what is pushed"
     assert watches.ended(2, 0.0) is None
     assert (lost(watches), watches.is_complete) == ([], True)
     assert watches.ended(3, 0.0) == 1
@@ -84,7 +93,7 @@ def test_one_that_leaves_stays_for_its_mates_until_each_has_moved_on():
     watches = watched(4)
     assert watches.leaves(1, watches.staying_ranks)
     watches.opened(5, 1, "w1")
-    watches.asked(2)
+    watches.record_request(2)
     watches.ended(4, 0.0)
     assert watches.release() == (), "rank 1 has only opened another watch"
     assert watches.opened(6, 1, "w1-again")
@@ -99,16 +108,16 @@ def test_an_old_process_of_a_rank_stays_for_nobody():
 
 
 def test_a_rank_without_a_watch_is_there_when_it_asks_and_is_not_complete():
-    watches = RankPresence(ReplicaGroup("a", 2))
+    watches = RankPresence(records(2))
     for rank in (-1, 2, 0):
-        watches.asked(rank)
-        assert watches.is_starting
-    watches.asked(1)
-    assert (watches.is_starting, watches.is_complete, watches.staying()) == (False, False, ())
+        watches.record_request(rank)
+        assert is_starting(watches)
+    watches.record_request(1)
+    assert (is_starting(watches), watches.is_complete, watches.staying_watches()) == (False, False, ())
 
 
 def test_coming_and_going_leaves_nothing_behind():
-    group = ReplicaGroup("a", 2)
+    group = records(2)
     watches = RankPresence(group)
     for n in range(100):
         watches.opened(n, n % 2, f"w{n}")
@@ -129,32 +138,35 @@ def test_a_rank_that_says_why_it_ends_is_lost_once_and_an_older_process_says_not
 
 class TestRankTimeout:
     def test_a_silent_rank_without_a_watch_is_lost_until_it_asks_again(self):
-        watches = RankPresence(ReplicaGroup("a", 2), rank_timeout_s=10)
-        watches.asked(0)
-        watches.heard([0], 5)
+        watches = RankPresence(records(2), rank_timeout_s=10)
+        watches.record_request(0)
+        watches.restart_timeout([0], 5)
         assert watches.deadline() == 15
         assert [watches.expire(now) for now in (14.9, 15, 99)] == [[], [0], []]
         assert watches.loss_of(0).reason == "rank 0 has asked for nothing for 10 s"
         assert watches.deadline() == 25, "it is given up then"
-        watches.asked(0)
-        watches.heard([0], 20)
+        watches.record_request(0)
+        watches.restart_timeout([0], 20)
         assert (lost(watches), watches.deadline()) == ([], 30)
 
     def test_with_a_watch_or_without_a_timeout_silence_is_nothing(self):
-        seen, endless = RankPresence(ReplicaGroup("a", 1), rank_timeout_s=10), RankPresence(ReplicaGroup("a", 1))
+        seen, endless = (
+            RankPresence(records(1), rank_timeout_s=10),
+            RankPresence(records(1)),
+        )
         seen.opened(1, 0, "w")
         for watches in (seen, endless):
-            watches.asked(0)
-            watches.heard([0], 5)
+            watches.record_request(0)
+            watches.restart_timeout([0], 5)
             assert (watches.deadline(), watches.expire(99)) == (None, [])
 
 
 def test_a_manager_that_was_paused_gives_its_ranks_that_time():
-    watches = RankPresence(ReplicaGroup("a", 2), rank_timeout_s=10)
+    watches = RankPresence(records(2), rank_timeout_s=10)
     watches.opened(1, 1, "w1")
     watches.ended(1, 4.0)
-    watches.asked(0)
-    watches.heard([0], 5.0)
+    watches.record_request(0)
+    watches.restart_timeout([0], 5.0)
     watches.shift(3600.0)
     assert watches.deadline() == 3614.0
     assert (watches.given_up(3613.9), watches.expire(3614.9)) == ([], [])
@@ -170,7 +182,7 @@ class TestWhoIsNotBack:
         assert (watches.deadline(), watches.given_up(109.9)) == (110.0, [])
         [absence] = watches.given_up(110.0)
         assert absence == LostRank(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
-        assert watches.of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
+        assert watches.watches_of(absence.mates) == (1, 3), "the process that is new waits for nobody of before"
         assert (watches.deadline(), watches.given_up(999.0), lost(watches)) == (None, [], [1])
 
     def test_a_mate_whose_watch_is_between_two_counts(self):
@@ -180,14 +192,14 @@ class TestWhoIsNotBack:
         watches.opened(4, 0, "w0")
         [absence] = watches.given_up(110.0)
         assert absence.group_rank == 1
-        assert watches.of(absence.mates) == (3, 4)
+        assert watches.watches_of(absence.mates) == (3, 4)
 
     def test_who_has_a_watch_or_asks_is_back(self):
         watches = watched()
         watches.ended(1, 0.0)
         watches.ended(2, 0.0)
         watches.opened(3, 0, "w0")
-        watches.asked(1)
+        watches.record_request(1)
         assert (lost(watches), watches.deadline(), watches.given_up(99.0)) == ([], None, [])
         assert not watches.is_complete, "rank 1 has no watch"
 
@@ -203,12 +215,12 @@ class TestWhoIsNotBack:
 
 
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
-    watches = RankPresence(ReplicaGroup("a", 4))
+    watches = RankPresence(records(4))
     watches.opened(1, 0, "w0")
-    watches.asked(2)
-    watches.asked(9)
+    watches.record_request(2)
+    watches.record_request(9)
     assert missing(watches) == {1, 3}
     watches.ended(1, 0.0)
     assert missing(watches) == {0, 1, 3}
-    watches.asked(0)
+    watches.record_request(0)
     assert missing(watches) == {1, 3}

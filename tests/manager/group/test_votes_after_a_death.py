@@ -16,9 +16,9 @@ from lighthouse_protocol.messages.membership import Decision, Distrust, Distrust
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
 from manager.group import events
 from manager.group.counts import StepCounts
+from manager.group.events import PendingVote
 from manager.group.machine import GroupMachine
 from manager.group.presence import RETURNS_WITHIN_S
-from manager.group.records import PendingVote
 from manager.group.session import SessionMachine
 from tests.manager.builders import ask
 from tests.manager.groups import formed
@@ -80,8 +80,8 @@ def fed(world: World, *happened: events.RankEvent) -> World:
 
 def frozen(machine: GroupMachine) -> bytes:
     """Without what only counts."""
-    machine.counts, machine.gather.round = StepCounts(machine.group), 0
-    machine.session = SessionMachine(machine.report)
+    machine.counts, machine.session = StepCounts(machine.group), SessionMachine()
+    machine.group.effects, machine.group.grants = [], 0
     return pickle.dumps(machine)
 
 
@@ -214,8 +214,9 @@ def begin(size: int, deaths: int, ends: int, steps: int, tears: int) -> World:
     for number in range(size):
         world = asks(world, number)
     machine: GroupMachine = pickle.loads(world.machine)
-    machine.grants.renew(1e9)
-    world = carried(world, machine._enter_quorum(formed(Q, FIRST), 0.0, stands=True))
+    machine.requests.renew(1e9)
+    machine._enter_quorum(formed(Q, FIRST), 0.0, stands=True)
+    world = carried(world, machine.group.effects)
     return replace(world, machine=frozen(machine))
 
 

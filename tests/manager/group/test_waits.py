@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from lighthouse_protocol.messages.session import Waiting
-from manager.group.driver import Waits, WatchTable
+from manager.group.driver import Waits, Watches
 from tests.manager.recorders import Heard, watch
 from tests.virtual_loop import VirtualLoop
 
@@ -13,13 +13,13 @@ from tests.virtual_loop import VirtualLoop
 class Manager:
     def __init__(self) -> None:
         self.loop, self.waiting_for = VirtualLoop(), "b"
-        self.watches = WatchTable()
+        self.watches = Watches()
         self.waits = Waits(self.loop, self.watches, lambda: self.waiting_for)
         self.rank = self.open(1)
 
     def open(self, number: int) -> Heard:
         heard = Heard()
-        self.watches.add(number, watch(peer=heard))
+        self.watches[number] = watch(peer=heard)
         self.waits.opened(watch(peer=heard))
         return heard
 
@@ -72,8 +72,8 @@ def test_a_request_that_is_asked_again_goes_on_waiting(manager: Manager, caplog:
 
 
 def test_a_watch_that_has_ended_is_told_nothing(manager: Manager):
-    manager.watches.remove(1)
+    del manager.watches[1]
     manager.waits.begin()
     manager.loop.go(1)
     manager.waits.close()
-    assert (manager.rank.messages, manager.rank.has_ended, manager.loop.timers) == ([], True, 0)
+    assert (manager.rank.messages, manager.loop.timers) == ([], 0)

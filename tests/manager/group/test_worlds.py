@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse_protocol.messages.membership import World
 from lighthouse_protocol.messages.session import Waiting
-from manager.group.driver import INCOMPLETE_LOGGED_AFTER_S, WatchTable, Worlds
+from manager.group.driver import INCOMPLETE_LOGGED_AFTER_S, Watches, Worlds
 from tests.manager.recorders import Heard, watch
 from tests.virtual_loop import VirtualLoop
 
@@ -14,45 +14,45 @@ WORLD = World(8, 1, 8, 8, 1, ("c",))
 
 
 def test_every_watch_is_told_as_long_as_it_is_open():
-    watches = WatchTable()
+    watches = Watches()
     worlds = Worlds(VirtualLoop(), watches)
     ranks = [Heard(), Heard()]
 
     def open_watch(rank: int) -> None:
         opened = watch(rank, ranks[rank])
-        watches.add(rank, opened)
+        watches[rank] = opened
         worlds.opened(opened)
 
     open_watch(0)
-    worlds.tell(WORLD)
+    worlds.update(WORLD)
     open_watch(1)
     assert [rank.messages for rank in ranks] == [[WORLD], [WORLD]], "a later one is told what is known"
-    watches.remove(0)
-    worlds.tell(World(9, 1))
+    del watches[0]
+    worlds.update(World(9, 1))
     assert [len(rank.messages) for rank in ranks] == [1, 2]
 
 
 def test_the_log_says_who_asks_to_come_in_once(caplog: pytest.LogCaptureFixture):
-    worlds = Worlds(VirtualLoop(), WatchTable())
+    worlds = Worlds(VirtualLoop(), Watches())
     with caplog.at_level(logging.INFO):
         for world in (WORLD, World(7, 1, peers_pending=1, pending=("c",)), World(16, 2)):
-            worlds.tell(world)
+            worlds.update(world)
     assert caplog.messages == ["waiting to join: c"]
 
 
 def test_what_is_missing_is_logged_once_it_lasts(caplog: pytest.LogCaptureFixture):
     loop = VirtualLoop()
-    watches, rank = WatchTable(), Heard()
-    watches.add(0, watch(0, rank))
+    watches, rank = Watches(), Heard()
+    watches[0] = watch(0, rank)
     worlds = Worlds(loop, watches)
     with caplog.at_level(logging.INFO):
-        worlds.miss("a has rank 0 of 2; missing: 1")
-        worlds.miss("")
+        worlds.set_missing("a has rank 0 of 2; missing: 1")
+        worlds.set_missing("")
         loop.go(2 * INCOMPLETE_LOGGED_AFTER_S)
         assert caplog.messages == [], "its ranks came one after the other"
-        worlds.miss("a has rank 1 of 2; missing: 0")
+        worlds.set_missing("a has rank 1 of 2; missing: 0")
         loop.go(2 * INCOMPLETE_LOGGED_AFTER_S)
-        worlds.miss("")
+        worlds.set_missing("")
     worlds.close()
     assert caplog.messages == [
         "a has rank 1 of 2; missing: 0; a replica group joins only when all its ranks are connected",

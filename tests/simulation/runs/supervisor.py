@@ -131,7 +131,7 @@ class Supervisor(Process):
                 self._has_heard_stop = True
             case _:
                 pass
-        self.driver.hear(message)
+        self.driver.receive(message)
         if self._has_heard_stop and self._over is not None:
             self._exit(self._over.status, self._over.why)
 
