@@ -1,1 +1,1 @@
-"""Transfer of training state between replica groups, and catching up while training."""
+"""Transfer of training state over HTTP to a group that heals, and catching up while training. No shared disk."""

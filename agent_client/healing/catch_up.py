@@ -24,8 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from agent_client.collectives.observed import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing.healing import BackgroundFetch
-from agent_client.healing.rules import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
-from agent_client.healing.source import StateOwner, has_room
+from agent_client.healing.memory import has_room
+from agent_client.healing.rules.catch_up import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
+from agent_client.healing.source import StateOwner
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import Stateful, TrainState
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag

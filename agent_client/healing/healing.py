@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from agent_client.healing.connection import StateUnavailable
+from agent_client.healing.fetch import Fetch, FindAddress, OnBytes
+from agent_client.healing.memory import available_bytes
 from agent_client.healing.source import HealSource, StateOwner, key_of
 from agent_client.progress.activity import HealMark
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.connection import StateUnavailable
-from agent_client.transfer.fetch import Fetch, FindAddress, OnBytes
-from agent_client.transfer.memory import available_bytes
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.rules.heal import GroupHeal
 from lighthouse_runtime.client.clients import ManagerClient

@@ -10,15 +10,14 @@ without memory for the copy, it refuses.
 """
 
 import logging
-import os
 import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent_client.healing.memory import has_room
+from agent_client.healing.server import StateServer
 from agent_client.state.snapshot import size_bytes
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.memory import available_bytes
-from agent_client.transfer.server import StateServer
 from lighthouse_protocol.messages.membership import Assignment, Tag
 from lighthouse_runtime.net.address import listening_host
 
@@ -56,9 +55,6 @@ class StateOwner(Protocol):
 
 Key = tuple[int, int, int]
 """Identifies an offered state: quorum_id, step, group_rank."""
-
-ROOM_FOR_A_COPY = 2.0
-"""A state is copied only if this multiple of its size is free."""
 
 MAX_REASON_CHARS = 300
 
@@ -163,9 +159,3 @@ class HealSource:
     def _forget(self, key: Key) -> None:
         del self._kept[key]
         self._server.forget(key)
-
-
-def has_room(size: int) -> bool:
-    """Check that each rank of this host has memory for a copy of `size` bytes."""
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return available_bytes() > ROOM_FOR_A_COPY * ranks_here * size

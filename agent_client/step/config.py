@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict, get_args
 
 from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules import HealMode
+from agent_client.healing.rules.catch_up import HealMode
 from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
 

@@ -19,7 +19,7 @@ from agent_client.collectives.peers import Peers
 from agent_client.errors import ConfigurationError
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
-from agent_client.healing.rules import HealMode
+from agent_client.healing.rules.catch_up import HealMode
 from agent_client.manager_client.client import ManagerConnection, Presence
 from agent_client.progress.progress import Progress
 from agent_client.progress.trace_file import make_progress

@@ -23,6 +23,7 @@ from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
 from agent_client.healing.catch_up import CatchUpDriver
+from agent_client.healing.connection import StateRefused
 from agent_client.healing.healing import DoesNotFit, Healing
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.activity import Shape
@@ -35,7 +36,6 @@ from agent_client.step.rules import comparison as agreement
 from agent_client.step.rules.comparison import Announced, DataChoice, Flag, Kind, Row, announce_draw, standing_of
 from agent_client.step.rules.machine import StepMachine
 from agent_client.step.rules.news import Loss, Patience, StepNews
-from agent_client.transfer.connection import StateRefused
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.messages.progress import HEAL

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 import torch
 
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.server import StateServer
 from agent_client.state.train_state import TrainState
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.server import StateServer
 from benchmarks.support.line_protocol import answer_orders
 from benchmarks.support.torchft_native import native
 

@@ -21,11 +21,11 @@ from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup, connect_store
 from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.peers import Peers
+from agent_client.healing.fetch import Fetch
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentConfig
 from agent_client.step.internals import GroupPlace
-from agent_client.transfer.fetch import Fetch
 from lighthouse_runtime.process.loop import StopRequest
 from manager.server import daemon
 from manager.server.config import ManagerConfig

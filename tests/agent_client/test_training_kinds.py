@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from agent_client.healing.rules import APPLIED_AT_ONCE
+from agent_client.healing.rules.catch_up import APPLIED_AT_ONCE
 from tests.agent_client.matrix_events import PACE_S, Cell, finish
 from tests.agent_client.ranks import RankError
 from tests.agent_client.training_jobs import MakeJob

@@ -22,6 +22,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from agent_client.collectives.gloo import connect_store
 from agent_client.healing import catch_up, source
+from agent_client.healing.fetch import Fetch
 from agent_client.state.codec import Encoding
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
@@ -29,7 +30,6 @@ from agent_client.training.hsdp import replicate
 from agent_client.training.local_sgd import DiLoCo, LocalSGD, OuterSteps
 from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
 from agent_client.training.sampler import Position
-from agent_client.transfer.fetch import Fetch
 from tests.agent_client.actors import build_agent, digest
 from tests.processes import PATIENCE_S
 

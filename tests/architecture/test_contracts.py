@@ -41,7 +41,7 @@ DRIVERS = "Every module named driver is free of loop and transport"
         ("lighthouse/job/lineage.py", "import asyncio", PURE),
         ("manager/group/votes.py", "import logging", PURE),
         ("lighthouse_protocol/messages/membership.py", "import google.protobuf", PURE),
-        ("agent_client/healing/rules.py", "import torch", PURE),
+        ("agent_client/healing/rules/catch_up.py", "import torch", PURE),
         ("lighthouse/job/run_driver.py", "import time", DRIVERS),
         ("lighthouse/job/roster.py", "import lighthouse.store.sqlite", "Wings of lighthouse"),
         ("manager/group/driver.py", "import manager.server.daemon", "Wings of manager"),

@@ -64,8 +64,8 @@ OUTPUT = "the answer is swordfish"
 TESTS = "tests/"
 ELSEWHERE: dict[str, tuple[str, ...]] = {
     "C2": (
-        "agent_client/transfer/test_proofs.py::test_a_stranger_gets_none",
-        "agent_client/transfer/test_proofs.py::test_nor_does_one_give_any",
+        "agent_client/healing/test_proofs.py::test_a_stranger_gets_none",
+        "agent_client/healing/test_proofs.py::test_nor_does_one_give_any",
         "lighthouse/quorum/test_lineage.py::test_a_running_history_wins_against_a_dumb_version",
         "lighthouse/quorum/test_lineage.py::TestAheadOfTheMembers",
         "lighthouse/quorum/test_returning.py::TestLostJournal",
@@ -90,7 +90,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         "lighthouse_runtime/web/test_status_feed.py::test_where_as_many_listen_as_may_one_more_takes_the_place_of_the_oldest",
     ),
     "M5": (
-        "agent_client/transfer/test_proofs.py::test_connections_are_bounded",
+        "agent_client/healing/test_proofs.py::test_connections_are_bounded",
         "lighthouse_runtime/net/test_own_address.py::test_what_is_reached_by_a_loopback_listens_on_that_alone",
     ),
     "M6": (

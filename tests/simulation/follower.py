@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_client.healing.rules import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
+from agent_client.healing.rules.catch_up import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateRefused, StateUnavailable
 from agent_client.healing.healing import DoesNotFit
 from agent_client.state.codec import encode
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import CorruptState
 from agent_client.step.rules.machine import StepMachine
-from agent_client.transfer.connection import StateRefused, StateUnavailable
 from tests.agent_client.healing.pair import TARGETS, Pair
-from tests.agent_client.transfer.sources import answering, ok, sends
+from tests.agent_client.healing.sources import answering, ok, sends
 
 Answer = Callable[[dict[str, Any]], tuple[bytes, bytes]]
 """What a source sends that holds this state: first its head and checksums, then its pieces."""

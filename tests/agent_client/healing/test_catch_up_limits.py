@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules import CatchUpPlan
+from agent_client.healing.rules.catch_up import CatchUpPlan
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentConfig

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.healing.rules import (
+from agent_client.healing.rules.catch_up import (
     APPLIED_AT_ONCE,
     MAX_KEPT_STEPS,
     MAX_TRIES,

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateUnavailable
 from agent_client.healing.healing import Healing
 from agent_client.progress.activity import Activity
 from agent_client.state.codec import Encoding
 from agent_client.step.rules.machine import StepMachine
-from agent_client.transfer.connection import StateUnavailable
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import HealProgress
 from tests.agent_client.healing.pair import ASSIGNMENT, Pair
@@ -29,7 +29,7 @@ from tests.processes import eventually
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A source is asked to wait for its state a moment only."""
-    monkeypatch.setattr("agent_client.transfer.fetch.WAIT_SHARE", 0.01)
+    monkeypatch.setattr("agent_client.healing.fetch.WAIT_SHARE", 0.01)
 
 
 class TestServing:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateUnavailable
 from agent_client.healing.healing import BackgroundFetch
 from agent_client.state.codec import Encoding
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.connection import StateUnavailable
 from tests.agent_client.healing.pair import ASSIGNMENT, TARGETS, Pair
 from tests.processes import eventually
 

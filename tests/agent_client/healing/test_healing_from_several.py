@@ -13,7 +13,7 @@ from agent_client.state.codec import encode
 from agent_client.state.train_state import TrainState
 from agent_client.step.rules.machine import StepMachine
 from tests.agent_client.assignments import assignment
-from tests.agent_client.transfer.sources import bytes_sent, took
+from tests.agent_client.healing.sources import bytes_sent, took
 from tests.processes import LOCALHOST
 
 SOURCES = "abc"
@@ -79,7 +79,7 @@ class Groups:
 
 @pytest.fixture
 def groups(stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Groups:
-    monkeypatch.setattr("agent_client.transfer.rules.stripes.SLOW_S", 60.0)  # on however slow a machine
+    monkeypatch.setattr("agent_client.healing.rules.stripes.SLOW_S", 60.0)  # on however slow a machine
     caplog.set_level(logging.INFO)
     return Groups(stack)
 

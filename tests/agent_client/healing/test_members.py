@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from agent_client.transfer.connection import StateUnavailable
+from agent_client.healing.connection import StateUnavailable
 from tests.agent_client.healing.pair import TARGETS, Pair
 
 SECRET, OTHER = "known to the members of the quorum", "known to those of another quorum"

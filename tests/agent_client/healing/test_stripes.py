@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_client.transfer.rules.stripes import (
+from agent_client.healing.rules.stripes import (
     FIRST_BYTES,
     FIRST_PAUSE_S,
     TRIES,
@@ -22,7 +22,7 @@ from agent_client.transfer.rules.stripes import (
     StripePlan,
     Summed,
 )
-from tests.agent_client.transfer.simulated_stripes import MIB, SILENCE_S, Source, Transfer
+from tests.agent_client.healing.simulated_stripes import MIB, SILENCE_S, Source, Transfer
 
 PIECE = 4 * MIB
 RATE = 100 * MIB

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateUnavailable
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.rules.stripes import TRIES
 from agent_client.state.codec import CHECKSUM_BYTES, PIECE_BYTES, Encoding, encode
 from agent_client.state.snapshot import StateMismatch, install_matches
-from agent_client.transfer.connection import StateUnavailable
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.rules.stripes import TRIES
+from tests.agent_client.healing.sources import KEY, Script, answering, ok, sends, serving, threads, took
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import KEY, Script, answering, ok, sends, serving, threads, took
 from tests.processes import eventually
 
 STATE = {"w": torch.arange(2**20, dtype=torch.int64), "step": 12}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.transfer import memory
+from agent_client.healing import memory
 
 GIB = 2**30
 

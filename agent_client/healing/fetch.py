@@ -27,25 +27,12 @@ from typing import Self
 from torch import Tensor
 from xxhash import xxh3_64
 
-from agent_client.state.codec import (
-    CHECKSUM_BYTES,
-    PIECE_BYTES,
-    Head,
-    TruncatedState,
-    allocate,
-    count_pieces,
-    encode,
-    layout_digest,
-    piece_views,
-    read_head,
-)
-from agent_client.state.snapshot import StateMismatch, copy_of
-from agent_client.state.tree import CorruptState, State, assemble, disassemble
-from agent_client.transfer.connection import (
+from agent_client.healing.connection import (
     NONCE_HEADER,
     PROOF_HEADER,
     DeadlineSocket,
     Pace,
+    StateKey,
     StateRefused,
     StateUnavailable,
     check_answer,
@@ -54,8 +41,7 @@ from agent_client.transfer.connection import (
     connect,
     split_address,
 )
-from agent_client.transfer.offers import StateKey
-from agent_client.transfer.rules.stripes import (
+from agent_client.healing.rules.stripes import (
     FIRST_PAUSE_S,
     TRIES,
     Arrived,
@@ -70,6 +56,20 @@ from agent_client.transfer.rules.stripes import (
     StripePlan,
     Summed,
 )
+from agent_client.state.codec import (
+    CHECKSUM_BYTES,
+    PIECE_BYTES,
+    Head,
+    TruncatedState,
+    allocate,
+    count_pieces,
+    encode,
+    layout_digest,
+    piece_views,
+    read_head,
+)
+from agent_client.state.snapshot import StateMismatch, copy_of
+from agent_client.state.tree import CorruptState, State, assemble, disassemble
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, prove
 

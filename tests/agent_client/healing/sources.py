@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from agent_client.healing.connection import StateKey
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.offers import StateKey
-from agent_client.transfer.server import StateServer
 
 KEY = StateKey(7, 12, 0)
 

@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import torch
 
-from agent_client.transfer import listener, server
-from agent_client.transfer.connection import NONCE_HEADER, PROOF_HEADER, StateUnavailable
-from agent_client.transfer.server import StateServer
+from agent_client.healing import listener, server
+from agent_client.healing.connection import NONCE_HEADER, PROOF_HEADER, StateUnavailable
+from agent_client.healing.server import StateServer
 from lighthouse_protocol.rules.access import TARGET_WORD, prove
+from tests.agent_client.healing.sources import KEY, fetch, threads, took
 from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import KEY, fetch, threads, took
 from tests.processes import eventually
 
 SECRET, OTHER = "known to the members of quorum 7", "known to the members of quorum 8"

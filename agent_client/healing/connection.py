@@ -11,11 +11,22 @@ import socket
 import threading
 import time
 from http.client import HTTPResponse
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from agent_client.state.tree import CorruptState
 from lighthouse_protocol.rules.access import is_proven
+
+
+class StateKey(NamedTuple):
+    """Identifies a state."""
+
+    quorum_id: int  # the quorum that assigned the readers
+    step: int
+    group_rank: int
+
+    def __str__(self) -> str:
+        return f"quorum {self.quorum_id} step {self.step} group rank {self.group_rank}"
 
 
 class DeadlineSocket(socket.socket):

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent_client.transfer.rules.stripes import (
+from agent_client.healing.rules.stripes import (
     Arrived,
     Ask,
     Broken,

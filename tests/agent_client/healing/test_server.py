@@ -17,15 +17,13 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateKey, StateUnavailable, split_address
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST
+from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding, allocate, encode
 from agent_client.state.tree import CorruptState
-from agent_client.transfer.connection import StateUnavailable, split_address
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST
-from agent_client.transfer.offers import StateKey
-from agent_client.transfer.server import StateServer
-from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import (
+from tests.agent_client.healing.sources import (
     KEY,
     Script,
     answering,
@@ -36,6 +34,7 @@ from tests.agent_client.transfer.sources import (
     threads,
     took,
 )
+from tests.agent_client.state.trees import same
 from tests.processes import eventually
 
 OTHER = StateKey(8, 12, 0)
@@ -139,7 +138,7 @@ class TestFetch:
         """One of what was put is waited for, also the second one."""
         paced: set[str] = set()
         for side in ("server", "fetch"):
-            monkeypatch.setattr(f"agent_client.transfer.{side}.Pace", lambda side=side: Noted(paced, side))
+            monkeypatch.setattr(f"agent_client.healing.{side}.Pace", lambda side=side: Noted(paced, side))
         with serving(STATE) as server:
             for _ in range(3):
                 fetch(server.address, KEY, 60)
@@ -181,7 +180,7 @@ class TestFetch:
             fetch(server.address, KEY, 60)
 
     def test_waits_no_longer_than_its_share_of_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("agent_client.transfer.fetch.WAIT_SHARE", 0.01)
+        monkeypatch.setattr("agent_client.healing.fetch.WAIT_SHARE", 0.01)
         with serving() as server, took(0.3, 20), pytest.raises(StateUnavailable, match="409"):
             fetch(server.address, KEY, 30)
 
@@ -296,7 +295,7 @@ class TestWithdraw:
             server.withdraw()
             return allocate(*args)
 
-        monkeypatch.setattr("agent_client.transfer.fetch.allocate", allocate_once_withdrawn)
+        monkeypatch.setattr("agent_client.healing.fetch.allocate", allocate_once_withdrawn)
         with serving(BIG) as server:
             with pytest.raises(StateUnavailable, match=r"is not available: it answered 409.*null"):
                 fetch(server.address, KEY, 60)
@@ -312,7 +311,7 @@ class TestWithdraw:
             device.wait(5)
             yield memoryview(b"")
 
-        monkeypatch.setattr("agent_client.transfer.offers.ABORT_TIMEOUT_S", 0.1)
+        monkeypatch.setattr("agent_client.healing.server.ABORT_TIMEOUT_S", 0.1)
         monkeypatch.setattr(Encoding, "chunks", hang)
         device = threading.Event()
         with serving(STATE) as server:

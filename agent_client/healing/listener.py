@@ -18,7 +18,7 @@ from functools import partial
 from socketserver import TCPServer
 from typing import Any
 
-from agent_client.transfer.connection import DeadlineSocket
+from agent_client.healing.connection import DeadlineSocket
 from lighthouse_protocol.identity import Address
 
 logger = logging.getLogger(__name__)

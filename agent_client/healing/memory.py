@@ -1,11 +1,21 @@
 """Memory that is still available to this process, limited by its host and its control groups (containers, Slurm)."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
+
+ROOM_FOR_A_COPY = 2.0
+"""A state is copied only if this multiple of its size is free."""
+
+
+def has_room(size: int) -> bool:
+    """Check that each rank of this host has memory for a copy of `size` bytes."""
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return available_bytes() > ROOM_FOR_A_COPY * ranks_here * size
 
 
 def available_bytes() -> int:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from agent_client.transfer.connection import NICENESS, WORKS_S, Pace
+from agent_client.healing.connection import NICENESS, WORKS_S, Pace
 
 
 @pytest.fixture

@@ -11,19 +11,19 @@ from typing import Any
 import pytest
 import torch
 
+from agent_client.healing.connection import StateUnavailable
+from agent_client.healing.fetch import Fetch
+from agent_client.healing.server import StateServer
 from agent_client.state.codec import Encoding, encode
 from agent_client.state.snapshot import StateMismatch
-from agent_client.transfer.connection import StateUnavailable
-from agent_client.transfer.fetch import Fetch
-from agent_client.transfer.server import StateServer
-from tests.agent_client.state.trees import same
-from tests.agent_client.transfer.sources import (
+from tests.agent_client.healing.sources import (
     KEY,
     bytes_sent,
     serving,
     threads,
     took,
 )
+from tests.agent_client.state.trees import same
 from tests.processes import eventually
 
 MIB = 2**20
@@ -82,7 +82,7 @@ def _said(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No source counts as slow, on however slow a machine."""
-    monkeypatch.setattr("agent_client.transfer.rules.stripes.SLOW_S", 60.0)
+    monkeypatch.setattr("agent_client.healing.rules.stripes.SLOW_S", 60.0)
 
 
 @pytest.mark.usefixtures("patient")

@@ -1,1 +1,0 @@
-"""Transfer of live training state over HTTP, from groups that are ahead to a group that heals. No shared disk."""

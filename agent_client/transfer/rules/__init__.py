@@ -1,1 +1,0 @@
-"""Rules of a transfer: which source sends which pieces. No I/O, no clock."""
