@@ -223,7 +223,7 @@ class Fetch:
     def __init__(
         self,
         sources: Mapping[str, FindAddress],
-        key: tuple[int, int, int],
+        key: StateKey,
         timeout_s: float,
         *,
         accept: Callable[[State], object],
@@ -240,7 +240,7 @@ class Fetch:
 
         Args:
             sources: Sources by name, in the order in which they may lead.
-            key: Key of the state: quorum_id, step, group_rank.
+            key: Key of the state.
             timeout_s: Limit of the transfer, except for the resolution of host names.
             accept: Raises StateMismatch if the received state does not fit. Another source leads then.
             expect: The same for the layout (meta tensors), before any tensor is read.
@@ -257,7 +257,7 @@ class Fetch:
         self._sources = sources
         self._own = own
         self._timeout_s = timeout_s
-        self._requests = Requests(StateKey(*key), time.monotonic() + timeout_s, secret)
+        self._requests = Requests(key, time.monotonic() + timeout_s, secret)
         self._silence_s = min(silence_s or timeout_s, timeout_s)
         self._wait_s = wait_s
         self._accept, self._expect = accept, expect

@@ -21,9 +21,8 @@ nor provide weights. A proof covers the address that the target has called, and 
 connection, so copying or relaying it is useless. The state itself is not encrypted and needs the same trusted network
 as the gradients.
 
-`StateOffers` holds the state of the current step and copies of earlier ones, and tracks the readers of each. It can
-wait for the readers, or end them by shutting down their connections, which also wakes a thread that blocks while it
-sends.
+`StateServer` tracks the readers of each state. It can wait for them, or end them by shutting down their connections,
+which also wakes a thread that blocks while it sends.
 """
 
 import itertools
@@ -93,160 +92,14 @@ class StateOffer:
     encoding: Encoding
     unread: int | None = None  # bytes to send before a copy is dropped; None for the current state
     secret: str = field(default="", repr=False)  # readers must prove that they know it, unless it is empty
-    readers: set[socket.socket] = field(default_factory=set[socket.socket])
-
-
-class StateOffers:
-    """The current state and the copies. Thread safe."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._held: StateOffer | None = None
-        self._cleared: StateOffer | None = None
-        self._kept: dict[StateKey, StateOffer] = {}
-        self._refused: tuple[StateKey, str, str] | None = None
-        self._settled = (0, -1)
-        self._closed = False
-
-    def put(self, key: StateKey, encoding: Encoding, secret: str = "") -> None:
-        """Offer this state as the current one. Ends the readers of the current state and waits for them."""
-        with self._changed:
-            while self._held:
-                self.clear()
-            self._held = StateOffer(key, encoding, secret=secret)
-            self._changed.notify_all()
-
-    def clear(self, grace_s: float = 0.0) -> None:
-        """Withdraw the current state. Its readers may finish within `grace_s`, then their connections end.
-
-        When this returns, no thread reads the state.
-
-        Raises:
-            TimeoutError: A reader does not end, for example because the device of a tensor hangs.
-        """
-        with self._changed:
-            held, self._held = self._held, None
-            self._cleared = held
-            if held and not self._wait(lambda: not held.readers, grace_s):
-                _cut_off(held.readers)
-                if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
-                    raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
-            if self._cleared is held:
-                self._cleared = None
-
-    def keep(self, key: StateKey, encoding: Encoding, reads: int, secret: str = "") -> None:
-        """Offer a copy in addition, until it was read `reads` times, or until `forget`. It must not change."""
-        with self._changed:
-            self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
-            self._changed.notify_all()
-
-    def forget(self, key: StateKey) -> None:
-        """Drop a copy and end its readers."""
-        with self._changed:
-            if (held := self._kept.pop(key, None)) is not None:
-                _cut_off(held.readers)
-
-    def settle(self, quorum_id: int, step: int) -> None:
-        """Refuse requests up to that quorum and step at once if their state is not on offer. It never will be."""
-        with self._changed:
-            self._settled = max(self._settled, (quorum_id, step))
-            self._changed.notify_all()
-
-    def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer requests for this state by members of its quorum with the reason why it cannot be sent."""
-        with self._changed:
-            self._refused = key, reason, secret
-            self._changed.notify_all()
-
-    def was_read(self, held: StateOffer, count: int) -> None:
-        """Record that a reader has received `count` bytes. Drops a copy that was read completely."""
-        with self._changed:
-            if held.unread is None:
-                return
-            held.unread -= count
-            if held.unread <= 0 and self._kept.get(held.key) is held:
-                del self._kept[held.key]
-
-    def cut_off(self) -> None:
-        """End the readers of the current state without waiting, even while `clear` waits for them."""
-        with self._changed:
-            for held in (self._held, self._cleared):
-                _cut_off(held.readers if held else set())
-
-    def close(self) -> None:
-        """Withdraw everything, and answer the requests that wait for a state."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-            for key in list(self._kept):
-                self.forget(key)
-        self.clear()
-
-    @contextmanager
-    def reading(
-        self, key: StateKey, wait_s: float, reader: socket.socket, may_read: Callable[[str], bool] = lambda _: True
-    ) -> Generator[StateOffer, None, None]:
-        """Yield the state under `key` once it is on offer, and count `reader` as its reader while the block runs.
-
-        `may_read` receives the secret of the state, and returns whether the reader has proved that it knows the secret.
-
-        Raises:
-            NotHeldError: The state was not offered in time.
-            CannotBeSentError: The state cannot be sent.
-            StrangerError: The reader must not read it.
-        """
-        held = self._await(key, wait_s, reader, may_read)
-        try:
-            yield held
-        finally:
-            with self._changed:
-                held.readers.discard(reader)
-                self._changed.notify_all()
-
-    def _await(
-        self, key: StateKey, wait_s: float, reader: socket.socket, may_read: Callable[[str], bool]
-    ) -> StateOffer:
-        with self._changed:
-            self._wait(lambda: self._closed or self._find(key) or key[:2] <= self._settled or _is_cut(reader), wait_s)
-            if (held := self._find(key)) is None:
-                if self._refused is None or self._refused[0] != key:
-                    raise NotHeldError(self._key())
-                _, reason, secret = self._refused
-                if secret and not may_read(secret):
-                    raise StrangerError
-                raise CannotBeSentError(reason, secret)
-            if held.secret and not may_read(held.secret):
-                raise StrangerError
-            held.readers.add(reader)
-            return held
-
-    def wake(self) -> None:
-        """Make waiting requests check whether their connection was cut."""
-        with self._changed:
-            self._changed.notify_all()
-
-    def _find(self, key: StateKey) -> StateOffer | None:
-        return self._held if self._key() == key else self._kept.get(key)
-
-    def _key(self) -> StateKey | None:
-        return self._held.key if self._held else None
-
-    def _wait(self, is_done: Callable[[], object], timeout_s: float) -> bool:
-        return bool(self._changed.wait_for(is_done, timeout_s))
-
-
-def _is_cut(reader: socket.socket) -> bool:
-    return isinstance(reader, DeadlineSocket) and reader.is_cut
-
-
-def _cut_off(readers: set[socket.socket]) -> None:
-    for reader in readers:
-        with suppress(OSError):
-            reader.shutdown(socket.SHUT_RDWR)
+    readers: set[DeadlineSocket] = field(default_factory=set[DeadlineSocket])
 
 
 class StateServer:
-    """Serves the current state and copies of earlier ones, in separate threads. A forked child closes its sockets."""
+    """Serves the current state and copies of earlier ones, in separate threads. A forked child closes its sockets.
+
+    All methods are safe in any thread.
+    """
 
     def __init__(
         self,
@@ -268,17 +121,25 @@ class StateServer:
             max_wait_s: Maximum time that a request may wait for its key.
             chunk_bytes: Size of a chunk.
         """
-        self._offers = StateOffers()
         self._chunk_bytes = chunk_bytes
-        handler = partial(_Handler, self._offers, lambda: self.address, stall_timeout_s, max_wait_s)
-        self._listener = Listener(bind_host, port, handler, self._offers.wake)
+        self._changed = threading.Condition()
+        self._held: StateOffer | None = None
+        self._withdrawn: StateOffer | None = None
+        """The state for whose readers `withdraw` waits."""
+        self._kept: dict[StateKey, StateOffer] = {}
+        self._refused: tuple[StateKey, str, str] | None = None
+        """Key, reason and secret of the state that cannot be sent."""
+        self._settled = (0, -1)
+        self._is_closed = False
+        handler = partial(_Handler, self, stall_timeout_s, max_wait_s)
+        self._listener = Listener(bind_host, port, handler, self._wake)
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
-    def publish(self, key: tuple[int, int, int], state: State, secret: str = "") -> None:
+    def publish(self, key: StateKey, state: State, secret: str = "") -> None:
         """Offer `state` as the current one. Withdraws the state before it.
 
         Args:
-            key: quorum_id, step, group_rank.
+            key: Key of the state.
             state: Must not change before `withdraw`. It is not copied.
             secret: Readers must prove that they know it. If empty, any client can read the state.
 
@@ -286,23 +147,11 @@ class StateServer:
             TypeError, ValueError: The state cannot be sent. The offer is unchanged.
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
-        self._offers.put(StateKey(*key), encoding, secret)
-
-    def keep(self, key: tuple[int, int, int], state: State, reads: int, secret: str = "") -> None:
-        """Offer a copy in addition, until it was read `reads` times, or until `forget`. It must not change."""
-        self._offers.keep(StateKey(*key), encode(state, chunk_bytes=self._chunk_bytes), reads, secret)
-
-    def forget(self, key: tuple[int, int, int]) -> None:
-        """Withdraw a copy and end its readers."""
-        self._offers.forget(StateKey(*key))
-
-    def refuse(self, key: tuple[int, int, int], reason: str, secret: str = "") -> None:
-        """Answer requests for this state with the reason why it cannot be sent. Call `settle`, too."""
-        self._offers.refuse(StateKey(*key), reason, secret)
-
-    def settle(self, quorum_id: int, step: int) -> None:
-        """Refuse requests up to that quorum and step at once if their state is not on offer."""
-        self._offers.settle(quorum_id, step)
+        with self._changed:
+            while self._held:
+                self.withdraw()
+            self._held = StateOffer(key, encoding, secret=secret)
+            self._changed.notify_all()
 
     def withdraw(self, grace_s: float = 0.0) -> None:
         """Withdraw the current state. Its readers may finish within `grace_s`, then their connections end.
@@ -310,18 +159,127 @@ class StateServer:
         When this returns, no thread reads the state, so it may change again.
 
         Raises:
-            TimeoutError: A reader does not end.
+            TimeoutError: A reader does not end, for example because the device of a tensor hangs.
         """
-        self._offers.clear(grace_s)
+        with self._changed:
+            held, self._held = self._held, None
+            self._withdrawn = held
+            if held and not self._wait(lambda: not held.readers, grace_s):
+                _cut_off(held.readers)
+                if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
+                    raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
+            if self._withdrawn is held:
+                self._withdrawn = None
+
+    def keep(self, key: StateKey, state: State, reads: int, secret: str = "") -> None:
+        """Offer a copy in addition, until it was read `reads` times, or until `forget`. It must not change."""
+        encoding = encode(state, chunk_bytes=self._chunk_bytes)
+        with self._changed:
+            self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
+            self._changed.notify_all()
+
+    def forget(self, key: StateKey) -> None:
+        """Withdraw a copy and end its readers."""
+        with self._changed:
+            if (held := self._kept.pop(key, None)) is not None:
+                _cut_off(held.readers)
+
+    def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
+        """Answer requests for this state by members of its quorum with the reason why it cannot be sent.
+
+        Call `settle`, too.
+        """
+        with self._changed:
+            self._refused = key, reason, secret
+            self._changed.notify_all()
+
+    def settle(self, quorum_id: int, step: int) -> None:
+        """Refuse requests up to that quorum and step at once if their state is not on offer. It never will be."""
+        with self._changed:
+            self._settled = max(self._settled, (quorum_id, step))
+            self._changed.notify_all()
 
     def cut_off(self) -> None:
-        """End the readers of the current state without waiting, even while `withdraw` waits. Safe in any thread."""
-        self._offers.cut_off()
+        """End the readers of the current state without waiting, even while `withdraw` waits for them."""
+        with self._changed:
+            for held in (self._held, self._withdrawn):
+                _cut_off(held.readers if held else set())
 
     def close(self) -> None:
-        """End all connections, threads and the socket. Safe to repeat."""
-        self._offers.close()
+        """End all connections, threads and the socket. Requests that wait for a state are refused. Safe to repeat."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+            for key in list(self._kept):
+                self.forget(key)
+        self.withdraw()
         self._listener.close()
+
+    # -- for the handlers
+
+    @contextmanager
+    def reading(
+        self, key: StateKey, wait_s: float, reader: DeadlineSocket, may_read: Callable[[str], bool]
+    ) -> Generator[StateOffer, None, None]:
+        """Yield the state under `key` once it is on offer, and count `reader` as its reader while the block runs.
+
+        `may_read` receives the secret of the state, and returns whether the reader has proved that it knows the secret.
+
+        Raises:
+            NotHeldError: The state was not offered in time.
+            CannotBeSentError: The state cannot be sent.
+            StrangerError: The reader must not read it.
+        """
+        held = self._await(key, wait_s, reader, may_read)
+        try:
+            yield held
+        finally:
+            with self._changed:
+                held.readers.discard(reader)
+                self._changed.notify_all()
+
+    def was_read(self, held: StateOffer, count: int) -> None:
+        """Record that a reader has received `count` bytes. Drops a copy that was read completely."""
+        with self._changed:
+            if held.unread is None:
+                return
+            held.unread -= count
+            if held.unread <= 0 and self._kept.get(held.key) is held:
+                del self._kept[held.key]
+
+    def _await(
+        self, key: StateKey, wait_s: float, reader: DeadlineSocket, may_read: Callable[[str], bool]
+    ) -> StateOffer:
+        with self._changed:
+            self._wait(lambda: self._is_closed or self._find(key) or key[:2] <= self._settled or reader.is_cut, wait_s)
+            if (held := self._find(key)) is None:
+                if self._refused is None or self._refused[0] != key:
+                    raise NotHeldError(self._held.key if self._held else None)
+                _, reason, secret = self._refused
+                if secret and not may_read(secret):
+                    raise StrangerError
+                raise CannotBeSentError(reason, secret)
+            if held.secret and not may_read(held.secret):
+                raise StrangerError
+            held.readers.add(reader)
+            return held
+
+    def _find(self, key: StateKey) -> StateOffer | None:
+        return self._held if self._held and self._held.key == key else self._kept.get(key)
+
+    def _wait(self, is_done: Callable[[], object], timeout_s: float) -> bool:
+        return bool(self._changed.wait_for(is_done, timeout_s))
+
+    def _wake(self) -> None:
+        # Waiting requests then check whether their connection was cut.
+        with self._changed:
+            self._changed.notify_all()
+
+
+def _cut_off(readers: set[DeadlineSocket]) -> None:
+    for reader in readers:
+        with suppress(OSError):
+            reader.shutdown(socket.SHUT_RDWR)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -332,14 +290,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def __init__(
         self,
-        offers: StateOffers,
-        address: Callable[[], str],
+        states: StateServer,
         stall_timeout_s: float,
         max_wait_s: float,
         *request: Any,
     ) -> None:
-        self._offers = offers
-        self._address = address
+        self._states = states
         self._max_wait_s = max_wait_s
         self._stall_timeout_s = stall_timeout_s
         self._nonce = ""
@@ -367,15 +323,15 @@ class _Handler(BaseHTTPRequestHandler):
         nonces, proof = (nonce, self.headers.get(NONCE_HEADER, "")), self.headers.get(PROOF_HEADER, "")
 
         def is_member(secret: str) -> bool:
-            return all(nonces) and is_proven(proof, secret, TARGET_WORD, self._address(), *key, *nonces)
+            return all(nonces) and is_proven(proof, secret, TARGET_WORD, self._states.address, *key, *nonces)
 
         try:
-            with self._offers.reading(key, wait_s, self.connection, is_member) as held:
+            with self._states.reading(key, wait_s, self.connection, is_member) as held:
                 self._answer(held, nonces, match)
         except NotHeldError as error:
             self._refuse(409, key, error.held)
         except CannotBeSentError as error:
-            proof = prove(error.secret, SOURCE_WORD, self._address(), *key, *nonces) if error.secret else ""
+            proof = prove(error.secret, SOURCE_WORD, self._states.address, *key, *nonces) if error.secret else ""
             self._answer_text(CANNOT_BE_SENT, str(error), {PROOF_HEADER: proof} if proof else {})
         except StrangerError:
             logger.warning("refused %s the state of %s: it is not a member of that quorum", self.client_address[0], key)
@@ -384,7 +340,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, held: StateOffer, nonces: tuple[str, str], asked: re.Match[str]) -> None:
         self.connection.is_proven = True
-        proof = prove(held.secret, SOURCE_WORD, self._address(), *held.key, *nonces)
+        proof = prove(held.secret, SOURCE_WORD, self._states.address, *held.key, *nonces)
         headers = {PROOF_HEADER: proof} if proof else {}
         if asked["layout"]:
             self._send_pieces(held, headers, asked["layout"], asked["ranges"])
@@ -405,7 +361,7 @@ class _Handler(BaseHTTPRequestHandler):
         length = sum(last - first for first, last in stripes)
         self._start(200, {"Content-Type": "application/octet-stream", "Content-Length": length, **headers})
         self._write(held, (chunk for first, last in stripes for chunk in encoding.stripe(first, last)))
-        self._offers.was_read(held, length)
+        self._states.was_read(held, length)
         logger.debug("sent %d bytes of the state of %s to %s", length, held.key, self.client_address)
         return None
 

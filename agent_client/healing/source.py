@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from agent_client.healing.connection import StateKey
 from agent_client.healing.memory import has_room
 from agent_client.healing.server import StateServer
 from agent_client.state.snapshot import size_bytes
@@ -53,14 +54,11 @@ class StateOwner(Protocol):
     def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
 
 
-Key = tuple[int, int, int]
-"""Identifies an offered state: quorum_id, step, group_rank."""
-
 MAX_REASON_CHARS = 300
 
 
-def key_of(assignment: Assignment, group_rank: int) -> Key:
-    return (assignment.quorum_id, assignment.max_step, group_rank)
+def key_of(assignment: Assignment, group_rank: int) -> StateKey:
+    return StateKey(assignment.quorum_id, assignment.max_step, group_rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,7 @@ class HealSource:
         self._timeout_s = timeout_s
         self._server = StateServer(listening_host(host), advertise=host)
         self._is_read_in_place = False
-        self._kept: dict[Key, _KeptCopy] = {}
+        self._kept: dict[StateKey, _KeptCopy] = {}
 
     @property
     def address(self) -> str:
@@ -156,6 +154,6 @@ class HealSource:
                 if not kept.targets & catching_up or time.monotonic() >= kept.until:
                     self._forget(key)
 
-    def _forget(self, key: Key) -> None:
+    def _forget(self, key: StateKey) -> None:
         del self._kept[key]
         self._server.forget(key)

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from agent_client.healing.connection import StateKey
 from agent_client.healing.fetch import Fetch
 from agent_client.healing.server import StateServer
 from agent_client.state.train_state import TrainState
@@ -22,7 +23,7 @@ from benchmarks.support.torchft_native import native
 
 TENSOR_BYTES = 16 * 2**20
 TIMEOUT_S = 600.0
-KEY = (1, 1, 0)
+KEY = StateKey(1, 1, 0)
 HERE = "127.0.0.1"
 
 

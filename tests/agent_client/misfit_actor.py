@@ -31,5 +31,5 @@ class CutOffActor(MisfitActor):
     def build(self, manager: str, **options: Any) -> None:
         super().build(manager, **options)
         target = self.agent._healing._target
-        ask = target._ask
-        target._ask = lambda assignment, _: ask(assignment, NOWHERE)
+        find_address = target._find_address
+        target._find_address = lambda assignment, _: find_address(assignment, NOWHERE)

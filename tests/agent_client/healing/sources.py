@@ -33,7 +33,7 @@ def serving(state: Any = None, **options: Any) -> Iterator[StateServer]:
         yield it
 
 
-def fetch(address: str, key: tuple[int, int, int], timeout_s: float, **options: Any) -> Any:
+def fetch(address: str, key: StateKey, timeout_s: float, **options: Any) -> Any:
     """The state that `address` holds under `key`, whatever it is."""
     return Fetch({address: lambda: address}, key, timeout_s, accept=lambda _: None, **options).run()
 

@@ -119,7 +119,7 @@ def test_a_request_that_is_passed_on_opens_nothing(caplog: pytest.LogCaptureFixt
 
 
 def test_a_copy_that_is_kept_has_the_secret_of_its_quorum(caplog: pytest.LogCaptureFixture):
-    older = (KEY[0] - 1, *KEY[1:])
+    older = KEY._replace(quorum_id=KEY.quorum_id - 1)
     with serving() as it:
         it.keep(older, STATE, 2, OTHER)
         assert same(fetch(it.address, older, 60, secret=OTHER), STATE)

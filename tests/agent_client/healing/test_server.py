@@ -68,7 +68,7 @@ def _nothing_left_behind(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCa
 @contextmanager
 def reading(server: StateServer, key: StateKey = KEY, wait_s: float = 0) -> Iterator[socket.socket]:
     """A reader in hand that has sent its request; what the kernel buffers for it is far less than BIG."""
-    held = server._offers._held
+    held = server._held
     encoding = held.encoding if held else encode(BIG)
     path = f"/pieces/{encoding.layout}/0-{encoding.body_length}/{key[0]}/{key[1]}/{key[2]}?wait_s={wait_s:.1f}"
     with idle(server) as reader:
@@ -156,8 +156,8 @@ class TestFetch:
             for received in pool.map(lambda _: fetch(server.address, KEY, 60), range(8)):
                 assert same(received, BIG)
 
-    @pytest.mark.parametrize("asked", [OTHER, (7, 13, 0), (7, 12, 1)])
-    def test_another_key_is_refused_by_name(self, asked: tuple[int, int, int]) -> None:
+    @pytest.mark.parametrize("asked", [OTHER, KEY._replace(step=13), KEY._replace(group_rank=1)])
+    def test_another_key_is_refused_by_name(self, asked: StateKey) -> None:
         with serving(STATE) as server:
             with took(0, 20), pytest.raises(StateUnavailable) as caught:
                 fetch(server.address, asked, 60, wait_s=0)
@@ -532,7 +532,7 @@ def test_strangers_that_wait_make_room_for_a_reader_of_another_host(caplog: pyte
     server, strangers = StateServer("0.0.0.0", advertise="127.0.0.1"), list[socket.socket]()
     try:
         port = int(server.address.rpartition(":")[2])
-        server.publish((7, 3, 0), {"a": torch.zeros(4)})
+        server.publish(StateKey(7, 3, 0), {"a": torch.zeros(4)})
 
         def ask(source: str, path: str) -> socket.socket:
             connection = socket.create_connection(("127.0.0.1", port), 20, (source, 0))

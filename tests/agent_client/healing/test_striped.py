@@ -146,7 +146,7 @@ class TestNotAllOfThem:
         self, stack: ExitStack, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, bad: str
     ) -> None:
         those = servers(stack, STATE, STATE, STATE)
-        damaged = those[bad]._offers._held.encoding  # type: ignore[union-attr]
+        damaged = those[bad]._held.encoding  # type: ignore[union-attr]
 
         def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
             for chunk in real(encoding, start, stop):
@@ -162,7 +162,7 @@ class TestNotAllOfThem:
     ) -> None:
         """The lead, too: what is here by then stays."""
         those = servers(stack, *[state(step=10**number) for number in range(3)])
-        dying = those[lost]._offers._held.encoding  # type: ignore[union-attr]
+        dying = those[lost]._held.encoding  # type: ignore[union-attr]
         read: list[int] = []
 
         def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
@@ -183,7 +183,7 @@ class TestNotAllOfThem:
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stalled: str
     ) -> None:
         those, let_go = servers(stack, STATE, STATE, STATE), threading.Event()
-        stuck = those[stalled]._offers._held.encoding  # type: ignore[union-attr]
+        stuck = those[stalled]._held.encoding  # type: ignore[union-attr]
 
         def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[bytes]:
             for chunk in real(encoding, start, stop):
@@ -201,7 +201,7 @@ class TestNotAllOfThem:
         self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         those = servers(stack, state(step=1), state(step=22, buffers=1.0), state(step=333, buffers=1.0))
-        dying = those["a"]._offers._held.encoding  # type: ignore[union-attr]
+        dying = those["a"]._held.encoding  # type: ignore[union-attr]
 
         def checksums(encoding: Encoding, real: Any = Encoding.checksums) -> Iterator[bytes]:
             for number, checksum in enumerate(real(encoding)):
