@@ -7,8 +7,8 @@ gradients that the rank applies later are bitwise equal to its peers'.
 Schedulers belong to the held state, but the script keeps moving them in each step. `ScheduleReplay` counts these moves,
 undoes them, and repeats them when the kept step is applied.
 
-`words` and `answered` run on the Agent's background thread. Everything else runs on the script's thread, between two
-steps or at the end of one.
+`request_fields` and `answered` run on the Agent's background thread. Everything else runs on the script's thread,
+between two steps or at the end of one.
 """
 
 import copy
@@ -25,7 +25,7 @@ from agent_client.collectives.observed import never_compiled, not_itself_compile
 from agent_client.errors import AgentError, ConfigurationError
 from agent_client.healing.healing import BackgroundFetch
 from agent_client.healing.memory import has_room
-from agent_client.healing.rules.catch_up import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
+from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
 from agent_client.healing.source import StateOwner
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import Stateful, TrainState
@@ -176,11 +176,11 @@ class CatchUpDriver:
             return self.machine.held, self._batches
         return self._owner.tag, self._owner.batches_committed
 
-    def words(self) -> CatchUp:
+    def request_fields(self) -> CatchUp:
         """Return the fields about catching up in the next request for a quorum."""
         self._poll()
         machine = self.machine
-        is_wanted = not (machine.heals_plainly or self._owner.is_torn)  # a torn state needs a blocking heal
+        is_wanted = not (machine.heals_blocking or self._owner.is_torn)  # a torn state needs a blocking heal
         return CatchUp(is_wanted, machine.held, machine.has_source)
 
     def close(self) -> None:
@@ -212,13 +212,13 @@ class CatchUpDriver:
         plan = CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
         source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
         batches = self._batches if was_following else owner.batches_committed
-        turn = machine.answered(plan, held, source)
+        action = machine.answered(plan, held, source)
         self._batches = batches
-        if turn is Turn.FETCH or machine.transfer is not Transfer.UNDER_WAY:
+        if action is CatchUpAction.FETCH or machine.transfer is not Transfer.UNDER_WAY:
             self._drop_transfer("the quorum has changed")
-        if turn is Turn.FETCH:
+        if action is CatchUpAction.FETCH:
             self._transfer = self._fetch(assignment)
-        if turn is Turn.RETURN:
+        if action is CatchUpAction.RETURN:
             self._return(held, assignment, [kept.content for kept in first])
         if machine.follows:
             owner.work_at(*machine.followed)
@@ -230,7 +230,7 @@ class CatchUpDriver:
         if not self.machine.follows:
             self._optimizer.step()
             return
-        for kept in self._take_up():
+        for kept in self._select_steps():
             self._prepare(kept.content)
             self._optimizer.step()
             self._applied(kept)
@@ -238,7 +238,7 @@ class CatchUpDriver:
 
     def reject(self, reason: str) -> None:
         """Stop catching up, because this rank's gradients differ from its peers'."""
-        if self.machine.follows and not self.machine.heals_plainly:  # log only the first time in a quorum
+        if self.machine.follows and not self.machine.heals_blocking:  # log only the first time in a quorum
             log.error("catching up failed, healing by copying the state instead: %s", reason)
             self._drop_transfer(reason)
             self.machine.failed(is_hopeless=True)
@@ -294,7 +294,7 @@ class CatchUpDriver:
         kept: PendingStep[_Step] | None = None
         buffers = list(self._state.model.buffers())
         if machine.keeps and has_room(sum(kept.nbytes for kept in [*gradients, *buffers] if kept is not None)):
-            taken = [None if gradient is None else _take(gradient) for gradient in gradients]
+            taken = [None if gradient is None else _copy_to_cpu(gradient) for gradient in gradients]
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
@@ -320,7 +320,7 @@ class CatchUpDriver:
         log.info("catching up: installed step %d, %d more to apply", self.machine.begins.step, len(self.machine.kept))
 
     @never_compiled
-    def _take_up(self) -> Sequence[PendingStep[_Step]]:
+    def _select_steps(self) -> Sequence[PendingStep[_Step]]:
         """Keep this step, and return the steps to apply now. Install the snapshot instead if it has just arrived."""
         self._poll()
         self._keep()
@@ -369,7 +369,7 @@ class CatchUpDriver:
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
 
-def _take(gradient: Tensor) -> Tensor:
+def _copy_to_cpu(gradient: Tensor) -> Tensor:
     """Return the gradient in separate CPU memory. A view into a bucket of DDP would be overwritten in the next step."""
     is_whole = gradient.untyped_storage().nbytes() == gradient.nbytes
     return gradient if gradient.device.type == "cpu" and is_whole else gradient.detach().to("cpu", copy=True)

@@ -44,17 +44,17 @@ from agent_client.healing.connection import (
 from agent_client.healing.rules.stripes import (
     FIRST_PAUSE_S,
     TRIES,
-    Arrived,
-    Ask,
-    Broken,
-    Cut,
+    ChecksumArrived,
+    ConnectionLost,
+    Disconnect,
     Event,
+    LeadChosen,
     LeadLost,
-    Led,
-    PassedOver,
+    PieceArrived,
+    PieceRequest,
     Refused,
+    SourceRejected,
     StripePlan,
-    Summed,
 )
 from agent_client.state.codec import (
     CHECKSUM_BYTES,
@@ -208,7 +208,7 @@ def key_path(key: StateKey, wait_s: float) -> str:
 MIN_STRIPED_BYTES = 32 * 2**20
 """The lead alone sends a smaller state, which arrives before a second source could begin."""
 
-SHOWN_BYTES = 2**19
+REPORT_BYTES = 2**19
 """Maximum number of bytes between two reports of progress."""
 
 FindAddress = Callable[[], str]
@@ -231,7 +231,7 @@ class Fetch:
         silence_s: float | None = None,
         wait_s: float | None = None,
         max_bytes: int | None = None,
-        gives_way: bool = False,
+        is_background: bool = False,
         secret: str = "",
         on_received: OnBytes = lambda source, received, total: None,
         own: State | None = None,
@@ -247,7 +247,7 @@ class Fetch:
             silence_s: How long a source may send nothing while there is another source.
             wait_s: How long a source may wait until it has the state. Default: most of its time limit.
             max_bytes: Maximum size of the encoded state.
-            gives_way: No group waits for the transfer, so it yields CPU time and uses one connection.
+            is_background: No group waits for the transfer, so it yields CPU time and uses one connection.
             secret: Source and target prove to each other that they know it, unless it is empty.
             on_received: Receives the progress.
             own: State of this rank, if it may hold the same tensors as the requested one.
@@ -262,12 +262,12 @@ class Fetch:
         self._wait_s = wait_s
         self._accept, self._expect = accept, expect
         self._max_bytes = max_bytes
-        self._gives_way = gives_way
+        self._is_background = is_background
         self._on_received = on_received
         self._transfer: _Transfer | None = None
         self._tries = dict.fromkeys(sources, 0)
         """Attempts to lead that ended with a broken connection."""
-        self._lost: dict[str, tuple[type[Exception], str]] = {}
+        self._failed: dict[str, tuple[type[Exception], str]] = {}
         """Sources that can no longer lead, with the class and text of their failure."""
         self._difference = ""
 
@@ -280,11 +280,11 @@ class Fetch:
             StateRefused, StateMismatch, CorruptState, ValueError: Every source failed in this way. A ValueError is a
                 malformed address.
         """
-        if self._gives_way:
+        if self._is_background:
             Pace()
         try:
             while (lead := self._next_lead()) is not None:
-                if (state := self._led_by(lead)) is not None:
+                if (state := self._receive_from(lead)) is not None:
                     return state
             raise self._failure()
         finally:
@@ -297,25 +297,25 @@ class Fetch:
     # -- the lead
 
     @property
-    def _left(self) -> list[str]:
-        return [name for name in self._sources if name not in self._lost]
+    def _remaining(self) -> list[str]:
+        return [name for name in self._sources if name not in self._failed]
 
     def _next_lead(self) -> str | None:
         # A source that was passed over comes last. With it, the transfer starts again.
-        passed_over = self._transfer.failures if self._transfer is not None else {}
-        lead = min(self._left, key=lambda name: (name in passed_over, self._tries[name]), default=None)
+        rejected = self._transfer.failures if self._transfer is not None else {}
+        lead = min(self._remaining, key=lambda name: (name in rejected, self._tries[name]), default=None)
         if lead is not None and self._tries[lead]:
             self._requests.wait_until(time.monotonic() + FIRST_PAUSE_S * 2 ** (self._tries[lead] - 1))
-        if lead in passed_over:
+        if lead in rejected:
             self._end_transfer()
         return None if self._requests.is_over else lead
 
-    def _led_by(self, lead: str) -> State | None:
+    def _receive_from(self, lead: str) -> State | None:
         """Receive the state with `lead` as the lead. Return None if the lead fails."""
         transfer = None
         try:
             with ExitStack() as opened:
-                silence_s = self._requests.silence_s(self._silence_s if len(self._left) > 1 else math.inf)
+                silence_s = self._requests.silence_s(self._silence_s if len(self._remaining) > 1 else math.inf)
                 connection = opened.enter_context(self._requests.connect(self._sources[lead](), silence_s))
                 wait_s = silence_s * WAIT_SHARE if self._wait_s is None else self._wait_s
                 response = connection.get(f"/manifest/{key_path(self._requests.key, wait_s)}", silence_s)
@@ -327,24 +327,24 @@ class Fetch:
                     self._on_received(lead, head.length, head.length)
                     log.info("this rank already holds the tensors of %s, so none was transferred", self._requests.key)
                     return state
-                if is_alone := head.length < MIN_STRIPED_BYTES or self._gives_way:
+                if is_sole_sender := head.length < MIN_STRIPED_BYTES or self._is_background:
                     checksums = iter(list(checksums))
                     opened.pop_all()
-                transfer, skeleton = self._follow(lead, head, connection if is_alone else None), head.skeleton
+                transfer, skeleton = self._follow(lead, head, connection if is_sole_sender else None), head.skeleton
                 del head
                 for checksum in checksums:
-                    transfer.tell(Summed(checksum))
+                    transfer.handle(ChecksumArrived(checksum))
             transfer.finish()
             if not transfer.is_done:
                 if lead in transfer.failures:
-                    self._lose(lead, *transfer.failures[lead])
+                    self._drop_lead(lead, *transfer.failures[lead])
                 return None
             state = assemble(skeleton, transfer.tensors)
             self._accept(state)
         except _FAILURES as error:
             self._fail(lead, error)
             if transfer is not None:
-                transfer.tell(LeadLost())
+                transfer.handle(LeadLost())
             return None
         transfer.log_shares()
         return state
@@ -376,14 +376,14 @@ class Fetch:
             self._end_transfer()
         if self._transfer is None:
             self._transfer = _Transfer(
-                {name: self._sources[name] for name in self._left},
+                {name: self._sources[name] for name in self._remaining},
                 self._requests,
                 head,
                 layout,
                 self._silence_s,
                 self._on_received,
                 leads_alone=connection is not None,
-                gives_way=self._gives_way,
+                is_background=self._is_background,
             )
         self._transfer.follow(lead, head, connection)
         return self._transfer
@@ -396,20 +396,20 @@ class Fetch:
     # -- what a failure means
 
     def _fail(self, lead: str, error: Exception) -> None:
-        kind, reason = _judge(error)
+        kind, reason = _classify(error)
         self._tries[lead] += _is_broken(error)
         if isinstance(error, StateMismatch):
             self._difference = self._difference or error.difference
         if self._tries[lead] >= TRIES:
             reason += f" ({TRIES} times in a row)"
         if self._tries[lead] >= TRIES or not _is_broken(error):
-            self._lose(lead, kind, reason)
-        elif len(self._left) > 1:
+            self._drop_lead(lead, kind, reason)
+        elif len(self._remaining) > 1:
             self._warn(lead, reason)
 
-    def _lose(self, lead: str, kind: type[Exception], reason: str) -> None:
-        self._lost[lead] = kind, reason
-        if self._left:
+    def _drop_lead(self, lead: str, kind: type[Exception], reason: str) -> None:
+        self._failed[lead] = kind, reason
+        if self._remaining:
             self._warn(lead, reason)
 
     def _warn(self, lead: str, reason: str) -> None:
@@ -422,12 +422,12 @@ class Fetch:
             return StateUnavailable(
                 f"the transfer of {self._requests.key} was canceled: {self._requests.why_cancelled}"
             )
-        reasons = "; ".join(f"from {source} {reason}" for source, (_, reason) in self._lost.items())
+        reasons = "; ".join(f"from {source} {reason}" for source, (_, reason) in self._failed.items())
         if self._requests.is_over:
             where = reasons or f"from {', '.join(self._sources)}"
             advice = "Check that process and the network; a longer heal timeout helps on slow links."
             return TimeoutError(f"{what} did not arrive within {self._timeout_s:g} s, {where}. {advice}")
-        kinds = {kind for kind, _ in self._lost.values()}
+        kinds = {kind for kind, _ in self._failed.values()}
         kind = kinds.pop() if len(kinds) == 1 else StateUnavailable
         if issubclass(kind, StateMismatch):
             return kind(f"{what} {reasons}", self._difference)
@@ -450,7 +450,7 @@ def _is_broken(error: Exception) -> bool:
     return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
 
 
-def _judge(error: Exception) -> tuple[type[Exception], str]:
+def _classify(error: Exception) -> tuple[type[Exception], str]:
     """Return the class of the error to raise if every source fails like this, and the text after a source's name."""
     if isinstance(error, TimeoutError):
         return StateUnavailable, "sends nothing"
@@ -475,11 +475,11 @@ class _Transfer:
         on_received: OnBytes,
         *,
         leads_alone: bool,
-        gives_way: bool,
+        is_background: bool,
     ) -> None:
         self._sources = sources
         self._is_sole = len(sources) == 1
-        self._gives_way = gives_way
+        self._is_background = is_background
         self._requests = requests
         self.layout = layout
         self._head_bytes, self._total = head.size, head.length
@@ -497,14 +497,14 @@ class _Transfer:
         )
         self._lead = ""
         self._changed = threading.Condition()
-        self._asks: dict[str, Ask] = {}
+        self._pending: dict[str, PieceRequest] = {}
         self._connections: dict[str, Connection] = {}
-        self._coming: dict[str, int] = {}
-        self._told = 0
+        self._partial: dict[str, int] = {}
+        self._reported = 0
         self._is_ended = False
         self._readers: list[threading.Thread] = []
         self._kinds: dict[str, type[Exception]] = {}
-        requests.on_cancel = self._notice
+        requests.on_cancel = self._wake
 
     @property
     def is_done(self) -> bool:
@@ -514,8 +514,8 @@ class _Transfer:
     def failures(self) -> dict[str, tuple[type[Exception], str]]:
         """Class and text of the failure, for each source that was passed over."""
         with self._changed:
-            passed_over = self._plan.passed_over
-            return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in passed_over.items()}
+            rejected = self._plan.rejected
+            return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head, connection: Connection | None) -> None:
         """Use the checksums of `lead` from now on. The first call starts the readers, which reuse `connection`."""
@@ -526,14 +526,14 @@ class _Transfer:
                 self._connections[lead] = connection
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length
-        self.tell(Led(lead))
+        self.handle(LeadChosen(lead))
         if not self._readers:
             for name in self._sources:
                 reader = threading.Thread(target=self._read, args=(name,), name="lighthouse stripe", daemon=True)
                 self._readers.append(reader)
                 reader.start()
 
-    def tell(self, event: Event) -> None:
+    def handle(self, event: Event) -> None:
         with self._changed:
             self._perform(event)
 
@@ -552,13 +552,13 @@ class _Transfer:
             self._changed.notify_all()
             self.tensors, self._places = [], []
 
-    def _notice(self) -> None:
+    def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
     def log_shares(self) -> None:
-        if self._plan.given.keys() - {self._lead}:
-            shares = ", ".join(f"{name} {given / 2**20:.0f} MiB" for name, given in self._plan.given.items())
+        if self._plan.shares.keys() - {self._lead}:
+            shares = ", ".join(f"{name} {nbytes / 2**20:.0f} MiB" for name, nbytes in self._plan.shares.items())
             log.info("the state of %s came from %s", self._requests.key, shares)
 
     # -- with the lock
@@ -567,12 +567,12 @@ class _Transfer:
         now = time.monotonic()
         for effect in self._plan.tick(now) if event is None else self._plan.handle(event, now):
             match effect:
-                case Ask(source):
-                    self._asks[source] = effect
-                case Cut(source):
+                case PieceRequest(source):
+                    self._pending[source] = effect
+                case Disconnect(source):
                     log.info("%s is slow: reading its pieces from other groups", source)
                     self._cut(source)
-                case PassedOver(source, reason):
+                case SourceRejected(source, reason):
                     if not (self._requests.is_over or self._plan.is_over):
                         key = self._requests.key
                         log.warning("stopped reading the state of %s from %s, which %s", key, source, reason)
@@ -589,73 +589,73 @@ class _Transfer:
             self._perform(None)
 
     def _is_closed_to(self, source: str) -> bool:
-        return self._is_ended or self._requests.is_over or source in self._plan.passed_over
+        return self._is_ended or self._requests.is_over or source in self._plan.rejected
 
     # -- a source's thread
 
     def _read(self, source: str) -> None:
-        pace = Pace() if self._gives_way else None
-        while (ask := self._next_ask(source)) is not None:
-            with self._judging(source):
-                self._receive(ask, pace)
-        self._hang_up(source)
+        pace = Pace() if self._is_background else None
+        while (request := self._next_request(source)) is not None:
+            with self._reporting_failure(source):
+                self._receive(request, pace)
+        self._disconnect(source)
 
-    def _next_ask(self, source: str) -> Ask | None:
+    def _next_request(self, source: str) -> PieceRequest | None:
         with self._changed:
             while not self._is_closed_to(source):
-                if (ask := self._asks.pop(source, None)) is not None:
-                    return ask
+                if (request := self._pending.pop(source, None)) is not None:
+                    return request
                 self._wait()
         return None
 
-    def _receive(self, ask: Ask, pace: Pace | None) -> None:
-        connection = self._connections.get(ask.source) or self._connect(ask)
-        self._check_awaited(ask.source, ask.pieces[0])
-        path = f"/pieces/{self.layout}/{self._ranges(ask.pieces)}/"
-        path += key_path(self._requests.key, ask.silence_s * WAIT_SHARE)
-        response = connection.get(path, ask.silence_s)
-        check_answer(response, sum(self._starts[piece + 1] - self._starts[piece] for piece in ask.pieces))
+    def _receive(self, request: PieceRequest, pace: Pace | None) -> None:
+        connection = self._connections.get(request.source) or self._connect(request)
+        self._check_awaited(request.source, request.pieces[0])
+        path = f"/pieces/{self.layout}/{self._ranges(request.pieces)}/"
+        path += key_path(self._requests.key, request.silence_s * WAIT_SHARE)
+        response = connection.get(path, request.silence_s)
+        check_answer(response, sum(self._starts[piece + 1] - self._starts[piece] for piece in request.pieces))
         buffer = memoryview(bytearray(0 if self._is_sole else PIECE_BYTES))
-        for piece in ask.pieces:
-            self._check_awaited(ask.source, piece)
+        for piece in request.pieces:
+            self._check_awaited(request.source, piece)
             place = self._places[piece] if self._is_sole else buffer[: len(self._places[piece])]
-            self._receive_piece(ask.source, piece, response, place, pace)
+            self._receive_piece(request.source, piece, response, place, pace)
 
     def _receive_piece(
         self, source: str, piece: int, response: http.client.HTTPResponse, content: memoryview, pace: Pace | None
     ) -> None:
         filled, checksum = 0, xxh3_64()
         while filled < len(content):
-            count = response.readinto(content[filled : filled + SHOWN_BYTES])
+            count = response.readinto(content[filled : filled + REPORT_BYTES])
             if not count:
                 raise ConnectionError(f"it breaks off within piece {piece}")
             checksum.update(content[filled : filled + count])
             filled += count
             with self._changed:
-                self._coming[source] = filled
-                self._show()
+                self._partial[source] = filled
+                self._report()
             if pace is not None:
                 pace.rest()
         sent = _read_exactly(response, CHECKSUM_BYTES)
         if checksum.digest() != sent:
             raise CorruptState(f"the checksum of piece {piece} is wrong: damaged, or changed while it was sent")
         with self._changed:
-            self._coming[source] = 0
-            if not self._is_ended and self._plan.awaits(source) == piece:
+            self._partial[source] = 0
+            if not self._is_ended and self._plan.next_piece(source) == piece:
                 if not self._is_sole:
                     self._places[piece][:] = content
-                self._perform(Arrived(source, sent))
-                self._show()
+                self._perform(PieceArrived(source, sent))
+                self._report()
 
     def _check_awaited(self, source: str, piece: int) -> None:
         with self._changed:
-            if self._is_ended or self._plan.awaits(source) != piece:
+            if self._is_ended or self._plan.next_piece(source) != piece:
                 raise ConnectionError("it was cut off")
 
-    def _show(self) -> None:
-        received = min(self._total, self._head_bytes + self._plan.received + sum(self._coming.values()))
-        if received > self._told and not self._is_ended:
-            self._told = received
+    def _report(self) -> None:
+        received = min(self._total, self._head_bytes + self._plan.received + sum(self._partial.values()))
+        if received > self._reported and not self._is_ended:
+            self._reported = received
             self._on_received(self._lead, received, self._total)
 
     def _ranges(self, pieces: Sequence[int]) -> str:
@@ -667,36 +667,36 @@ class _Transfer:
                 runs.append([piece, piece + 1])
         return ",".join(f"{self._starts[first]}-{self._starts[last]}" for first, last in runs)
 
-    def _connect(self, ask: Ask) -> Connection:
-        connection = self._requests.connect(self._sources[ask.source](), ask.silence_s)
+    def _connect(self, request: PieceRequest) -> Connection:
+        connection = self._requests.connect(self._sources[request.source](), request.silence_s)
         with self._changed:
-            self._connections[ask.source] = connection
-            if self._is_closed_to(ask.source):
+            self._connections[request.source] = connection
+            if self._is_closed_to(request.source):
                 connection.cut()
         return connection
 
-    def _hang_up(self, source: str) -> None:
+    def _disconnect(self, source: str) -> None:
         with self._changed:
-            self._coming[source] = 0
+            self._partial[source] = 0
             connection = self._connections.pop(source, None)
         if connection is not None:
             connection.close()
 
     @contextmanager
-    def _judging(self, source: str) -> Generator[None, None, None]:
+    def _reporting_failure(self, source: str) -> Generator[None, None, None]:
         try:
             yield
         except _FAILURES as error:
-            kind, reason = _judge(error)
+            kind, reason = _classify(error)
             if _is_broken(error):
-                self._fail(Broken(source, f"breaks the connection: {error!r}"))
+                self._fail(ConnectionLost(source, f"breaks the connection: {error!r}"))
             else:
                 self._kinds[source] = kind
                 self._fail(Refused(source, reason))
 
-    def _fail(self, event: Broken | Refused) -> None:
-        self._hang_up(event.source)
-        self.tell(event)
+    def _fail(self, event: ConnectionLost | Refused) -> None:
+        self._disconnect(event.source)
+        self.handle(event)
 
 
 def _read_checksums(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:

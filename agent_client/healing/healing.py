@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from agent_client.healing.connection import StateUnavailable
@@ -29,7 +30,7 @@ from lighthouse_runtime.client.clients import ManagerClient
 log = logging.getLogger(__name__)
 
 
-LOOKED_EVERY_S = 1.0
+LOG_INTERVAL_S = 1.0
 _RANK, _PROCESS = 0, ""  # GroupHeal can track several ranks; this log has one
 
 
@@ -40,11 +41,11 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
     With `is_beside`, the lines use the words for catching up.
     """
     heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
-    _look(heal, mark)
+    _log_progress(heal, mark)
 
     def follow() -> None:
-        while not is_over.wait(LOOKED_EVERY_S):
-            _look(heal, mark)
+        while not is_over.wait(LOG_INTERVAL_S):
+            _log_progress(heal, mark)
 
     thread = threading.Thread(target=follow, name="lighthouse heal", daemon=True)
     thread.start()
@@ -57,18 +58,18 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
         mark.over()
     finally:
         is_over.set()
-        thread.join(LOOKED_EVERY_S)
-        _look(heal, mark)
+        thread.join(LOG_INTERVAL_S)
+        _log_progress(heal, mark)
 
 
-def _look(heal: GroupHeal, mark: HealMark) -> None:
+def _log_progress(heal: GroupHeal, mark: HealMark) -> None:
     now = time.monotonic()
     heal.add_report(_RANK, _PROCESS, mark.read(), now)
     while line := heal.next_line(now):
         log.info("%s", line)
 
 
-ASK_TIMEOUT_S = 5.0
+ADDRESS_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
 """Share of the heal timeout for which a source may send nothing while there is another source."""
 
@@ -144,11 +145,11 @@ class HealTarget:
         self._state.install(received["train"])
         machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
-    def fetch_beside(self, assignment: Assignment) -> "BackgroundFetch":
+    def fetch_in_background(self, assignment: Assignment) -> "BackgroundFetch":
         """Start to receive the state of the assigned source while the steps continue."""
         name, find = next(iter(self._sources(assignment).items()))
         mark = self._on_begun(name, assignment.max_step)
-        fetch = self._new_fetch(assignment, {name: find}, mark.received, gives_way=True)
+        fetch = self._new_fetch(assignment, {name: find}, mark.received, is_background=True)
         return BackgroundFetch(fetch, mark, self._on_received)
 
     def revoke(self, quorum_id: int, reason: str) -> None:
@@ -159,20 +160,20 @@ class HealTarget:
         if fetch is not None:
             fetch.cancel(reason)
 
-    def _begin(self, assignment: Assignment, sources: Sources, told: OnBytes) -> Fetch:
+    def _begin(self, assignment: Assignment, sources: Sources, on_bytes: OnBytes) -> Fetch:
         with self._lock:
             if assignment.quorum_id <= self._revoked_id:
                 raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, told), assignment.quorum_id
+            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, on_bytes), assignment.quorum_id
             return self._fetch
 
     def _new_fetch(
         self,
         assignment: Assignment,
         sources: Sources,
-        told: OnBytes,
+        on_bytes: OnBytes,
         *,
-        gives_way: bool = False,
+        is_background: bool = False,
     ) -> Fetch:
         return Fetch(
             sources,
@@ -183,8 +184,8 @@ class HealTarget:
             expect=self._check_layout,
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
-            gives_way=gives_way,
-            on_received=told,
+            is_background=is_background,
+            on_received=on_bytes,
             own=self._own(assignment),
         )
 
@@ -195,19 +196,16 @@ class HealTarget:
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}
         named |= {f"the group at {manager}": manager for manager in assignment.other_sources}
-        return {name: self._finds(assignment, manager) for name, manager in named.items()}
+        return {name: partial(self._find_address, assignment, manager) for name, manager in named.items()}
 
-    def _finds(self, assignment: Assignment, manager: str) -> FindAddress:
-        return lambda: self._ask(assignment, manager)
-
-    def _ask(self, assignment: Assignment, manager: str) -> str:
+    def _find_address(self, assignment: Assignment, manager: str) -> str:
         """Return the address at which the rank with the same group_rank serves its state."""
         with ManagerClient(manager) as client:
             return client.checkpoint_address(
                 self._group_rank,
                 quorum_id=assignment.quorum_id,
                 secret=assignment.secret,
-                timeout_s=min(ASK_TIMEOUT_S, self._timeout_s),
+                timeout_s=min(ADDRESS_TIMEOUT_S, self._timeout_s),
             )
 
     def _check(self, assignment: Assignment, received: object) -> None:
@@ -300,9 +298,9 @@ class Healing:
         """Install the received state, if there is one."""
         self._target.install(machine)
 
-    def fetch_beside(self, assignment: Assignment) -> BackgroundFetch:
+    def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
         """Start to receive the state of the assigned source while the steps continue."""
-        return self._target.fetch_beside(assignment)
+        return self._target.fetch_in_background(assignment)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
         """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None."""

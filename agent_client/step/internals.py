@@ -78,7 +78,7 @@ def make_parts(manager_address: str, state: TrainState, config: AgentConfig, pla
     machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
     catch_up = None
     if config.heal_mode == HealMode.CATCH_UP:
-        catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_beside(assignment))
+        catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_in_background(assignment))
     host = own_host(str(manager_at(manager_address)), config.advertise)
     peers = Peers(
         place.group_rank,

@@ -373,7 +373,7 @@ class StepRunner:
                 timeout_s=self._config.quorum_timeout_s,
                 tag_quorum_id=machine.tag_quorum_id,
                 commit_failures=machine.discards,
-                catch_up=self._catch_up.words() if self._catch_up is not None else PLAIN,
+                catch_up=self._catch_up.request_fields() if self._catch_up is not None else PLAIN,
                 distrust=machine.distrust,
                 heals_first=machine.heals_first if self.counts_at_once else None,
             )

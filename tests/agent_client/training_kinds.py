@@ -276,7 +276,7 @@ class Ddp:
         healing: Any = self.agent._healing
         fetch = healing._target._fetch
         transfer = fetch and fetch._transfer
-        return (transfer._lead, transfer._told, transfer._total) if transfer else ("", 0, 0)
+        return (transfer._lead, transfer._reported, transfer._total) if transfer else ("", 0, 0)
 
     def _gate_sending(self) -> None:
         self.may_send = threading.Event()

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent_client.healing.rules.catch_up import CatchUpMachine, CatchUpPlan, PendingStep, Transfer, Turn
+from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class Follower:
     def follows(self) -> bool:
         return self.catch_up.follows
 
-    def words(self) -> CatchUp:
+    def request_fields(self) -> CatchUp:
         catch_up = self.catch_up
-        is_wanted = not (catch_up.heals_plainly or self._rank.machine.is_torn)
+        is_wanted = not (catch_up.heals_blocking or self._rank.machine.is_torn)
         return CatchUp(is_wanted, catch_up.held, catch_up.has_source)
 
     def answered(self, assignment: Assignment) -> None:
@@ -45,14 +45,14 @@ class Follower:
         held = catch_up.held or Tag(*rank.machine.tag)
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
         source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
-        turn = catch_up.answered(
+        action = catch_up.answered(
             CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids), held, source
         )
-        if turn is Turn.FETCH or catch_up.transfer is not Transfer.UNDER_WAY:
+        if action is CatchUpAction.FETCH or catch_up.transfer is not Transfer.UNDER_WAY:
             self._transfers += 1
-        if turn is Turn.FETCH:
+        if action is CatchUpAction.FETCH:
             self._fetch(self._transfers, assignment, rank.world.now + rank.plan.heal_timeout_s)
-        if turn is Turn.RETURN:
+        if action is CatchUpAction.RETURN:
             rank.machine.work_at(*held)
         if catch_up.follows:
             rank.machine.work_at(*catch_up.followed)

@@ -157,7 +157,7 @@ class Rank(ManagerSide):
             "init_sync": self.plan.init_sync,
             "commit_failures": machine.discards,
             "distrust": machine.distrust,
-            "catch_up": self.follower.words() if self.follower is not None else PLAIN,
+            "catch_up": self.follower.request_fields() if self.follower is not None else PLAIN,
             "heals_first": self.says_heals_first,
         }
 

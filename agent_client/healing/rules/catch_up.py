@@ -57,11 +57,11 @@ class CatchUpPlan:
 
     begins: Tag  # the state with which the quorum begins
     catches_up: bool  # this group catches up in the quorum
-    deals_source: bool  # a source is assigned to this group
+    has_source: bool  # a source is assigned to this group
     names: Sequence[str]  # replica_ids of the participants
 
 
-class Turn(StrEnum):
+class CatchUpAction(StrEnum):
     """Consequence of a quorum, or of the next step of one."""
 
     GO_ON = "go_on"
@@ -76,7 +76,7 @@ class CatchUpMachine(Generic[T]):
     held: Tag | None = None  # None if the rank holds the state with which it works
     transfer: Transfer = Transfer.DONE
     source: str = ""  # replica_id of the group that sends the snapshot
-    heals_plainly: bool = False  # the next heal is a blocking one
+    heals_blocking: bool = False  # the next heal is a blocking one
     _begins: Tag = field(default=Tag(0, None))  # start of the chain
     _kept: deque[PendingStep[T]] = field(default_factory=deque[PendingStep[T]])
     _failures: int = 0
@@ -113,7 +113,7 @@ class CatchUpMachine(Generic[T]):
 
     # -- what happens
 
-    def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> Turn:
+    def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
         """Decide what a quorum, or the next step of one, means for this rank.
 
         Args:
@@ -125,7 +125,7 @@ class CatchUpMachine(Generic[T]):
         if not plan.catches_up:
             return self._return()
         if not self.follows and _is_same(holds, plan.begins):
-            return Turn.GO_ON
+            return CatchUpAction.GO_ON
         if not self.follows:
             self.held = holds
             return self._start(plan, source)
@@ -133,7 +133,7 @@ class CatchUpMachine(Generic[T]):
             self.failed()
         if self.transfer is Transfer.FAILED or not self._cut(plan.begins):
             return self._start(plan, source)
-        return self._return() if self.transfer is Transfer.DONE and not self._kept else Turn.GO_ON
+        return self._return() if self.transfer is Transfer.DONE and not self._kept else CatchUpAction.GO_ON
 
     def committed(self, kept: PendingStep[T] | None, tag: Tag) -> None:
         """Record that the current step has committed.
@@ -157,7 +157,7 @@ class CatchUpMachine(Generic[T]):
     def failed(self, *, is_hopeless: bool = False) -> None:
         """Record a failed transfer. With `is_hopeless`, no other snapshot would help, and the next heal is blocking."""
         self._failures += 1
-        self.heals_plainly |= is_hopeless or self._failures >= MAX_TRIES
+        self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
         self._begins = self.followed
         self._kept.clear()
         self.transfer = Transfer.FAILED
@@ -183,18 +183,18 @@ class CatchUpMachine(Generic[T]):
 
     # -- within
 
-    def _return(self) -> Turn:
+    def _return(self) -> CatchUpAction:
         was_following, self.held = self.follows, None
         self._kept.clear()
         self.transfer, self.source = Transfer.DONE, ""
-        self._failures, self.heals_plainly = 0, False
-        return Turn.RETURN if was_following else Turn.GO_ON
+        self._failures, self.heals_blocking = 0, False
+        return CatchUpAction.RETURN if was_following else CatchUpAction.GO_ON
 
-    def _start(self, plan: CatchUpPlan, source: str) -> Turn:
+    def _start(self, plan: CatchUpPlan, source: str) -> CatchUpAction:
         self._kept.clear()
         self._begins, self.source = plan.begins, source
-        self.transfer = Transfer.UNDER_WAY if plan.deals_source else Transfer.FAILED
-        return Turn.FETCH if plan.deals_source else Turn.GO_ON
+        self.transfer = Transfer.UNDER_WAY if plan.has_source else Transfer.FAILED
+        return CatchUpAction.FETCH if plan.has_source else CatchUpAction.GO_ON
 
     def _cut(self, begins: Tag) -> bool:
         # Returns whether the chain contains the tag. If so, drops the steps kept after it.

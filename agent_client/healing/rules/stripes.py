@@ -43,14 +43,14 @@ MAX_DIFFERING_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class Led:
+class LeadChosen:
     """The source is the lead from now on. Its checksums follow in order."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Summed:
+class ChecksumArrived:
     """The next checksum of the lead has arrived."""
 
     checksum: bytes
@@ -62,7 +62,7 @@ class LeadLost:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class PieceArrived:
     """The next requested piece of the source has arrived undamaged."""
 
     source: str
@@ -70,7 +70,7 @@ class Arrived:
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ConnectionLost:
     """The connection to the source ended or could not be opened."""
 
     source: str
@@ -85,11 +85,11 @@ class Refused:
     reason: str
 
 
-Event = Led | Summed | LeadLost | Arrived | Broken | Refused
+Event = LeadChosen | ChecksumArrived | LeadLost | PieceArrived | ConnectionLost | Refused
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PieceRequest:
     """Request these pieces from the source, in this order."""
 
     source: str
@@ -98,31 +98,31 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Disconnect:
     """End the connection to the source. Its remaining pieces are assigned to others."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class PassedOver:
+class SourceRejected:
     """Request nothing more from the source."""
 
     source: str
     reason: str
 
 
-Effect = Ask | Cut | PassedOver
+Effect = PieceRequest | Disconnect | SourceRejected
 
 
 @dataclass(slots=True, eq=False)
 class _Source:
     name: str
-    asked: list[int] = field(default_factory=list[int])
+    requested: list[int] = field(default_factory=list[int])
     """Requested pieces that have not arrived yet, in reverse order."""
     since: float = 0.0
     """When the next piece began to arrive."""
-    is_asked: bool = False
+    is_busy: bool = False
     """True until all requested pieces have arrived or the connection has ended."""
     is_timed: bool = False
     """True if the next piece measures the rate. The first piece of a request includes the source's response time."""
@@ -132,7 +132,7 @@ class _Source:
     seconds: float = 0.0
     first_rate: float | None = None
     """Rate of a first piece, including the response time."""
-    given: int = 0
+    received: int = 0
     """Received bytes."""
     differing: int = 0
     """Received bytes that differ from the lead's."""
@@ -144,7 +144,7 @@ class _Source:
         return self.bytes / self.seconds if self.seconds > 0 else self.first_rate
 
     def is_free(self, now: float) -> bool:
-        return not self.is_asked and now >= self.free_at
+        return not self.is_busy and now >= self.free_at
 
 
 class StripePlan:
@@ -165,13 +165,13 @@ class StripePlan:
         self._silence_s = silence_s
         self._leads_alone = leads_alone
         self._lead: _Source | None = None
-        self._sums: list[bytes | None] = [None] * len(sizes)
-        self._givers: list[_Source | None] = [None] * len(sizes)
+        self._checksums: list[bytes | None] = [None] * len(sizes)
+        self._senders: list[_Source | None] = [None] * len(sizes)
         self._expected: list[bytes] = []
         self._equal = 0
-        self._unasked = list(range(len(sizes)))
-        self._unasked_bytes = sum(sizes)
-        self._unasked_of_lead: list[int] = []
+        self._unassigned = list(range(len(sizes)))
+        self._unassigned_bytes = sum(sizes)
+        self._unassigned_of_lead: list[int] = []
         self._only_lead: set[int] = set()
         self._effects: list[Effect] = []
         self.received = 0
@@ -193,65 +193,65 @@ class StripePlan:
         return self.is_done or not self._usable()
 
     @property
-    def passed_over(self) -> dict[str, str]:
+    def rejected(self) -> dict[str, str]:
         """Names of the sources that were passed over, with the reason."""
         return {name: source.reason for name, source in self._sources.items() if source.reason is not None}
 
     @property
-    def given(self) -> dict[str, int]:
+    def shares(self) -> dict[str, int]:
         """Useful bytes by source."""
-        given = {name: source.given - source.differing for name, source in self._sources.items()}
-        return {name: count for name, count in given.items() if count}
+        shares = {name: source.received - source.differing for name, source in self._sources.items()}
+        return {name: count for name, count in shares.items() if count}
 
-    def awaits(self, source: str) -> int | None:
+    def next_piece(self, source: str) -> int | None:
         """Return the piece that comes next from this source, or None if its data is no longer useful."""
-        asked = self._sources[source].asked
-        return asked[-1] if asked else None
+        requested = self._sources[source].requested
+        return requested[-1] if requested else None
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         match event:
-            case Led(name):
-                self._follow(self._sources[name])
-            case Summed(checksum):
+            case LeadChosen(name):
+                self._set_lead(self._sources[name])
+            case ChecksumArrived(checksum):
                 self._expected.append(checksum)
                 self._compare(len(self._expected) - 1)
             case LeadLost():
                 self._lead = None
-            case Arrived(name, checksum):
-                self._arrive(self._sources[name], checksum, now)
-            case Broken(name, reason):
-                self._break(self._sources[name], reason, now)
+            case PieceArrived(name, checksum):
+                self._add_piece(self._sources[name], checksum, now)
+            case ConnectionLost(name, reason):
+                self._lose_connection(self._sources[name], reason, now)
             case Refused(name, reason):
-                self._pass_over(self._sources[name], reason)
+                self._reject(self._sources[name], reason)
         return self.tick(now)
 
     def tick(self, now: float) -> list[Effect]:
         if not self.is_done and now < self._deadline:
-            self._deal(now)
-            self._cut_slow(now)
+            self._assign(now)
+            self._disconnect_slow(now)
         effects, self._effects = self._effects, []
         return effects
 
     def deadline(self, now: float) -> float:
         """Return when to call `tick`."""
-        moments = [source.free_at for source in self._usable() if not source.is_asked]
+        moments = [source.free_at for source in self._usable() if not source.is_busy]
         moments += [at for source in self._sources.values() if (at := self._slow_at(source, now)) is not None]
         return min([at for at in moments if at > now], default=self._deadline)
 
     # -- what happens
 
-    def _follow(self, lead: _Source) -> None:
+    def _set_lead(self, lead: _Source) -> None:
         self._lead = lead
         self._expected, self._equal = [], 0
         self._only_lead.clear()
-        pieces, self._unasked_of_lead = self._unasked_of_lead, []
+        pieces, self._unassigned_of_lead = self._unassigned_of_lead, []
         for piece in pieces:
-            self._miss(piece)
+            self._unassign(piece)
 
-    def _arrive(self, source: _Source, checksum: bytes, now: float) -> None:
-        if not source.asked:
+    def _add_piece(self, source: _Source, checksum: bytes, now: float) -> None:
+        if not source.requested:
             return
-        piece = source.asked.pop()
+        piece = source.requested.pop()
         size = self._sizes[piece]
         if source.is_timed:
             kept = 0.5 ** (size / RATE_OVER_BYTES)
@@ -260,64 +260,64 @@ class StripePlan:
         elif now > source.since:
             source.first_rate = size / (now - source.since)
         source.is_timed, source.since, source.tries = True, now, 0
-        source.is_asked = bool(source.asked)
-        source.given += size
+        source.is_busy = bool(source.requested)
+        source.received += size
         self.received += size
-        self._sums[piece], self._givers[piece] = checksum, source
+        self._checksums[piece], self._senders[piece] = checksum, source
         self._compare(piece)
 
-    def _break(self, source: _Source, reason: str, now: float) -> None:
-        self._take_back(source)
-        source.is_asked = False
+    def _lose_connection(self, source: _Source, reason: str, now: float) -> None:
+        self._unassign_all(source)
+        source.is_busy = False
         source.tries += 1
         source.free_at = now + FIRST_PAUSE_S * 2 ** (source.tries - 1)
         if source.tries >= TRIES:
-            self._pass_over(source, f"{reason} ({TRIES} times in a row)")
+            self._reject(source, f"{reason} ({TRIES} times in a row)")
 
-    def _pass_over(self, source: _Source, reason: str) -> None:
+    def _reject(self, source: _Source, reason: str) -> None:
         if source.reason is not None:
             return
         source.reason = reason
-        self._take_back(source)
+        self._unassign_all(source)
         if self._lead is source:
             self._lead = None
-        self._effects.append(PassedOver(source.name, reason))
+        self._effects.append(SourceRejected(source.name, reason))
 
-    def _take_back(self, source: _Source) -> None:
-        for piece in source.asked:
-            self._miss(piece)
-        source.asked = []
+    def _unassign_all(self, source: _Source) -> None:
+        for piece in source.requested:
+            self._unassign(piece)
+        source.requested = []
 
-    def _miss(self, piece: int) -> None:
+    def _unassign(self, piece: int) -> None:
         if piece in self._only_lead:
-            insort(self._unasked_of_lead, piece)
+            insort(self._unassigned_of_lead, piece)
         else:
-            insort(self._unasked, piece)
-            self._unasked_bytes += self._sizes[piece]
+            insort(self._unassigned, piece)
+            self._unassigned_bytes += self._sizes[piece]
 
     # -- the lead's checksums
 
     def _compare(self, piece: int) -> None:
-        found, giver = self._sums[piece], self._givers[piece]
-        if found is None or giver is None or piece >= len(self._expected):
+        found, sender = self._checksums[piece], self._senders[piece]
+        if found is None or sender is None or piece >= len(self._expected):
             return
         if found == self._expected[piece]:
             self._equal += 1
             self._only_lead.discard(piece)
             return
-        self._sums[piece] = self._givers[piece] = None
+        self._checksums[piece] = self._senders[piece] = None
         self.received -= self._sizes[piece]
-        self._blame(giver, self._sizes[piece])
+        self._count_differing(sender, self._sizes[piece])
         self._only_lead.add(piece)
-        self._miss(piece)
+        self._unassign(piece)
 
-    def _blame(self, giver: _Source, size: int) -> None:
-        if giver is self._lead:
-            return self._pass_over(giver, "sends something else than it announces")
-        giver.differing += size
-        if giver.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * giver.given):
+    def _count_differing(self, sender: _Source, size: int) -> None:
+        if sender is self._lead:
+            return self._reject(sender, "sends something else than it announces")
+        sender.differing += size
+        if sender.differing > max(MAX_DIFFERING_BYTES, DIFFERING_SHARE * sender.received):
             lead = self._lead.name if self._lead else "the source before it"
-            self._pass_over(giver, f"holds another state than {lead}")
+            self._reject(sender, f"holds another state than {lead}")
         return None
 
     # -- requests
@@ -330,39 +330,39 @@ class StripePlan:
         free = [source for source in self._usable() if source.is_free(now)]
         return sorted(free, key=lambda source: -(source.rate or 0.0))
 
-    def _deal(self, now: float) -> None:
+    def _assign(self, now: float) -> None:
         for source in self._free(now):
-            if pieces := self._share(source, now):
-                source.asked, source.is_asked = pieces[::-1], True
+            if pieces := self._next_pieces(source, now):
+                source.requested, source.is_busy = pieces[::-1], True
                 source.since, source.is_timed = now, False
                 is_last = self._usable() == [source]
                 left_s = self._deadline - now
                 silence_s = left_s if is_last else min(self._silence_s, left_s)
-                self._effects.append(Ask(source.name, tuple(pieces), silence_s))
+                self._effects.append(PieceRequest(source.name, tuple(pieces), silence_s))
 
-    def _share(self, source: _Source, now: float) -> list[int]:
-        if source is self._lead and self._unasked_of_lead:
-            return self._take(self._unasked_of_lead, STRIPE_BYTES)
-        taken = [] if self._is_for_lead(source, now) else self._share_of_all(source)
-        self._unasked_bytes -= sum(self._sizes[piece] for piece in taken)
+    def _next_pieces(self, source: _Source, now: float) -> list[int]:
+        if source is self._lead and self._unassigned_of_lead:
+            return self._take(self._unassigned_of_lead, STRIPE_BYTES)
+        taken = [] if self._is_for_lead(source, now) else self._next_of_all(source)
+        self._unassigned_bytes -= sum(self._sizes[piece] for piece in taken)
         return taken
 
     def _is_for_lead(self, source: _Source, now: float) -> bool:
         lead = self._lead
         return self._leads_alone and lead is not None and lead is not source and lead.is_free(now)
 
-    def _share_of_all(self, source: _Source) -> list[int]:
-        if not self._unasked:
+    def _next_of_all(self, source: _Source) -> list[int]:
+        if not self._unassigned:
             return []
         if self._leads_alone:
-            return self._take(self._unasked, math.inf)
-        left, rates = self._unasked_bytes, [other.rate for other in self._usable() if other.rate]
+            return self._take(self._unassigned, math.inf)
+        left, rates = self._unassigned_bytes, [other.rate for other in self._usable() if other.rate]
         if not rates or source.rate is None:
-            new = [other for other in self._usable() if other.rate is None and not other.is_asked]
-            return self._take(self._unasked, min(FIRST_BYTES, left / max(1, len(new))))
-        if self._sizes[self._unasked[0]] / source.rate > SLOW_FACTOR * left / max(rates):
+            new = [other for other in self._usable() if other.rate is None and not other.is_busy]
+            return self._take(self._unassigned, min(FIRST_BYTES, left / max(1, len(new))))
+        if self._sizes[self._unassigned[0]] / source.rate > SLOW_FACTOR * left / max(rates):
             return []
-        return self._take(self._unasked, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
+        return self._take(self._unassigned, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
 
     def _take(self, pool: list[int], wanted: float) -> list[int]:
         """Remove pieces from the pool: at least one if there is any, up to `wanted` bytes and MAX_RANGES ranges."""
@@ -377,20 +377,20 @@ class StripePlan:
             size += self._sizes[taken[-1]]
         return taken
 
-    def _cut_slow(self, now: float) -> None:
+    def _disconnect_slow(self, now: float) -> None:
         for source in self._sources.values():
             at = self._slow_at(source, now)
             if at is not None and now >= at:
-                source.bytes, source.seconds = self._sizes[source.asked[-1]], now - source.since
-                self._take_back(source)
-                self._effects.append(Cut(source.name))
-                self._deal(now)
+                source.bytes, source.seconds = self._sizes[source.requested[-1]], now - source.since
+                self._unassign_all(source)
+                self._effects.append(Disconnect(source.name))
+                self._assign(now)
 
     def _slow_at(self, source: _Source, now: float) -> float | None:
         """Return when the source counts as slow compared to the fastest free source, or None if no source is free."""
-        if not source.asked or source.asked[-1] in self._only_lead:
+        if not source.requested or source.requested[-1] in self._only_lead:
             return None
         free = next(iter(self._free(now)), None)
         if free is None:
             return None
-        return source.since + SLOW_S + SLOW_FACTOR * self._sizes[source.asked[-1]] / (free.rate or ASSUMED_RATE)
+        return source.since + SLOW_S + SLOW_FACTOR * self._sizes[source.requested[-1]] / (free.rate or ASSUMED_RATE)

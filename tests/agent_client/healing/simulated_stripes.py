@@ -6,18 +6,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from agent_client.healing.rules.stripes import (
-    Arrived,
-    Ask,
-    Broken,
-    Cut,
+    ChecksumArrived,
+    ConnectionLost,
+    Disconnect,
     Effect,
     Event,
+    LeadChosen,
     LeadLost,
-    Led,
-    PassedOver,
+    PieceArrived,
+    PieceRequest,
     Refused,
+    SourceRejected,
     StripePlan,
-    Summed,
 )
 
 MIB = 2**20
@@ -48,12 +48,15 @@ class Source:
         rate = self.rate if now < self.fails_at("slows") else self.rate / 100
         at = now + latency_s + size / rate
         if at >= self.fails_at("dies"):
-            self.next_at, self.next_event = max(now + LATENCY_S, self.fails_at("dies")), Broken(self.name, "it is dead")
+            self.next_at, self.next_event = (
+                max(now + LATENCY_S, self.fails_at("dies")),
+                ConnectionLost(self.name, "it is dead"),
+            )
         elif at >= self.fails_at("silences"):
             silent_at = max(now, self.fails_at("silences"))
             self.next_at, self.next_event = silent_at + self.silence_s, Refused(self.name, "silent")
         else:
-            self.next_at, self.next_event = at, Arrived(self.name, self.holds[self.asked[0]])
+            self.next_at, self.next_event = at, PieceArrived(self.name, self.holds[self.asked[0]])
 
 
 class Transfer:
@@ -89,11 +92,11 @@ class Transfer:
         while not self.plan.is_done and (self.lead is None or self.plan.is_over or self.plan.needs_lead):
             leads = list(self.sources.values())
             left = leads if self.lead is None else leads[leads.index(self.lead) + 1 :]
-            lead = next((source for source in left if source.name not in self.plan.passed_over), None)
+            lead = next((source for source in left if source.name not in self.plan.rejected), None)
             if lead is None:
                 return True
             self.lead, self._sums_told, self._sum_at = lead, 0, self.now + LATENCY_S
-            self._tell(Led(lead.name))
+            self._tell(LeadChosen(lead.name))
         return self.plan.is_done or self.now >= self.deadline
 
     def seconds(self) -> float:
@@ -123,15 +126,15 @@ class Transfer:
             return self._tell(LeadLost())
         self._sums_told += 1
         self._sum_at = self.now + 1 / SUMS_PER_S if self._sums_told < len(self.sizes) else math.inf
-        return self._tell(Summed(self.lead.holds[self._sums_told - 1]))
+        return self._tell(ChecksumArrived(self.lead.holds[self._sums_told - 1]))
 
     def _happen(self, source: Source) -> None:
         event = source.next_event
         assert event is not None
         source.next_at = math.inf
-        if not isinstance(event, Arrived):
+        if not isinstance(event, PieceArrived):
             source.asked = []
-        elif self.plan.awaits(source.name) == source.asked[0]:
+        elif self.plan.next_piece(source.name) == source.asked[0]:
             self.places[source.asked.pop(0)] = event.checksum
             if source.asked:
                 source.arm(self.sizes[source.asked[0]], self.now)
@@ -146,14 +149,14 @@ class Transfer:
             self.log.append((self.now, effect))
             source = self.sources[effect.source]
             match effect:
-                case Ask(_, pieces, silence_s):
+                case PieceRequest(_, pieces, silence_s):
                     self.asked_of[source.name] += sum(self.sizes[piece] for piece in pieces)
                     assert not source.asked, "it is asked for one thing at a time"
-                    assert effect.source not in self.plan.passed_over
+                    assert effect.source not in self.plan.rejected
                     assert 0 < silence_s <= self.deadline - self.now
                     source.asked, source.silence_s = list(pieces), silence_s
                     source.arm(self.sizes[pieces[0]], self.now, LATENCY_S)
-                case Cut(name):
-                    source.next_at, source.next_event = self.now + LATENCY_S, Broken(name, "cut off")
-                case PassedOver():
+                case Disconnect(name):
+                    source.next_at, source.next_event = self.now + LATENCY_S, ConnectionLost(name, "cut off")
+                case SourceRejected():
                     source.asked, source.next_at = [], math.inf

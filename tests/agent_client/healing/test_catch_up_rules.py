@@ -11,11 +11,11 @@ from agent_client.healing.rules.catch_up import (
     APPLIED_AT_ONCE,
     MAX_KEPT_STEPS,
     MAX_TRIES,
+    CatchUpAction,
     CatchUpMachine,
     CatchUpPlan,
     PendingStep,
     Transfer,
-    Turn,
 )
 from lighthouse_protocol.messages.membership import Tag
 
@@ -23,16 +23,14 @@ HOLDS = Tag(0, 0)
 BEGINS = Tag(10, 3)
 
 
-def lead(
-    begins: Tag = BEGINS, *, catches_up: bool = True, deals_source: bool = True, names: str = "abc"
-) -> CatchUpPlan:
-    return CatchUpPlan(begins, catches_up, deals_source, tuple(names))
+def lead(begins: Tag = BEGINS, *, catches_up: bool = True, has_source: bool = True, names: str = "abc") -> CatchUpPlan:
+    return CatchUpPlan(begins, catches_up, has_source, tuple(names))
 
 
 def following(steps: int = 0, quorum_id: int = 4) -> CatchUpMachine[Tag]:
     """Quorum 4 has dealt it a as its source, and committed so many steps."""
     machine: CatchUpMachine[Tag] = CatchUpMachine()
-    assert machine.answered(lead(), HOLDS, "a") is Turn.FETCH
+    assert machine.answered(lead(), HOLDS, "a") is CatchUpAction.FETCH
     for step in range(steps):
         commit(machine, Tag(BEGINS.step + step + 1, quorum_id))
     return machine
@@ -55,16 +53,16 @@ class TestFollowing:
 
     def test_one_whose_group_is_behind_and_is_not_itself_does_nothing(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
-        assert machine.answered(lead(), BEGINS) is Turn.GO_ON
+        assert machine.answered(lead(), BEGINS) is CatchUpAction.GO_ON
         assert (machine.follows, machine.has_source) == (False, True)
 
     def test_a_state_without_a_known_tag_is_no_other_s(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
-        assert machine.answered(lead(Tag(10, None)), Tag(10, None), "a") is Turn.FETCH
+        assert machine.answered(lead(Tag(10, None)), Tag(10, None), "a") is CatchUpAction.FETCH
 
     def test_where_the_group_does_not_catch_up_nothing_is_followed(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
-        assert machine.answered(lead(catches_up=False), HOLDS) is Turn.GO_ON
+        assert machine.answered(lead(catches_up=False), HOLDS) is CatchUpAction.GO_ON
         assert not machine.follows
 
 
@@ -100,47 +98,47 @@ class TestApplying:
 class TestAnotherQuorum:
     def test_that_begins_where_it_is_goes_on_with_the_same_snapshot(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(12, 4), deals_source=False), Tag(12, 4)) is Turn.GO_ON
+        assert machine.answered(lead(Tag(12, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
         commit(machine, Tag(13, 6))
         assert (tags(machine), machine.transfer) == ([Tag(11, 4), Tag(12, 4), Tag(13, 6)], Transfer.UNDER_WAY)
 
     def test_what_others_have_not_committed_is_forgotten(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(11, 4), deals_source=False), Tag(12, 4)) is Turn.GO_ON
+        assert machine.answered(lead(Tag(11, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
         assert (tags(machine), machine.followed) == ([Tag(11, 4)], Tag(11, 4))
 
     @pytest.mark.parametrize("begins", [Tag(12, 5), Tag(13, 4), Tag(12, None), Tag(9, 3)])
     def test_that_begins_anywhere_else_starts_anew(self, begins: Tag):
         machine = following(2)
-        assert machine.answered(lead(begins), Tag(12, 4), "b") is Turn.FETCH
+        assert machine.answered(lead(begins), Tag(12, 4), "b") is CatchUpAction.FETCH
         assert (tags(machine), machine.followed, machine.held, machine.source) == ([], begins, HOLDS, "b")
 
     def test_and_fails_where_no_source_is_dealt(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(20, 5), deals_source=False), Tag(12, 4)) is Turn.GO_ON
+        assert machine.answered(lead(Tag(20, 5), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
         assert (machine.transfer, machine.followed, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
 
     def test_without_the_source_starts_anew(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(12, 4), names="bc"), Tag(12, 4), "b") is Turn.FETCH
+        assert machine.answered(lead(Tag(12, 4), names="bc"), Tag(12, 4), "b") is CatchUpAction.FETCH
         assert (tags(machine), machine.source) == ([], "b")
 
     def test_the_source_may_go_once_the_snapshot_is_here(self):
         machine = following(2)
         machine.arrived(BEGINS)
-        assert machine.answered(lead(Tag(12, 4), deals_source=False, names="bc"), Tag(12, 4)) is Turn.GO_ON
+        assert machine.answered(lead(Tag(12, 4), has_source=False, names="bc"), Tag(12, 4)) is CatchUpAction.GO_ON
         assert machine.has_source
 
     def test_in_which_it_is_not_behind_leaves_it_with_what_it_holds(self):
         machine = following(2)
-        assert machine.answered(lead(HOLDS, catches_up=False), Tag(12, 4)) is Turn.RETURN
+        assert machine.answered(lead(HOLDS, catches_up=False), Tag(12, 4)) is CatchUpAction.RETURN
         assert (machine.follows, tags(machine), machine.has_source) == (False, [], False)
 
     def test_so_does_one_that_begins_with_what_it_holds(self):
         machine = following(2)
         machine.arrived(BEGINS)
         machine.installed()
-        assert machine.answered(lead(BEGINS), Tag(12, 4), "b") is Turn.RETURN
+        assert machine.answered(lead(BEGINS), Tag(12, 4), "b") is CatchUpAction.RETURN
         assert (machine.follows, machine.has_source) == (False, True)
 
 
@@ -151,29 +149,29 @@ class TestFailing:
         assert (machine.has_source, machine.keeps, machine.followed) == (False, False, Tag(12, 4))
         commit(machine, Tag(13, 4))
         assert (tags(machine), machine.followed, machine.held) == ([], Tag(13, 4), HOLDS)
-        assert machine.answered(lead(Tag(13, 4), deals_source=False), Tag(13, 4)) is Turn.GO_ON
-        assert machine.answered(lead(Tag(13, 4)), Tag(13, 4), "b") is Turn.FETCH
+        assert machine.answered(lead(Tag(13, 4), has_source=False), Tag(13, 4)) is CatchUpAction.GO_ON
+        assert machine.answered(lead(Tag(13, 4)), Tag(13, 4), "b") is CatchUpAction.FETCH
 
     def test_too_often_it_heals_plainly(self):
         machine = following()
         for number in range(1, MAX_TRIES + 1):
             machine.failed()
-            assert machine.heals_plainly is (number == MAX_TRIES)
+            assert machine.heals_blocking is (number == MAX_TRIES)
             machine.answered(lead(), BEGINS, "a")
         machine.answered(lead(catches_up=False), BEGINS)
-        assert not machine.heals_plainly, "and then it may catch up again"
+        assert not machine.heals_blocking, "and then it may catch up again"
 
     def test_one_that_got_there_has_all_its_tries_again(self):
         machine = following()
         for _ in range(2):
             for _ in range(MAX_TRIES - 1):
                 machine.failed()
-                assert machine.answered(lead(), BEGINS, "a") is Turn.FETCH
+                assert machine.answered(lead(), BEGINS, "a") is CatchUpAction.FETCH
             machine.arrived(BEGINS)
             machine.installed()
             assert not machine.follows
-            assert machine.answered(lead(), HOLDS, "a") is Turn.FETCH
-        assert not machine.heals_plainly
+            assert machine.answered(lead(), HOLDS, "a") is CatchUpAction.FETCH
+        assert not machine.heals_blocking
 
     @pytest.mark.parametrize(
         "fail",
@@ -186,13 +184,13 @@ class TestFailing:
     def test_at_once_where_another_try_is_hopeless(self, fail: Callable[[CatchUpMachine[Tag]], None]):
         machine = following()
         fail(machine)
-        assert (machine.heals_plainly, machine.transfer) == (True, Transfer.FAILED)
+        assert (machine.heals_blocking, machine.transfer) == (True, Transfer.FAILED)
 
     def test_steps_are_not_kept_without_end(self):
         machine = following(MAX_KEPT_STEPS)
         assert len(machine.kept) == MAX_KEPT_STEPS
         commit(machine, Tag(BEGINS.step + MAX_KEPT_STEPS + 1, 4))
-        assert (machine.kept, machine.heals_plainly) == ((), True)
+        assert (machine.kept, machine.heals_blocking) == ((), True)
 
 
 # -- against the true states
@@ -227,17 +225,17 @@ class World:
         self.quorum_id = 0
         self.fetches: Tag | None = None
 
-    def quorum(self, back: int, catches_up: bool, deals_source: bool, names: str, is_known: bool) -> None:
+    def quorum(self, back: int, catches_up: bool, has_source: bool, names: str, is_known: bool) -> None:
         self.quorum_id += 1
         begins = list(self.states)[-1 - min(back, len(self.states) - 1)]
         shown = begins if is_known else Tag(begins.step, None)
         held = self.machine.held or self.works_at
-        told = CatchUpPlan(shown, catches_up, deals_source, tuple(names))
-        turn = self.machine.answered(told, self.works_at, names[0])
+        told = CatchUpPlan(shown, catches_up, has_source, tuple(names))
+        action = self.machine.answered(told, self.works_at, names[0])
         self.works_at = begins
-        if turn is Turn.FETCH:
+        if action is CatchUpAction.FETCH:
             self.fetches = begins
-        if turn is Turn.RETURN:
+        if action is CatchUpAction.RETURN:
             assert self.states[held] == self.weights
         if not catches_up:
             self.weights = self.states[begins]  # it was up to date, or has healed plainly

@@ -142,7 +142,7 @@ def slow_chunks(pause_s: float) -> Any:
 def has_received(target: Healing) -> bool:
     """Some bytes of tensors have arrived, so the source sends the body and not its manifest."""
     fetch = target._target._fetch
-    return fetch is not None and fetch._transfer is not None and fetch._transfer._told > 0
+    return fetch is not None and fetch._transfer is not None and fetch._transfer._reported > 0
 
 
 class TestHolding:

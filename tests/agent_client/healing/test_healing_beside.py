@@ -28,7 +28,7 @@ def serve(pair: Pair, **changes: Any) -> None:
 
 def fetch(pair: Pair) -> BackgroundFetch:
     pair.states[1].begin_step()
-    return pair.target.fetch_beside(CATCHES_UP)
+    return pair.target.fetch_in_background(CATCHES_UP)
 
 
 def kept(pair: Pair) -> int:

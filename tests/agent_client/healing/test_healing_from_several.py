@@ -61,7 +61,7 @@ class Groups:
             for name, state in self.states.items()
         }
         target: Any = self.ranks["d"]._target
-        target._ask = lambda assignment, manager: self.ranks[manager].address
+        target._find_address = lambda assignment, manager: self.ranks[manager].address
 
     def serve(self, name: str) -> None:
         told = replace(ASSIGNMENT, replica_rank="abcd".index(name), serve_to=(3,) if name == "a" else ())
@@ -134,7 +134,7 @@ def test_before_the_first_step_a_state_that_all_have_loaded_is_not_read(
 ) -> None:
     states, sent = [make_state(1, 0), make_state(1, mean)], bytes_sent(monkeypatch)
     source, target = (stack.enter_context(closing(Healing(state, 0, LOCALHOST, TIMEOUT_S))) for state in states)
-    target._target._ask = lambda assignment, manager: source.address  # type: ignore[method-assign]
+    target._target._find_address = lambda assignment, manager: source.address  # type: ignore[method-assign]
     told = replace(TOLD, max_step=max_step, tag_quorum_id=None)
     source.serve(replace(told, serve_to=(1,)), StepMachine(step=max_step))
     target.fetch(replace(told, replica_rank=1, max_rank=None, heal_from_rank=0, heal_from_address="a"))

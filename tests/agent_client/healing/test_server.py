@@ -146,7 +146,7 @@ class TestFetch:
             server.keep(OTHER, STATE, 2)
             fetch(server.address, OTHER, 60)
             assert paced == {"server"}
-            beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, gives_way=True)
+            beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, is_background=True)
             assert same(beside.run(), STATE)
             assert paced == {"server", "fetch"}
             assert eventually(lambda: is_refused(server.address, OTHER)), "the source hears of a read a moment later"

@@ -11,16 +11,16 @@ from agent_client.healing.rules.stripes import (
     FIRST_BYTES,
     FIRST_PAUSE_S,
     TRIES,
-    Arrived,
-    Ask,
-    Broken,
-    Cut,
+    ChecksumArrived,
+    ConnectionLost,
+    Disconnect,
+    LeadChosen,
     LeadLost,
-    Led,
-    PassedOver,
+    PieceArrived,
+    PieceRequest,
     Refused,
+    SourceRejected,
     StripePlan,
-    Summed,
 )
 from tests.agent_client.healing.simulated_stripes import MIB, SILENCE_S, Source, Transfer
 
@@ -40,8 +40,8 @@ def plan(*sizes: int, sources: Sequence[str] = "ab") -> StripePlan:
 
 class TestShares:
     def test_each_is_asked_for_a_first_part_at_once(self) -> None:
-        effects = plan(*[PIECE] * 5).handle(Led("a"), 1)
-        assert effects == [Ask("a", (0, 1), 10), Ask("b", (2, 3), 10)]
+        effects = plan(*[PIECE] * 5).handle(LeadChosen("a"), 1)
+        assert effects == [PieceRequest("a", (0, 1), 10), PieceRequest("b", (2, 3), 10)]
         assert 2 * PIECE == FIRST_BYTES
 
     @pytest.mark.parametrize("count", [2, 3, 5])
@@ -53,7 +53,7 @@ class TestShares:
     def test_a_fast_one_gives_more(self) -> None:
         transfer = Transfer(SIZES, [source("a", 4 * RATE), source("b", RATE)])
         assert transfer.seconds() < 1.1 * sum(SIZES) / (5 * RATE)
-        assert transfer.plan.given["a"] > 3 * transfer.plan.given["b"]
+        assert transfer.plan.shares["a"] > 3 * transfer.plan.shares["b"]
 
     def test_one_that_is_far_slower_costs_nothing(self) -> None:
         alone = Transfer(SIZES, [source("a")]).seconds()
@@ -61,32 +61,32 @@ class TestShares:
 
     def test_and_is_not_asked_for_the_last_pieces(self) -> None:
         it = plan(*[PIECE] * 7)
-        it.handle(Led("a"), 0)
-        it.handle(Arrived("a", b"0"), 0.04)
-        assert it.handle(Arrived("a", b"1"), 0.08) == [Ask("a", (4,), 10)]
-        it.handle(Arrived("b", b"2"), 4)
-        assert it.handle(Arrived("b", b"3"), 8) == []
-        assert it.handle(Arrived("a", b"4"), 8.1) == [Ask("a", (5,), 10)]
+        it.handle(LeadChosen("a"), 0)
+        it.handle(PieceArrived("a", b"0"), 0.04)
+        assert it.handle(PieceArrived("a", b"1"), 0.08) == [PieceRequest("a", (4,), 10)]
+        it.handle(PieceArrived("b", b"2"), 4)
+        assert it.handle(PieceArrived("b", b"3"), 8) == []
+        assert it.handle(PieceArrived("a", b"4"), 8.1) == [PieceRequest("a", (5,), 10)]
 
     def test_the_last_one_may_be_silent_until_the_deadline(self) -> None:
         it = plan(PIECE, PIECE, PIECE)
-        it.handle(Led("a"), 0)
+        it.handle(LeadChosen("a"), 0)
         it.handle(Refused("b", "409"), 1)
-        it.handle(Arrived("a", b"0"), 2)
-        assert it.handle(Arrived("a", b"1"), 2) == [Ask("a", (2,), 98)]
+        it.handle(PieceArrived("a", b"0"), 2)
+        assert it.handle(PieceArrived("a", b"1"), 2) == [PieceRequest("a", (2,), 98)]
 
 
 class TestLeadsAlone:
     def test_others_are_asked_for_nothing(self) -> None:
         it = StripePlan([PIECE] * 3, ["b", "a"], deadline=100, silence_s=10, leads_alone=True)
-        assert it.handle(Led("a"), 0) == [Ask("a", (0, 1, 2), 10)]
-        assert it.handle(Arrived("a", b"0"), 1) == []
+        assert it.handle(LeadChosen("a"), 0) == [PieceRequest("a", (0, 1, 2), 10)]
+        assert it.handle(PieceArrived("a", b"0"), 1) == []
 
     def test_but_for_what_it_does_not_give(self) -> None:
         it = StripePlan([PIECE] * 3, ["b", "a"], deadline=100, silence_s=10, leads_alone=True)
-        it.handle(Led("a"), 0)
-        it.handle(Arrived("a", b"0"), 1)
-        assert it.handle(Broken("a", "it is dead"), 2) == [Ask("b", (1, 2), 10)]
+        it.handle(LeadChosen("a"), 0)
+        it.handle(PieceArrived("a", b"0"), 1)
+        assert it.handle(ConnectionLost("a", "it is dead"), 2) == [PieceRequest("b", (1, 2), 10)]
 
 
 class TestFaults:
@@ -101,7 +101,7 @@ class TestFaults:
     def test_one_that_falls_silent_is_not_waited_for(self) -> None:
         transfer = Transfer(SIZES, [source("a"), source("b"), source("c", silences=0.5)])
         assert transfer.seconds() < SILENCE_S / 4
-        assert any(effect == Cut("c") for _, effect in transfer.log)
+        assert any(effect == Disconnect("c") for _, effect in transfer.log)
 
     def test_nor_one_that_gets_slow(self) -> None:
         transfer = Transfer(SIZES, [source("a"), source("b"), source("c", slows=0.5)])
@@ -109,43 +109,43 @@ class TestFaults:
 
     def test_a_broken_connection_is_opened_again_after_a_pause(self) -> None:
         it = plan(*[PIECE] * 9)
-        it.handle(Led("a"), 0)
-        assert it.handle(Broken("b", "reset"), 1) == []
+        it.handle(LeadChosen("a"), 0)
+        assert it.handle(ConnectionLost("b", "reset"), 1) == []
         assert it.deadline(1) == 1 + FIRST_PAUSE_S
-        assert it.tick(1 + FIRST_PAUSE_S) == [Ask("b", (2, 3), 10)]
+        assert it.tick(1 + FIRST_PAUSE_S) == [PieceRequest("b", (2, 3), 10)]
 
     def test_one_that_never_gets_on_is_passed_over(self) -> None:
         it = plan(*[PIECE] * 9)
-        it.handle(Led("a"), 0)
-        effects = [effect for number in range(TRIES) for effect in it.handle(Broken("b", "reset"), number + 1)]
-        assert effects[-1] == PassedOver("b", f"reset ({TRIES} times in a row)")
-        assert it.passed_over.keys() == {"b"}
+        it.handle(LeadChosen("a"), 0)
+        effects = [effect for number in range(TRIES) for effect in it.handle(ConnectionLost("b", "reset"), number + 1)]
+        assert effects[-1] == SourceRejected("b", f"reset ({TRIES} times in a row)")
+        assert it.rejected.keys() == {"b"}
 
     def test_a_piece_that_arrives_ends_the_row_of_breaks(self) -> None:
         it = plan(*[PIECE] * 9, sources="a")
-        effects = it.handle(Led("a"), 0)
+        effects = it.handle(LeadChosen("a"), 0)
         for number in range(1, 3 * TRIES):
-            event = Arrived("a", b"0") if number % TRIES == 0 else Broken("a", "reset")
+            event = PieceArrived("a", b"0") if number % TRIES == 0 else ConnectionLost("a", "reset")
             effects += [*it.handle(event, number), *it.tick(number + 0.9)]
-        assert not it.passed_over
-        assert [type(effect) for effect in effects] == [Ask] * len(effects)
+        assert not it.rejected
+        assert [type(effect) for effect in effects] == [PieceRequest] * len(effects)
 
     def test_one_that_was_cut_off_for_its_slowness_is_not_asked_for_the_last_pieces_again(self) -> None:
         it = plan(*[PIECE] * 20)
-        it.handle(Led("a"), 0)
+        it.handle(LeadChosen("a"), 0)
         for number, piece in enumerate([0, 1, *range(4, 8), *range(11, 20)], start=1):
-            it.handle(Arrived("a", STATE[piece]), 0.04 * number)
+            it.handle(PieceArrived("a", STATE[piece]), 0.04 * number)
             if number < 3:
-                it.handle(Arrived("b", STATE[number + 1]), 0.04 * number)
-        assert it.awaits("b") == 8
-        assert it.tick(0.67) == [Cut("b"), Ask("a", (8,), 10)]
-        assert it.handle(Broken("b", "cut off"), 0.67) == []
+                it.handle(PieceArrived("b", STATE[number + 1]), 0.04 * number)
+        assert it.next_piece("b") == 8
+        assert it.tick(0.67) == [Disconnect("b"), PieceRequest("a", (8,), 10)]
+        assert it.handle(ConnectionLost("b", "cut off"), 0.67) == []
         assert it.tick(0.67 + FIRST_PAUSE_S) == [], "9 is left, and comes sooner from a after 8"
-        assert it.handle(Arrived("a", b"8"), 0.73) == [Ask("a", (9,), 10)]
+        assert it.handle(PieceArrived("a", b"8"), 0.73) == [PieceRequest("a", (9,), 10)]
 
     def test_it_is_over_when_none_is_left(self) -> None:
         it = plan(PIECE)
-        it.handle(Led("a"), 0)
+        it.handle(LeadChosen("a"), 0)
         it.handle(Refused("a", "409"), 1)
         assert not it.is_over
         it.handle(Refused("b", "409"), 1)
@@ -156,28 +156,28 @@ class TestFaults:
 class TestOneState:
     def test_a_piece_that_differs_is_asked_of_the_lead(self) -> None:
         it = plan(PIECE, PIECE, PIECE, PIECE)
-        it.handle(Led("a"), 0)
+        it.handle(LeadChosen("a"), 0)
         for checksum in STATE[:4]:
-            it.handle(Summed(checksum), 0)
-        it.handle(Arrived("a", b"0"), 1)
-        it.handle(Arrived("a", b"1"), 1)
-        assert it.handle(Arrived("b", b"another"), 1) == [Ask("a", (2,), 10)]
+            it.handle(ChecksumArrived(checksum), 0)
+        it.handle(PieceArrived("a", b"0"), 1)
+        it.handle(PieceArrived("a", b"1"), 1)
+        assert it.handle(PieceArrived("b", b"another"), 1) == [PieceRequest("a", (2,), 10)]
         assert it.received == 2 * PIECE
-        it.handle(Arrived("b", b"3"), 2)
+        it.handle(PieceArrived("b", b"3"), 2)
         assert not it.is_done
-        it.handle(Arrived("a", b"2"), 2)
+        it.handle(PieceArrived("a", b"2"), 2)
         assert it.is_done
 
     def test_a_piece_that_only_the_lead_before_had_is_asked_of_any_source(self) -> None:
         it = plan(PIECE, PIECE, PIECE, sources="abc")
-        it.handle(Led("a"), 0)
+        it.handle(LeadChosen("a"), 0)
         for checksum in STATE[:3]:
-            it.handle(Summed(checksum), 0)
-        it.handle(Arrived("b", b"another"), 0.5)
-        it.handle(Arrived("c", b"2"), 0.6)
-        assert it.handle(Refused("a", "409"), 1) == [PassedOver("a", "409"), Ask("b", (0,), 10)]
+            it.handle(ChecksumArrived(checksum), 0)
+        it.handle(PieceArrived("b", b"another"), 0.5)
+        it.handle(PieceArrived("c", b"2"), 0.6)
+        assert it.handle(Refused("a", "409"), 1) == [SourceRejected("a", "409"), PieceRequest("b", (0,), 10)]
         assert it.needs_lead
-        assert it.handle(Led("b"), 1) == [Ask("c", (1,), 10)]
+        assert it.handle(LeadChosen("b"), 1) == [PieceRequest("c", (1,), 10)]
 
     def test_buffers_of_its_own_are_no_reason_to_do_without_a_source(self) -> None:
         sizes = [PIECE if number % 2 else 100 for number in range(256)]
@@ -186,40 +186,40 @@ class TestOneState:
         alone = Transfer(sizes, [source("a")]).seconds()
         assert transfer.seconds() < 0.6 * alone
         assert transfer.places == STATE
-        assert not transfer.plan.passed_over
+        assert not transfer.plan.rejected
 
     def test_one_that_holds_another_state_is_passed_over_and_it_is_said(self) -> None:
         transfer = Transfer(SIZES, [source("a"), source("b", holds=[b"x"] * 256), source("c")])
         transfer.seconds()
-        assert transfer.plan.passed_over == {"b": "holds another state than a"}
+        assert transfer.plan.rejected == {"b": "holds another state than a"}
         assert transfer.places == STATE
 
     def test_a_lead_that_sends_something_else_than_it_announces_is_passed_over(self) -> None:
         it = plan(PIECE, PIECE)
-        it.handle(Led("a"), 0)
-        it.handle(Summed(b"0"), 0)
-        effects = it.handle(Arrived("a", b"x"), 1)
-        assert effects[0] == PassedOver("a", "sends something else than it announces")
+        it.handle(LeadChosen("a"), 0)
+        it.handle(ChecksumArrived(b"0"), 0)
+        effects = it.handle(PieceArrived("a", b"x"), 1)
+        assert effects[0] == SourceRejected("a", "sends something else than it announces")
         assert it.needs_lead
 
     def test_another_lead_keeps_what_is_the_same(self) -> None:
         it = plan(PIECE, PIECE, PIECE, PIECE)
-        it.handle(Led("a"), 0)
-        for event in (Arrived("a", b"0"), Arrived("a", b"old"), Arrived("b", b"2"), LeadLost()):
+        it.handle(LeadChosen("a"), 0)
+        for event in (PieceArrived("a", b"0"), PieceArrived("a", b"old"), PieceArrived("b", b"2"), LeadLost()):
             it.handle(event, 1)
         assert it.needs_lead
-        it.handle(Led("b"), 1)
-        found = [it.handle(Summed(checksum), 2) for checksum in (b"0", b"new", b"2", b"3")]
+        it.handle(LeadChosen("b"), 1)
+        found = [it.handle(ChecksumArrived(checksum), 2) for checksum in (b"0", b"new", b"2", b"3")]
         assert found == [[], [], [], []]
-        assert it.handle(Arrived("b", b"3"), 3) == [Ask("b", (1,), 10)]
-        it.handle(Arrived("b", b"new"), 4)
+        assert it.handle(PieceArrived("b", b"3"), 3) == [PieceRequest("b", (1,), 10)]
+        it.handle(PieceArrived("b", b"new"), 4)
         assert it.is_done
 
     def test_one_whose_checksums_are_all_here_is_not_missed(self) -> None:
         it = plan(PIECE, PIECE, PIECE)
-        it.handle(Led("a"), 0)
+        it.handle(LeadChosen("a"), 0)
         for checksum in STATE[:3]:
-            it.handle(Summed(checksum), 0)
+            it.handle(ChecksumArrived(checksum), 0)
         it.handle(LeadLost(), 1)
         it.handle(Refused("a", "gone"), 1)
         assert not it.needs_lead
@@ -251,12 +251,12 @@ def test_whatever_happens_what_is_here_in_the_end_is_what_its_lead_holds(
         assert transfer.lead is not None
         assert transfer.places == list(transfer.lead.holds)
         assert transfer.plan.received == sum(sizes)
-        healthy = [it for it in sources if not it.fails and it.name not in transfer.plan.passed_over]
+        healthy = [it for it in sources if not it.fails and it.name not in transfer.plan.rejected]
         if any(own for _, _, own, _ in those):
             return  # what only a slow lead has takes its time
         assert not healthy or transfer.now < len(sources) * SILENCE_S + 3 * sum(sizes) / max(it.rate for it in healthy)
     else:
-        assert all(it.fails or it.name in transfer.plan.passed_over for it in sources)
+        assert all(it.fails or it.name in transfer.plan.rejected for it in sources)
 
 
 def test_the_simulated_sources_are_as_slow_as_they_say() -> None:
