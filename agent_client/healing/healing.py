@@ -100,32 +100,78 @@ def _unfit() -> Generator[None]:
         raise DoesNotFit(f"{error}", error.difference) from None
 
 
-class HealTarget:
-    """Receives the state of a peer, checks it and installs it. Only `revoke` is safe in any thread."""
+class BackgroundFetch:
+    """A transfer on a separate thread."""
+
+    def __init__(self, fetch: Fetch, mark: HealMark, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
+        self._fetch = fetch
+        self._mark = mark
+        self._on_received = on_received
+        self.received: Future[Any] = Future()
+        """The received state, or the error."""
+        threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
+
+    def cancel(self, reason: str) -> None:
+        self._fetch.cancel(reason)
+
+    def _run(self) -> None:
+        began_at = time.monotonic()
+        try:
+            with logged(self._mark, is_beside=True):
+                received = self._fetch.run()
+            self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
+            self.received.set_result(received)
+        except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
+            self.received.set_exception(e)
+
+
+class Healing:
+    """Both sides of healing in one rank. Only `revoke` is safe in any thread."""
 
     def __init__(
         self,
         state: TrainState,
         group_rank: int,
+        host: str,
         timeout_s: float,
+        *,
         on_received: OnReceived = lambda seconds, nbytes: None,
         on_begun: OnBegun = unread_mark,
     ) -> None:
+        self._source = HealSource(state, group_rank, host, timeout_s)
         self._state = state
-        self._on_begun = on_begun
-        self._on_received = on_received
         self._group_rank = group_rank
         self._timeout_s = timeout_s
+        self._on_received = on_received
+        self._on_begun = on_begun
+        self._quorum_id = 0
+        """The last quorum in which this rank served or fetched."""
         self._received: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._fetch: Fetch | None = None
-        self._quorum_id = 0
-        """Quorum of `_fetch`."""
+        self._fetch_quorum_id = 0
         self._revoked_id = 0
+
+    @property
+    def address(self) -> str:
+        """Address at which this rank serves its state."""
+        return self._source.address
+
+    def serve(self, assignment: Assignment, machine: StateOwner) -> None:
+        """Offer this step's state if a participant heals."""
+        self._quorum_id = assignment.quorum_id
+        self._source.serve(assignment, machine)
+
+    def withdraw(self) -> None:
+        self._source.withdraw()
+
+    def release(self, *, is_committed: bool) -> None:
+        """Wait until the state may be overwritten. After a discarded step, end its readers at once."""
+        self._source.release(is_committed=is_committed)
 
     def fetch(self, assignment: Assignment) -> None:
         """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
-        self._received = None
+        self._quorum_id, self._received = assignment.quorum_id, None
         if not assignment.heals:
             return
         sources = self._sources(assignment)
@@ -145,26 +191,36 @@ class HealTarget:
         self._state.install(received["train"])
         machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
-    def fetch_in_background(self, assignment: Assignment) -> "BackgroundFetch":
+    def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
         """Start to receive the state of the assigned source while the steps continue."""
         name, find = next(iter(self._sources(assignment).items()))
         mark = self._on_begun(name, assignment.max_step)
         fetch = self._new_fetch(assignment, {name: find}, mark.received, is_background=True)
         return BackgroundFetch(fetch, mark, self._on_received)
 
-    def revoke(self, quorum_id: int, reason: str) -> None:
-        """End the transfer under that quorum or an earlier one, and refuse new ones."""
+    def revoke(self, quorum_id: int | None, reason: str) -> None:
+        """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None.
+
+        Later transfers under these quorums are refused.
+        """
+        ended = self._quorum_id if quorum_id is None else quorum_id
         with self._lock:
-            self._revoked_id = max(self._revoked_id, quorum_id)
-            fetch = self._fetch if self._quorum_id <= quorum_id else None
+            self._revoked_id = max(self._revoked_id, ended)
+            fetch = self._fetch if self._fetch_quorum_id <= ended else None
         if fetch is not None:
             fetch.cancel(reason)
+        if ended >= self._quorum_id:
+            self._source.cut_off()
+
+    def close(self) -> None:
+        self.revoke(None, "the Agent was closed")
+        self._source.close()
 
     def _begin(self, assignment: Assignment, sources: Sources, on_bytes: OnBytes) -> Fetch:
         with self._lock:
             if assignment.quorum_id <= self._revoked_id:
                 raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            self._fetch, self._quorum_id = self._new_fetch(assignment, sources, on_bytes), assignment.quorum_id
+            self._fetch, self._fetch_quorum_id = self._new_fetch(assignment, sources, on_bytes), assignment.quorum_id
             return self._fetch
 
     def _new_fetch(
@@ -228,87 +284,3 @@ class HealTarget:
         if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
             with _unfit():
                 self._state.check_layout(train)
-
-
-class BackgroundFetch:
-    """A transfer on a separate thread."""
-
-    def __init__(self, fetch: Fetch, mark: HealMark, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
-        self._fetch = fetch
-        self._mark = mark
-        self._on_received = on_received
-        self.received: Future[Any] = Future()
-        """The received state, or the error."""
-        threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
-
-    def cancel(self, reason: str) -> None:
-        self._fetch.cancel(reason)
-
-    def _run(self) -> None:
-        began_at = time.monotonic()
-        try:
-            with logged(self._mark, is_beside=True):
-                received = self._fetch.run()
-            self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
-            self.received.set_result(received)
-        except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
-            self.received.set_exception(e)
-
-
-class Healing:
-    """Both sides of healing in one rank. Only `revoke` is safe in any thread."""
-
-    def __init__(
-        self,
-        state: TrainState,
-        group_rank: int,
-        host: str,
-        timeout_s: float,
-        *,
-        on_received: OnReceived = lambda seconds, nbytes: None,
-        on_begun: OnBegun = unread_mark,
-    ) -> None:
-        self._source = HealSource(state, group_rank, host, timeout_s)
-        self._target = HealTarget(state, group_rank, timeout_s, on_received, on_begun)
-        self._quorum_id = 0
-
-    @property
-    def address(self) -> str:
-        """Address at which this rank serves its state."""
-        return self._source.address
-
-    def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Offer this step's state if a participant heals."""
-        self._quorum_id = assignment.quorum_id
-        self._source.serve(assignment, machine)
-
-    def withdraw(self) -> None:
-        self._source.withdraw()
-
-    def release(self, *, is_committed: bool) -> None:
-        """Wait until the state may be overwritten. After a discarded step, end its readers at once."""
-        self._source.release(is_committed=is_committed)
-
-    def fetch(self, assignment: Assignment) -> None:
-        """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
-        self._quorum_id = assignment.quorum_id
-        self._target.fetch(assignment)
-
-    def install(self, machine: StateOwner) -> None:
-        """Install the received state, if there is one."""
-        self._target.install(machine)
-
-    def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
-        """Start to receive the state of the assigned source while the steps continue."""
-        return self._target.fetch_in_background(assignment)
-
-    def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None."""
-        ended = self._quorum_id if quorum_id is None else quorum_id
-        self._target.revoke(ended, reason)
-        if ended >= self._quorum_id:
-            self._source.cut_off()
-
-    def close(self) -> None:
-        self.revoke(None, "the Agent was closed")
-        self._source.close()

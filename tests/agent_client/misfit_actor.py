@@ -30,6 +30,6 @@ class CutOffActor(MisfitActor):
 
     def build(self, manager: str, **options: Any) -> None:
         super().build(manager, **options)
-        target = self.agent._healing._target
-        find_address = target._find_address
-        target._find_address = lambda assignment, _: find_address(assignment, NOWHERE)
+        healing = self.agent._healing
+        find_address = healing._find_address
+        healing._find_address = lambda assignment, _: find_address(assignment, NOWHERE)

@@ -274,7 +274,7 @@ class Ddp:
     def received(self) -> tuple[str, int, int]:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
         healing: Any = self.agent._healing
-        fetch = healing._target._fetch
+        fetch = healing._fetch
         transfer = fetch and fetch._transfer
         return (transfer._lead, transfer._reported, transfer._total) if transfer else ("", 0, 0)
 

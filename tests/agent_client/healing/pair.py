@@ -26,7 +26,7 @@ class Pair:
             stack.enter_context(closing(Healing(state, 0, LOCALHOST, timeout_s, **options))) for state in self.states
         )
         self.machine = StepMachine(step=5, tag_quorum_id=3, batches_committed=10)
-        self.target._target._find_address = lambda assignment, manager: self.source.address  # type: ignore[method-assign]
+        self.target._find_address = lambda assignment, manager: self.source.address  # type: ignore[method-assign]
 
     def serve(self, **changes: Any) -> None:
         self.states[0].begin_step()

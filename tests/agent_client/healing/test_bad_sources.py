@@ -86,7 +86,7 @@ class BadPair(Pair):
         agent = {"step": 5, "tag_quorum_id": 3, "batches_committed": 10}
         parts = answer({"train": self.states[0].snapshot(), "agent": agent})
         address = stack.enter_context(answering(*map(sends, parts)))
-        self.target._target._find_address = lambda assignment, manager: address  # type: ignore[method-assign]
+        self.target._find_address = lambda assignment, manager: address  # type: ignore[method-assign]
 
     def install(self) -> StepMachine:
         machine = StepMachine()

@@ -70,7 +70,7 @@ class TestServing:
         own = Activity(time.monotonic)
         pair = Pair(stack, on_begun=own.heal_begins)
         seen: list[HealProgress] = []
-        check = pair.target._target._check
+        check = pair.target._check
 
         def checked(assignment: Assignment, received: object) -> None:
             heal = own.read().heal
@@ -78,7 +78,7 @@ class TestServing:
             seen.append(heal)
             check(assignment, received)
 
-        pair.target._target._check = checked  # type: ignore[method-assign]
+        pair.target._check = checked  # type: ignore[method-assign]
         with caplog.at_level(logging.INFO):
             pair.serve()
             pair.fetch()
@@ -141,7 +141,7 @@ def slow_chunks(pause_s: float) -> Any:
 
 def has_received(target: Healing) -> bool:
     """Some bytes of tensors have arrived, so the source sends the body and not its manifest."""
-    fetch = target._target._fetch
+    fetch = target._fetch
     return fetch is not None and fetch._transfer is not None and fetch._transfer._reported > 0
 
 

@@ -60,7 +60,7 @@ class Groups:
             name: stack.enter_context(closing(Healing(state, 0, LOCALHOST, TIMEOUT_S)))
             for name, state in self.states.items()
         }
-        target: Any = self.ranks["d"]._target
+        target: Any = self.ranks["d"]
         target._find_address = lambda assignment, manager: self.ranks[manager].address
 
     def serve(self, name: str) -> None:
@@ -134,7 +134,7 @@ def test_before_the_first_step_a_state_that_all_have_loaded_is_not_read(
 ) -> None:
     states, sent = [make_state(1, 0), make_state(1, mean)], bytes_sent(monkeypatch)
     source, target = (stack.enter_context(closing(Healing(state, 0, LOCALHOST, TIMEOUT_S))) for state in states)
-    target._target._find_address = lambda assignment, manager: source.address  # type: ignore[method-assign]
+    target._find_address = lambda assignment, manager: source.address  # type: ignore[method-assign]
     told = replace(TOLD, max_step=max_step, tag_quorum_id=None)
     source.serve(replace(told, serve_to=(1,)), StepMachine(step=max_step))
     target.fetch(replace(told, replica_rank=1, max_rank=None, heal_from_rank=0, heal_from_address="a"))
