@@ -10,15 +10,15 @@ import os
 import secrets
 import socket
 import time
+from dataclasses import dataclass
 
 from torch.distributed import PrefixStore, distributed_c10d
 
 from agent_client.collectives.gloo import GlooGroup
-from agent_client.errors import AgentError
+from agent_client.errors import AgentError, ConfigurationError
 from agent_client.manager_client.client import Presence
 from agent_client.step.config import AgentConfig
 from agent_client.step.environment import Environment, own_host
-from agent_client.step.internals import GroupPlace
 from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
@@ -31,6 +31,27 @@ from lighthouse_runtime.process.commands import START_MANAGER
 MANAGER_KEY = "manager_address"
 GROUP_WORD = "group"  # purpose of the derived secret; the other inputs are a nonce and the replica id
 STORE_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A rank's place in its replica group."""
+
+    group_rank: int = 0
+    group_world_size: int = 1
+    group: GlooGroup | None = None
+    """Connects the ranks. Required in a group of several ranks."""
+    manager_process: ServerProcess | None = None
+    """Process of the group's manager, if this rank has started it."""
+    presence: Presence | None = None
+    """Shows this rank to the manager until its Agent does."""
+
+    def __post_init__(self) -> None:
+        if (self.group_world_size > 1) != (self.group is not None):
+            raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
+
+
+ALONE = GroupPlace()
 
 
 def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
@@ -49,11 +70,11 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         return address, GroupPlace(manager_process=process)
     os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch takes no brackets
     presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
-    with contextlib.ExitStack() as until_met:
-        until_met.enter_context(presence)
-        met = _connect_ranks(env, config, presence)
-        until_met.pop_all()  # the Agent's own watch takes its place
-        return met
+    with contextlib.ExitStack() as until_connected:
+        until_connected.enter_context(presence)
+        connected = _connect_ranks(env, config, presence)
+        until_connected.pop_all()  # the Agent's own watch takes its place
+        return connected
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:

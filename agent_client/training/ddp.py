@@ -28,8 +28,8 @@ from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[repor
 from agent_client.collectives.observed import ObservedGroup, never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError, first_line
 from agent_client.step.agent import Agent
+from agent_client.step.comparison import Part
 from agent_client.step.rules.loop_order import PassOrder
-from agent_client.step.runner import Part
 from agent_client.step.script_check import BY_HAND, refuse_model
 from agent_client.training.salvage import Salvage
 from agent_client.training.shared_buffers import SharedBuffers
@@ -96,7 +96,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             self._reduction.keep_layout(self.reducer._get_zeros_like_grad_buckets())
         self._shared = SharedBuffers(agent, self._buffers_to_share)
         self.register_comm_hook(self._reduction, _reduce_bucket)
-        agent.add_part(self)
+        agent.internals.add_part(self)
 
     @not_itself_compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     @never_compiled
     def _begin_pass(self) -> None:
         if self.training:
-            self._agent.computes(self, accumulates=not self.require_backward_grad_sync)
+            self._agent.internals.begin_forward(self, accumulates=not self.require_backward_grad_sync)
             self._shared.begin_step()
             self._forget_untold_pass()
             if self._reduction.is_expected and not self.require_backward_grad_sync:
@@ -346,8 +346,9 @@ class _Reduction:
 @never_compiled
 def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     name, rest = reduction.name(bucket.index()), reduction.rest(bucket.index())
-    reduction.agent.backward_reduces()
-    _at_the_end(reduction.agent.backward_ended)
+    internals = reduction.agent.internals
+    internals.begin_backward()
+    _at_the_end(internals.end_backward)
     reduction.buckets = bucket.index() + 1
     if bucket.is_last():
         _at_the_end(reduction.completed)

@@ -24,7 +24,7 @@ from agent_client.collectives.peers import Peers
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentConfig
-from agent_client.step.internals import GroupPlace
+from agent_client.step.rendezvous import GroupPlace
 from agent_client.transfer.fetch import Fetch
 from lighthouse_runtime.process.loop import StopRequest
 from manager.server import daemon

@@ -22,7 +22,7 @@ class MisfitActor(AgentActor):
         self.agent.state.model, self.agent.state.optimizer = self.model, self.sgd
 
     def get_faults(self) -> int:
-        return self.agent._machine.faults
+        return self.agent.internals.machine.faults
 
 
 class CutOffActor(MisfitActor):
@@ -30,6 +30,6 @@ class CutOffActor(MisfitActor):
 
     def build(self, manager: str, **options: Any) -> None:
         super().build(manager, **options)
-        target = self.agent._healing._target
+        target = self.agent.internals.healing._target
         ask = target._ask
         target._ask = lambda assignment, _: ask(assignment, NOWHERE)

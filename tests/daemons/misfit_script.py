@@ -80,8 +80,8 @@ def main(shape: Shape, events: Events, stop: Path) -> None:
     state = TrainState(model, optimizers[0], critic=optimizers[1])
     agent = Agent.from_env(state=state, max_consecutive_discards=shape.discards)
     if shape.is_cut_off:
-        ask = agent._healing._target._ask
-        agent._healing._target._ask = lambda assignment, _: ask(assignment, NOWHERE)
+        ask = agent.internals.healing._target._ask
+        agent.internals.healing._target._ask = lambda assignment, _: ask(assignment, NOWHERE)
     parts = [DistributedDataParallel(part, agent, bucket_cap_mb=shape.bucket_mb) for part in model.values()]
     wrapped = [FaultTolerantOptimizer(optimizer, agent) for optimizer in optimizers]
     events.note("asks")

@@ -108,6 +108,11 @@ class StepMachine:
         return Tag(self.step, self.tag_quorum_id)
 
     @property
+    def has_peers(self) -> bool:
+        """True if the quorum of the step has other groups."""
+        return self.assignment is not None and self.assignment.replica_world_size > 1
+
+    @property
     def next_step(self) -> int | None:
         """The first step of which nothing has been computed, or None if a step is half done."""
         has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)

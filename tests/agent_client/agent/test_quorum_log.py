@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from agent_client.step.runner import log_quorum
+from agent_client.step.quorum_request import log_quorum
 from lighthouse_protocol.messages.membership import Assignment
 from manager.group.requests import assign
 from tests.manager.builders import member, quorum

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agent_client.progress.progress import Progress
 from agent_client.step.config import AgentConfig
 from agent_client.step.runner import StepRunner
 
@@ -29,8 +30,9 @@ def reduced(tensor: Tensor, *, groups: int, ranks: int, reduce_dtype: Any = "ten
     machine.share, machine.divisor = SimpleNamespace(divisor=groups, weight=1), groups
     machine.assignment = SimpleNamespace(has_healing=False, replica_ids=("a",), replica_rank=0)
     unused: Any = None
-    of_group: Any = inside if ranks > 1 else None
-    runner = StepRunner(machine, unused, over, unused, of_group, AgentConfig(reduce_dtype=reduce_dtype), None)
+    place: Any = SimpleNamespace(group=inside if ranks > 1 else None, group_world_size=ranks, manager_process=None)
+    config = AgentConfig(reduce_dtype=reduce_dtype)
+    runner = StepRunner(machine, unused, over, unused, place, config, Progress(), unused)
     result = runner.reduce(tensor, True, runner.progress.numbers.over(), "")
     assert result is tensor
     return result, inside, peers
