@@ -27,7 +27,7 @@ from agent_client.step.comparison import Part
 from agent_client.step.config import DEFAULTS, AgentConfig, AgentOptions, config_of
 from agent_client.step.environment import Environment
 from agent_client.step.internals import Internals
-from agent_client.step.observer import give_way
+from agent_client.step.observer import stop_observing
 from agent_client.step.rendezvous import ALONE, GroupPlace, rendezvous
 from agent_client.step.rules.machine import Phase
 from agent_client.step.rules.world_size import WorldSizeMode
@@ -98,7 +98,7 @@ class Agent:
         self.internals = Internals(manager_address, state, config, place)
         """Methods for the modules and optimizers of agent_client.training, not for scripts."""
         self._machine, self._runner, self._thread = self.internals.machine, self.internals.runner, self.internals.thread
-        give_way()
+        stop_observing()
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Unpack[AgentOptions]) -> Self:
@@ -123,7 +123,7 @@ class Agent:
         config = config_of(options)
         env = Environment.read()
         config = replace(config, advertise=config.advertise or env.advertise)
-        give_way()
+        stop_observing()
         address, place = rendezvous(env, config)
         with place.presence or contextlib.nullcontext():
             agent = cls(address, state=state, config=config, place=place)

@@ -262,8 +262,8 @@ class Comparison:
             }
         if all(each is Flag.NONE for each, _ in flagged.values()):
             return []
-        skipped = sum(weight for each, weight in flagged.values() if each & Flag.PASSES_OVER)
-        machine.passed_weight = max(machine.passed_weight, skipped)
+        skipped = sum(weight for each, weight in flagged.values() if each & Flag.SKIPS_BATCH)
+        machine.skipped_weight = max(machine.skipped_weight, skipped)
         return [replica_id for replica_id, (each, _) in flagged.items() if each & Flag.NOT_FINITE]
 
     def compare_end(self) -> bool:

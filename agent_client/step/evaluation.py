@@ -108,7 +108,7 @@ class RankRound:
                 return ""
             return self._internals.machine.failure or "the other participants do something else"
 
-        return self._gathering.bring(own, disagreement)
+        return self._gathering.exchange(own, disagreement)
 
 
 MAX_VALUE_CHARS = 1000

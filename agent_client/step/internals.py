@@ -206,7 +206,7 @@ class Internals:
             ConfigurationError: The microbatches of a step depend on its quorum.
         """
         world_size = self.machine.world_size
-        if world_size.is_dealt_by_quorum:
+        if world_size.depends_on_quorum:
             raise ConfigurationError(
                 f"salvage: in {world_size.mode} mode the next quorum may assign other microbatches to this group than "
                 "those that it has computed, so that one would count twice and another not at all; leave salvage out, "
@@ -464,7 +464,7 @@ class Internals:
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()
-        if self._has_begun_late and machine.was_told_late:
+        if self._has_begun_late and machine.must_heal_next:
             self.begin_step()  # a loop that begins its steps by a reduction would be late in the next one, too
         return is_committed
 
@@ -599,16 +599,16 @@ class Internals:
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:
-            machine.passes_over = self.place.group_world_size == 1
-            if self.parts[0].pass_over():
+            machine.skips_batch = self.place.group_world_size == 1
+            if self.parts[0].contribute_zeros():
                 return True
-            machine.passes_over = False
+            machine.skips_batch = False
         self.peers.drop()
         return False
 
     def _give_up(self) -> None:
         """Abandon a backward pass. The peers must notice at once, since they wait for this rank's reductions."""
-        self.machine.gives_up()
+        self.machine.abandon_backward()
         self.peers.drop()
         for part in self.parts:
             part.give_up()

@@ -92,7 +92,7 @@ class QuorumRequester:
                 return assignment
             step, quorum_id = assignment.max_step, assignment.quorum_id
             self._manager.vote(step, False, quorum_id=quorum_id, timeout_s=self._config.timeout_s)
-            machine.passed_over()
+            machine.quorum_revoked()
 
     def find_revocation(self, assignment: Assignment) -> str | None:
         """Return why the quorum was revoked, or None if it was not."""

@@ -110,9 +110,9 @@ class StepRunner:
         attempt.failed_at, self._nonfinite = None, ""
         with self.progress.asking("quorum"):
             assignment = self.requester.request()
-        self._warn_for_group(self._news.late(time.monotonic()))
+        self._warn_for_group(self._news.take_overdue(time.monotonic()))
         if isinstance(assignment, LighthouseError):
-            return machine.unanswered(str(assignment))
+            return machine.got_no_quorum(str(assignment))
         machine.answered(assignment)
         self.progress.numbers.begin(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
@@ -140,7 +140,7 @@ class StepRunner:
                 attempt.run("comparing", compare)
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
-            self._log_for_group(self._news.waits(assignment.max_step, healing, time.monotonic()))
+            self._log_for_group(self._news.heal_begins(assignment.max_step, healing, time.monotonic()))
         attempt.run("serving the state", lambda: self._healing.serve(assignment, machine))
         if not assignment.catches_up:
             self._heal(assignment)
@@ -187,7 +187,7 @@ class StepRunner:
             if not divides_first:
                 summed /= self._group_world_size
         flags = self._flags(summed)
-        if not self.machine.contributes or self.machine.passes_over:
+        if not self.machine.contributes or self.machine.skips_batch:
             summed.zero_()
         self._reduce_over_peers(summed, entry, name, flags, following, divides_first=divides_first)
         return tensor if summed is tensor else tensor.copy_(summed)
@@ -195,8 +195,8 @@ class StepRunner:
     def _flags(self, tensor: torch.Tensor) -> Flag:
         if not self.machine.contributes:
             return Flag.NONE
-        if self.machine.passes_over:
-            return Flag.PASSES_OVER
+        if self.machine.skips_batch:
+            return Flag.SKIPS_BATCH
         return Flag.NONE if not self.comparison.checks_finite or is_finite(tensor) else Flag.NOT_FINITE
 
     def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
@@ -224,7 +224,7 @@ class StepRunner:
 
     def collective(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
         """Report a collective while the block runs."""
-        quorum_id, number, inner = self.progress.numbers.told(entry, within_group=within_group)
+        quorum_id, number, inner = self.progress.numbers.number_of(entry, within_group=within_group)
         return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
 
     def _reduce_over_peers(

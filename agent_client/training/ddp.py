@@ -154,7 +154,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return self._group.parameters
 
     @torch.no_grad()
-    def pass_over(self) -> bool:
+    def contribute_zeros(self) -> bool:
         self._forget_untold_pass()
         if self._reduction.buckets is not None:
             return False
@@ -167,7 +167,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             for parameter, piece in zip(parameters, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter).clone(memory_format=torch.preserve_format)
         if self.find_unused_parameters:
-            self._group.pass_over()
+            self._group.contribute_zeros()
         self._reduction.ended()
         return True
 
@@ -263,7 +263,7 @@ class _GroupAmongGroups(ObservedGroup):
         marked = _reduce(self.agent, used.float(), self._map).then(lambda mean: [used.copy_(mean.value() > 0)])
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def pass_over(self) -> None:
+    def contribute_zeros(self) -> None:
         """Report that this rank has used no parameter."""
         here = torch.zeros(len(self.parameters))
         self._forget(self.agent.all_reduce(here, name=self._map).result() == 0)

@@ -112,7 +112,7 @@ class _ShardedPart:
     def parameters_reduced(self) -> list[nn.Parameter]:
         return list(self._module.parameters())
 
-    def pass_over(self) -> bool:
+    def contribute_zeros(self) -> bool:
         """Return False: the other ranks wait in torch's own collectives for this one's backward pass."""
         return False
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent_client.step.rules.news import MAX_BACKOFF_S, SAID_EVERY_S, SAID_FROM, Patience
+from agent_client.step.rules.news import FIRST_LOG_AFTER, LOG_INTERVAL_S, MAX_BACKOFF_S, Patience
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     DuplicateReplica,
@@ -54,10 +54,10 @@ def test_waiting_never_ends_a_rank_and_is_said_regularly(kind: type[LighthouseEr
             said.append((now, news))
         now += 0.2 + patience.backoff_s
     assert patience._tries > 1100  # 2**1100 is no float
-    assert said[0][1].startswith(f"no quorum since 1 s, after {SAID_FROM} requests; asking on: 1 of 2 joined")
+    assert said[0][1].startswith(f"no quorum since 1 s, after {FIRST_LOG_AFTER} requests; asking on: 1 of 2 joined")
     gaps = [later - earlier for (earlier, _), (later, _) in zip(said, said[1:], strict=False)]
     assert len(said) >= 29
-    assert all(SAID_EVERY_S <= gap < SAID_EVERY_S + 2 for gap in gaps)
+    assert all(LOG_INTERVAL_S <= gap < LOG_INTERVAL_S + 2 for gap in gaps)
 
 
 def test_a_quorum_is_the_end_of_it():

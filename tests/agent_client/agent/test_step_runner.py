@@ -26,7 +26,7 @@ class Ranks:
 def reduced(tensor: Tensor, *, groups: int, ranks: int, reduce_dtype: Any = "tensor") -> tuple[Tensor, Ranks, Ranks]:
     inside, peers = Ranks(ranks), Ranks(groups)
     over: Any = peers
-    machine: Any = SimpleNamespace(contributes=True, failure=None, reduced=lambda: None, passes_over=False)
+    machine: Any = SimpleNamespace(contributes=True, failure=None, reduced=lambda: None, skips_batch=False)
     machine.share, machine.divisor = SimpleNamespace(divisor=groups, weight=1), groups
     machine.assignment = SimpleNamespace(has_healing=False, replica_ids=("a",), replica_rank=0)
     unused: Any = None
