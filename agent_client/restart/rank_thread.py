@@ -20,7 +20,7 @@ from typing import NoReturn, Protocol, Self
 from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
 from agent_client.progress.script_groups import SelfReporter
-from agent_client.restart.driver import RankDriver
+from agent_client.restart.driver import Process, RankDriver
 from agent_client.restart.driver import Stream as DriverStream
 from agent_client.restart.interrupter import Interrupter
 from agent_client.restart.options import NO_NAME, Launch
@@ -49,7 +49,7 @@ class _Sign(Enum):
     LEAVE = "leave the run"
 
 
-class DriverThread(ABC):
+class DriverThread(Process, ABC):
     """Runs a rank's machine and reads its streams. A subclass does what the machine orders, on the driver's thread."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
@@ -118,21 +118,6 @@ class DriverThread(ABC):
     @abstractmethod
     def before_event(self) -> None:
         """Feed what must come before the next event."""
-
-    @abstractmethod
-    def run(self, run: events.Run) -> None: ...
-
-    @abstractmethod
-    def end(self, ended: events.Ended) -> None: ...
-
-    @abstractmethod
-    def sample(self) -> ProgressSample | None: ...
-
-    @abstractmethod
-    def interrupt(self, reason: str) -> None: ...
-
-    @abstractmethod
-    def kill(self, reason: str) -> None: ...
 
     @abstractmethod
     def failed(self, error: InternalError) -> None:

@@ -50,12 +50,16 @@ class StepAttempt:
             self._manager.report(f"{refused}", ends_group=True)
             raise refused from None
         except Exception as e:  # noqa: BLE001  the next quorum repairs any failure
-            log.debug("step %d: %s failed: %s", self._machine.step, what, first_line(e))
-            self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
-            self._machine.failed(f"{what}: {first_line(e)}")
-            self._peers.drop()
+            self.fail(what, first_line(e))
             return False
         return True
+
+    def fail(self, what: str, reason: str) -> None:
+        """Mark the step as failed in `what`, and end it for the peers too."""
+        log.debug("step %d: %s failed: %s", self._machine.step, what, reason)
+        self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
+        self._machine.failed(f"{what}: {reason}")
+        self._peers.drop()
 
     @property
     def limit_s(self) -> float:

@@ -99,8 +99,8 @@ class Comparison:
         """Error that ends this rank at its next vote."""
         self._collectives = 0
         """Number of collectives so far in this step."""
-        self._ahead: deque[Part] = deque()
-        """Reductions that were announced together with an earlier one and will follow."""
+        self.ahead: deque[Part] = deque()
+        """Reductions that were announced with an earlier one and will follow. No exchange may come before them."""
         self._may_announce_ahead = True
         """False once the script has reduced something between reductions that were announced together."""
         self._announces_ahead = False
@@ -114,11 +114,11 @@ class Comparison:
             self.check_every, self.checks_finite = 0, self._config.on_nonfinite != "commit"
         self.compares_end = is_first and self.is_on
         self._collectives = 0
-        self._ahead.clear()
+        self.ahead.clear()
 
     def end_step(self) -> None:
         self.compares_end = False
-        self._ahead.clear()
+        self.ahead.clear()
 
     def agree_on_options(self) -> None:
         """Agree on options in the first step under a quorum.
@@ -218,14 +218,10 @@ class Comparison:
     def next_is_announced(self, tensor: torch.Tensor, name: str) -> bool:
         """Count a reduction. Return whether it was announced with an earlier one."""
         self._collectives += 1
-        if not self._ahead or self._ahead[0] != Part(name, tensor.numel(), tensor.dtype):
+        if not self.ahead or self.ahead[0] != Part(name, tensor.numel(), tensor.dtype):
             return False
-        self._ahead.popleft()
+        self.ahead.popleft()
         return True
-
-    def forget_announced(self) -> None:
-        """Drop the reductions that were announced with an earlier one, so that the next exchange is possible."""
-        self._ahead.clear()
 
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
@@ -255,7 +251,7 @@ class Comparison:
             rows = self.exchange(announced, flags=flags, payload=(weight,))
             if rows is None:
                 return None
-            self._ahead.extend(ahead)
+            self.ahead.extend(ahead)
             flagged = {
                 replica_id: (row.flags, row.payload[0])
                 for replica_id, row in zip(assignment.replica_ids, rows, strict=True)
@@ -297,9 +293,10 @@ class Comparison:
         machine, assignment = self._machine, self._machine.assignment
         assert assignment is not None
         limit_s = self._attempt.limit_s if within_s is None else within_s
-        if self._ahead:
+        if self.ahead:
             self._may_announce_ahead = False
-            self._attempt.run("comparing", _refuse_to_mix)
+            reason = "the script reduces something else between the buckets of a backward pass"
+            self._attempt.fail("comparing", reason)
             return None
         received: list[tuple[int, ...]] = []
         heals = assignment.heals or assignment.catches_up
@@ -327,10 +324,6 @@ class Comparison:
         self._peers.drop()
         if is_own:
             self._manager.report(f"ScriptMismatch: {what}", ends_group=True)
-
-
-def _refuse_to_mix() -> None:
-    raise RuntimeError("the script reduces something else between the buckets of a backward pass")
 
 
 def is_half(dtype: torch.dtype) -> bool:

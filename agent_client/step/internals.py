@@ -73,6 +73,7 @@ class Internals:
         """
         self.state = state
         self.place = place
+        self.ranks = place.group_world_size
         self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
         self.catch_up: CatchUpDriver | None = None
         """Only with `heal_mode="catch_up"`."""
@@ -258,11 +259,6 @@ class Internals:
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
     # -- samplers
-
-    @property
-    def ranks(self) -> int:
-        """Number of ranks that each count in `batches_committed` as one."""
-        return self.place.group_world_size
 
     def draw_counts(self) -> tuple[int, int, bool]:
         """Return the number of ended steps, the counter of moves, and whether the last forward pass accumulates."""
@@ -451,8 +447,11 @@ class Internals:
                 "the outcome of this rank's last vote is unknown, so it cannot vote on another step; "
                 "end this process so that its group restarts: see the first error for the cause"
             )
-        if machine.is_in_backward:
-            self._give_up()
+        if machine.is_in_backward:  # the peers must notice at once, since they wait for this rank's reductions
+            machine.abandon_backward()
+            self.peers.drop()
+            for part in self.parts:
+                part.give_up()
         self.begin_step(has_computed=True)
         self._check_script()
         while not (is_committed := self._end_attempt()) and self._reduce_again and machine.is_salvageable:
@@ -605,13 +604,6 @@ class Internals:
             machine.skips_batch = False
         self.peers.drop()
         return False
-
-    def _give_up(self) -> None:
-        """Abandon a backward pass. The peers must notice at once, since they wait for this rank's reductions."""
-        self.machine.abandon_backward()
-        self.peers.drop()
-        for part in self.parts:
-            part.give_up()
 
 
 def is_in_backward() -> bool:

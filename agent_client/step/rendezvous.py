@@ -95,11 +95,13 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
         address = env.manager or _read_manager(env, store.get(MANAGER_KEY).decode())
     if not env.manager:
         presence.show(address)
+    # Without the zone of a link-local address, which is only valid on one host.
+    rank0 = Address(os.environ["MASTER_ADDR"].partition("%")[0], 1)
     group = GlooGroup(
         PrefixStore("group", store),
         rank,
         size,
-        own_host(_rank0_address(), config.advertise),
+        own_host(str(rank0), config.advertise),
         connect_timeout_s=START_TIMEOUT_S,
         timeout_s=config.timeout_s,
     )
@@ -130,11 +132,6 @@ def _read_manager(env: Environment, announced: str) -> str:
         )
     secret = os.environ.get(MANAGER_SECRET_VARIABLE) or _group_secret(env, nonce)
     return manager_at(address, secret).join_string()
-
-
-def _rank0_address() -> str:
-    """Return the host of rank 0, without the zone of a link-local address, which is only valid on one host."""
-    return str(Address(os.environ["MASTER_ADDR"].partition("%")[0], 1))
 
 
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
@@ -179,14 +176,10 @@ def wait_for_store(manager: str, timeout_s: float) -> None:
             store = client.status(timeout_s=timeout_s).store_address
     except LighthouseError:
         return
-    while store and not _answers(store):
+    address = parse_address(store, "store") if store else None
+    while address is not None:
+        with contextlib.suppress(OSError), socket.create_connection((address.host, address.port or 0), timeout=1.0):
+            return
         if time.monotonic() > ends_at:
             raise AgentError(f"the group's store at {store} does not answer for {timeout_s:g} s; see its manager's log")
         time.sleep(STORE_RETRY_S)
-
-
-def _answers(store: str) -> bool:
-    address = parse_address(store, "store")
-    with contextlib.suppress(OSError), socket.create_connection((address.host, address.port or 0), timeout=1.0):
-        return True
-    return False

@@ -65,19 +65,6 @@ class StepRunner:
         scalers: Scalers,
         catch_up: CatchUpDriver | None = None,
     ) -> None:
-        """Connect the parts.
-
-        Args:
-            machine: Machine of the rank.
-            manager: Connection to the manager.
-            peers: Connection to the same rank of the other groups.
-            healing: Transfers of state.
-            place: Place of this rank in its replica group.
-            config: Options of the Agent.
-            progress: Receives each wait and each collective.
-            scalers: Registered GradScalers, which skip steps whose gradients are not finite.
-            catch_up: Only with `heal_mode="catch_up"`.
-        """
         self.machine = machine
         self.progress = progress
         self.last: Assignment | None = None
@@ -110,7 +97,7 @@ class StepRunner:
         attempt.failed_at, self._nonfinite = None, ""
         with self.progress.asking("quorum"):
             assignment = self.requester.request()
-        self._warn_for_group(self._news.take_overdue(time.monotonic()))
+        self._log_for_group(self._news.take_overdue(time.monotonic()))
         if isinstance(assignment, LighthouseError):
             return machine.got_no_quorum(str(assignment))
         machine.answered(assignment)
@@ -140,7 +127,8 @@ class StepRunner:
                 attempt.run("comparing", compare)
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
-            self._log_for_group(self._news.heal_begins(assignment.max_step, healing, time.monotonic()))
+            line = self._news.heal_begins(assignment.max_step, healing, time.monotonic())
+            self._log_for_group(line, logging.INFO)
         attempt.run("serving the state", lambda: self._healing.serve(assignment, machine))
         if not assignment.catches_up:
             self._heal(assignment)
@@ -158,7 +146,8 @@ class StepRunner:
                 "step %d has begun with another state than the peers have; healing before the next", machine.step
             )
             if assignment.place is not None:
-                self.attempt.run("healing", _refuse_to_count)
+                reason = "the peers count on this group's gradients, which were computed from another state"
+                self.attempt.fail("healing", reason)
             return
         with self.progress.busy(HEAL) if assignment.heals else nullcontext():
             self.attempt.run("healing", lambda: self._healing.fetch(assignment))
@@ -186,18 +175,15 @@ class StepRunner:
                 self.attempt.run("reducing inside the group", lambda: group.all_reduce(summed, self.attempt.limit_s))
             if not divides_first:
                 summed /= self._group_world_size
-        flags = self._flags(summed)
-        if not self.machine.contributes or self.machine.skips_batch:
+        contributes, skips_batch, flags = self.machine.contributes, self.machine.skips_batch, Flag.NONE
+        if contributes and skips_batch:
+            flags = Flag.SKIPS_BATCH
+        elif contributes and self.comparison.checks_finite and not is_finite(summed):
+            flags = Flag.NOT_FINITE
+        if not contributes or skips_batch:
             summed.zero_()
         self._reduce_over_peers(summed, entry, name, flags, following, divides_first=divides_first)
         return tensor if summed is tensor else tensor.copy_(summed)
-
-    def _flags(self, tensor: torch.Tensor) -> Flag:
-        if not self.machine.contributes:
-            return Flag.NONE
-        if self.machine.skips_batch:
-            return Flag.SKIPS_BATCH
-        return Flag.NONE if not self.comparison.checks_finite or is_finite(tensor) else Flag.NOT_FINITE
 
     def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Receive the bytes of the first participant that counts, in place.
@@ -252,7 +238,7 @@ class StepRunner:
             if not self.attempt.run("reducing", lambda: self._peers.all_reduce(tensor, self.attempt.limit_s)):
                 return
             if is_announced and comparison.checks_finite and not is_finite(tensor):
-                comparison.forget_announced()  # all receive the same sum, so all now compare whose gradient it was
+                comparison.ahead.clear()  # all receive the same sum, so all now compare whose gradient it was
                 wrong = comparison.announce_reduction(tensor, name, flags)
                 if wrong is None or not self._reject(name, wrong):
                     return
@@ -334,7 +320,7 @@ class StepRunner:
         elif machine.assignment is not None:
             step, participants = machine.assignment.max_step, machine.assignment.replica_ids
             for line in self._news.committed(step, participants, time.monotonic()):
-                self._log_for_group(line)
+                self._log_for_group(line, logging.INFO)
         return commit
 
     def install(self) -> bool:
@@ -377,8 +363,8 @@ class StepRunner:
         lost = self._why_lost(assignment) if assignment is not None else None
         if lost is not None:
             failed_at = time.monotonic() if self.attempt.failed_at is None else self.attempt.failed_at
-            return self._warn_for_group(self._news.lost(Loss(*lost, machine.step, failed_at)))
-        self._warn_for_group(self._news.flush())
+            return self._log_for_group(self._news.lost(Loss(*lost, machine.step, failed_at)))
+        self._log_for_group(self._news.flush())
         text = f"step {machine.step} discarded: {reason}"
         # Without a quorum the step is repeated at once, and Patience logs regularly what it waits for.
         is_news = assignment is not None or text != self._last_discard
@@ -406,14 +392,10 @@ class StepRunner:
             return None
         return loss.lost, loss.reason.removeprefix(f"{loss.lost}: ")
 
-    def _log_for_group(self, line: str) -> None:
-        """Log a line that is true for the whole group, at one of its ranks."""
-        log.log(logging.INFO if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
-
-    def _warn_for_group(self, line: str) -> None:
-        """Log such a line as a warning, unless it is empty."""
+    def _log_for_group(self, line: str, level: int = logging.WARNING) -> None:
+        """Log a line that is true for the whole group at one of its ranks, unless it is empty."""
         if line:
-            log.log(logging.WARNING if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
+            log.log(level if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -424,10 +406,6 @@ def is_finite(tensor: torch.Tensor) -> bool:
     has_half = values.is_floating_point() and values.itemsize < torch.float32.itemsize
     total = values.sum(dtype=torch.float32 if has_half else None)
     return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of large numbers may overflow
-
-
-def _refuse_to_count() -> None:
-    raise RuntimeError("the peers count on this group's gradients, which were computed from another state")
 
 
 T = TypeVar("T")

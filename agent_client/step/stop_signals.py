@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import ParamSpec, Protocol, TypeVar
 
+from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
@@ -34,21 +35,10 @@ SAME_WITHIN_S = 5.0
 _installed: "weakref.WeakSet[StopSignals]" = weakref.WeakSet()
 
 
-class Drainable(Protocol):
-    @property
-    def is_watched(self) -> bool:
-        """True while the manager watches this rank."""
-        ...
-
-    def drain(self, reason: str) -> None:
-        """Ask the manager to drain the group. Raises LighthouseError."""
-        ...
-
-
 class StopSignals:
     """Handler of the stop signals of one rank."""
 
-    def __init__(self, manager: Drainable, rank: int) -> None:
+    def __init__(self, manager: ManagerConnection, rank: int) -> None:
         """Prepare the handler; `install` installs it.
 
         Args:
