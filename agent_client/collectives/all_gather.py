@@ -29,30 +29,30 @@ Sum = Callable[[torch.Tensor], object]
 MAX_BYTES = 2**30
 
 
-def gather(total: Sum, place: int, size: int, mine: bytes) -> list[bytes]:
+def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
     """Return the bytes of every place.
 
     Args:
         total: Sums a tensor over all ranks.
         place: Place of this rank.
         size: Number of places.
-        mine: Bytes of this rank.
+        own: Bytes of this rank.
 
     Raises:
         RuntimeError: `total` failed, or the bytes exceed MAX_BYTES, as when other ranks sum something else.
     """
     if size == 1:
-        return [mine]
+        return [own]
     lengths = torch.zeros(size, dtype=torch.int64)
-    lengths[place] = len(mine)
+    lengths[place] = len(own)
     total(lengths)
     ends: list[int] = lengths.cumsum(0).tolist()
     if not 0 <= ends[-1] <= MAX_BYTES or bool((lengths < 0).any()):
-        raise RuntimeError(f"the ranks bring {ends[-1]} bytes, more than {MAX_BYTES}; or some of them are missing")
+        raise RuntimeError(f"the ranks send {ends[-1]} bytes, more than {MAX_BYTES}; or some of them are missing")
     everything = torch.zeros(ends[-1], dtype=torch.uint8)
-    begin = ends[place] - len(mine)
-    if mine:
-        everything[begin : ends[place]] = torch.frombuffer(bytearray(mine), dtype=torch.uint8)
+    begin = ends[place] - len(own)
+    if own:
+        everything[begin : ends[place]] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     if ends[-1]:
         total(everything)
     with contextlib.suppress(RuntimeError):
@@ -73,11 +73,11 @@ class AllGather:
         self._group_rank = group_rank
         self.within_s = within_s
 
-    def bring(self, mine: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
+    def exchange(self, own: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
         """Exchange bytes with all ranks.
 
         Args:
-            mine: Bytes of this rank.
+            own: Bytes of this rank.
             disagreement: Called first. Returns the reason why other participants do not take part, or an empty text.
 
         Returns:
@@ -86,34 +86,34 @@ class AllGather:
         Raises:
             EvaluationInterrupted: In all ranks of a group or in none.
         """
-        mine_of_all, error = self._over_groups(mine, disagreement)
-        told = self._within_group({"error": error, "of": mine_of_all})
-        if errors := [each["error"] for each in told if each["error"]]:
+        own_of_all, error = self._over_groups(own, disagreement)
+        received = self._within_group({"error": error, "of": own_of_all})
+        if errors := [each["error"] for each in received if each["error"]]:
             raise EvaluationInterrupted(errors[0])
-        return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in told), strict=True)]
+        return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in received), strict=True)]
 
-    def _over_groups(self, mine: bytes, disagreement: Callable[[], str]) -> tuple[list[bytes], str]:
+    def _over_groups(self, own: bytes, disagreement: Callable[[], str]) -> tuple[list[bytes], str]:
         if reason := disagreement():
             return [], reason
         place, size = self.assignment.replica_rank, self.assignment.replica_world_size
         try:
-            return gather(lambda tensor: self._peers.all_reduce(tensor, self.within_s), place, size, mine), ""
+            return gather(lambda tensor: self._peers.all_reduce(tensor, self.within_s), place, size, own), ""
         except RuntimeError as e:
             self._peers.drop()
             return [], f"the connections to the other replica groups ended: {first_line(e)}"
 
-    def _within_group(self, mine: dict[str, Any]) -> list[dict[str, Any]]:
+    def _within_group(self, own: dict[str, Any]) -> list[dict[str, Any]]:
         group = self._group
         if group is None:
-            return [mine]
+            return [own]
         try:
-            told = gather(
+            received = gather(
                 lambda tensor: group.all_reduce(tensor, self.within_s),
                 self._group_rank,
                 group.size,
-                b"".join(encode(mine)),
+                b"".join(encode(own)),
             )
-            return [decode(io.BytesIO(each), len(each)) for each in told]
+            return [decode(io.BytesIO(each), len(each)) for each in received]
         except (RuntimeError, CorruptState) as e:
             self._peers.drop()
             raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e

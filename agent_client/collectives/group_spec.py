@@ -30,7 +30,7 @@ class GroupSpec:
     """Default time limit of a collective."""
 
 
-def meeting_name(name: str, secret: str) -> str:
+def store_prefix(name: str, secret: str) -> str:
     """Return the prefix under which the members of a quorum connect in a store.
 
     It consists of `name` and a digest that only the members can compute, which keeps quorums apart. It hides nothing:

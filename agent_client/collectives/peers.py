@@ -17,13 +17,13 @@ from torch import Tensor
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.group_spec import GroupSpec, RankGroup, meeting_name
+from agent_client.collectives.group_spec import GroupSpec, RankGroup, store_prefix
 from lighthouse_protocol.messages.membership import Assignment
 
 log = logging.getLogger(__name__)
 
 STORE_PREFIX = "lighthouse"
-MEETING_PARTS = 3
+CONNECT_PARTS = 3
 """Connecting has three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective. gloo may
 take five times as long."""
 
@@ -54,8 +54,8 @@ class Peers:
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
         self._place, self._size = 0, 1
-        self._met: Future[RankGroup | None] = Future()
-        self._meeting: threading.Thread | None = None
+        self._connected: Future[RankGroup | None] = Future()
+        self._connecting: threading.Thread | None = None
 
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
         """Connect to the participants of a new quorum. An unchanged quorum_id costs nothing.
@@ -68,22 +68,23 @@ class Peers:
             RuntimeError: A participant does not connect in time, the quorum is revoked, or its group was dropped.
         """
         if assignment.quorum_id == self._quorum_id:
-            self._met.result()
+            self._connected.result()
             return
         began_at = time.monotonic()
         self.drop()
-        met: Future[RankGroup | None] = Future()
+        connected: Future[RankGroup | None] = Future()
         self._place, self._size = assignment.replica_rank, assignment.replica_world_size
         with self._lock:
-            self._quorum_id, self._met = assignment.quorum_id, met
+            self._quorum_id, self._connected = assignment.quorum_id, connected
         if (reason := why_revoked()) is not None:
             self.revoke(assignment.quorum_id, reason)
-        meeting = threading.Thread(target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True)
-        self._meeting = meeting
-        meeting.start()
-        limit_s = MEETING_PARTS * self._connect_timeout_s
+        self._connecting = threading.Thread(
+            target=self._connect_in_thread, args=(assignment, connected), name="lighthouse peers", daemon=True
+        )
+        self._connecting.start()
+        limit_s = CONNECT_PARTS * self._connect_timeout_s
         try:
-            met.result(limit_s)
+            connected.result(limit_s)
         except TimeoutError:
             names = ", ".join(assignment.replica_ids)
             raise RuntimeError(f"the participants ({names}) did not connect within {limit_s:g} s") from None
@@ -99,7 +100,7 @@ class Peers:
         """
         if self._quorum_id is None:
             raise RuntimeError("no process group exists before the first quorum")
-        if (group := self._met.result()) is not None:
+        if (group := self._connected.result()) is not None:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
@@ -112,7 +113,7 @@ class Peers:
             RuntimeError: A peer is lost.
         """
         row = torch.tensor(words, dtype=torch.int64)
-        group = self._met.result() if self._quorum_id is not None else None
+        group = self._connected.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):
             table = group.all_gather(row, timeout_s)
         else:
@@ -139,30 +140,30 @@ class Peers:
         Waits for a thread that is still connecting, because the interpreter may exit next.
         """
         self.drop()
-        if self._meeting is not None:
-            self._meeting.join(self._connect_timeout_s)
+        if self._connecting is not None:
+            self._connecting.join(self._connect_timeout_s)
         self._connector.close()
 
     def _end(self, reason: str) -> None:
         ended: Future[RankGroup | None] = Future()
         ended.set_exception(RuntimeError(reason))
-        met, self._met = self._met, ended
+        connected, self._connected = self._connected, ended
         try:
-            met.set_exception(RuntimeError(reason))  # still connecting: end the wait for it
+            connected.set_exception(RuntimeError(reason))  # still connecting: end the wait for it
         except InvalidStateError:
-            if met.exception() is None and (group := met.result()) is not None:
+            if connected.exception() is None and (group := connected.result()) is not None:
                 group.abort()
 
-    def _meet(self, assignment: Assignment, met: "Future[RankGroup | None]") -> None:
+    def _connect_in_thread(self, assignment: Assignment, connected: "Future[RankGroup | None]") -> None:
         """Connect on a separate thread."""
         try:
             group = self._connect(assignment) if assignment.replica_world_size > 1 else None
         except Exception as e:  # noqa: BLE001  `configure` raises it
             with contextlib.suppress(InvalidStateError):
-                met.set_exception(e)
+                connected.set_exception(e)
             return
         try:
-            met.set_result(group)
+            connected.set_result(group)
         except InvalidStateError:
             if group is not None:
                 group.abort()
@@ -171,7 +172,7 @@ class Peers:
         spec = GroupSpec(
             store_address=assignment.store_address,
             # Scripts with another client know no secret. If one takes part, use the documented name.
-            prefix=meeting_name(
+            prefix=store_prefix(
                 f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
                 assignment.secret if assignment.compares else "",
             ),

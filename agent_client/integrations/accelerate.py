@@ -167,7 +167,10 @@ class _OnDevice:
         for drawn, batch in self._loader.drawn(several=True):
             accelerator.drawn = drawn
             yield send_to_device(batch, accelerator.device)
-            if accelerator.drawn is drawn and accelerator.agent.world_size_mode is WorldSizeMode.CONSTANT_BATCH:
+            if (
+                accelerator.drawn is drawn
+                and accelerator.agent.internals.machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH
+            ):
                 raise ConfigurationError(
                     "constant_batch: a step may have several batches; enclose the body of the loop by "
                     "`with accelerator.accumulate(model):`"

@@ -64,7 +64,7 @@ class HealMark:
         )
 
 
-REJECTED_TOLD_S = 30.0
+REJECTED_KEPT_S = 30.0
 """How long a rejected step is reported. A lighthouse that was unreachable for less time still opens the incident."""
 
 Shape: TypeAlias = "str | Sequence[int]"
@@ -102,7 +102,7 @@ class Activity:
 
     def read(self) -> ActivitySample:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
-        own = None if inside is None else inside.told(is_inside)
+        own = None if inside is None else inside.to_message(is_inside)
         torchs, torchs_at = self._read_torchs()
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
         waits_for = act.what if act is not None and act.is_wait else ""
@@ -112,7 +112,7 @@ class Activity:
         healed_at = self.heal.moved_at if self.heal is not None else since
         moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at, healed_at)
         rejected, rejected_at = self.rejected
-        rejected = rejected if self.clock() < rejected_at + REJECTED_TOLD_S else None
+        rejected = rejected if self.clock() < rejected_at + REJECTED_KEPT_S else None
         return ActivitySample(collective, waits_for, busy, moved_at, calls, self.healed, heal, rejected, self.data())
 
     def enter(self, torchs: "TorchCollective") -> None:
@@ -124,7 +124,7 @@ class Activity:
         if not entered:
             return None, 0.0
         torchs = next((each for each in entered if each.goes_on(self.clock)), entered[-1])
-        return torchs.told(self.numbers), max(each.at for each in entered)
+        return torchs.to_message(self.numbers), max(each.at for each in entered)
 
 
 def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int]]:
@@ -146,7 +146,7 @@ class Inside:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         self.marks.collective = (self, False, self.marks.clock())
 
-    def told(self, is_inside: bool) -> Collective:
+    def to_message(self, is_inside: bool) -> Collective:
         return _collective(self.number, self.operation, self.shape, is_inside, self.within_group)
 
 
@@ -177,8 +177,8 @@ class TorchCollective:
             self.runs(None)  # drop the work, whose tensors may be large
         return self.is_inside
 
-    def told(self, numbers: CollectiveIds) -> Collective:
-        number = numbers.told(self.entry, within_group=True)
+    def to_message(self, numbers: CollectiveIds) -> Collective:
+        number = numbers.number_of(self.entry, within_group=True)
         return _collective(number, self.operation, self.shape, self.is_inside, True)
 
 

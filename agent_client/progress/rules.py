@@ -233,7 +233,7 @@ class Number(NamedTuple):
 
 
 class CollectiveIds:
-    """Assigns numbers. One thread at a time may request them; `told` is safe in any thread."""
+    """Assigns numbers. One thread at a time may request them; `number_of` is safe in any thread."""
 
     def __init__(self) -> None:
         self._last = Entry(0)
@@ -264,7 +264,7 @@ class CollectiveIds:
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)
 
-    def told(self, entry: Entry, *, within_group: bool) -> Number:
+    def number_of(self, entry: Entry, *, within_group: bool) -> Number:
         """Return the number to report for an entry under the current quorum."""
         quorum_id, before = self._began
         number = max(0, 2 * (entry.over_groups - before))

@@ -100,7 +100,7 @@ class TracedProgress(Progress):
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
         """Write the entry only: torch does not report when such a collective ends."""
         entered = super().torchs(operation, shape)
-        number = self.numbers.told(entered.entry, within_group=True)
+        number = self.numbers.number_of(entered.entry, within_group=True)
         self._lines.write(f"step {self.number} enters torch's {_words(number, operation, shape, True)}")
         return entered
 

@@ -25,8 +25,12 @@ class Stream(Protocol):
     def cancel(self) -> None: ...
 
 
-class Function(Protocol):
-    """The wrapped function, in its process."""
+class Process(Protocol):
+    """The process of the rank: its streams, and the wrapped function."""
+
+    def connect(self, session: int) -> Stream:
+        """Open the stream with the given number."""
+        ...
 
     def run(self, run: events.Run) -> None: ...
 
@@ -50,25 +54,17 @@ class Function(Protocol):
 class RankDriver:
     """Runs one machine on one thread."""
 
-    def __init__(
-        self,
-        machine: RankMachine,
-        clock: Callable[[], float],
-        connect: Callable[[int], Stream],
-        function: Function,
-    ) -> None:
+    def __init__(self, machine: RankMachine, clock: Callable[[], float], process: Process) -> None:
         """Connect the machine to its ports.
 
         Args:
             machine: Machine of the rank.
             clock: Monotonic clock in seconds.
-            connect: Opens the stream with the given number.
-            function: The wrapped function.
+            process: Performs the effects.
         """
         self.machine = machine
         self._clock = clock
-        self._connect = connect
-        self._function = function
+        self._process = process
         self._stream: tuple[int, Stream] | None = None
 
     def start(self) -> None:
@@ -89,7 +85,7 @@ class RankDriver:
             match effect:
                 case events.Connect(session):
                     self.close()
-                    self._stream = session, self._connect(session)
+                    self._stream = session, self._process.connect(session)
                 case events.Send(session, message):
                     if self._stream is not None and self._stream[0] == session:
                         self._stream[1].send(self._with_progress(message))
@@ -97,13 +93,13 @@ class RankDriver:
                     if self._stream is not None and self._stream[0] == session:
                         self.close()
                 case events.Run():
-                    self._function.run(effect)
+                    self._process.run(effect)
                 case events.Ended():
-                    self._function.end(effect)
+                    self._process.end(effect)
                 case events.Interrupt(reason):
-                    self._function.interrupt(reason)
+                    self._process.interrupt(reason)
                 case events.Kill(reason):
-                    self._function.kill(reason)
+                    self._process.kill(reason)
                 case events.StandBy(counters):
                     log.info("generation %d runs without this rank, which is a spare", counters.number)
                 case events.LighthouseLost(reason):
@@ -115,7 +111,7 @@ class RankDriver:
 
     def _with_progress(self, message: FromRunRank) -> FromRunRank:
         if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:
-            return replace(message, progress=self._function.sample())
+            return replace(message, progress=self._process.sample())
         return message
 
     def close(self) -> None:

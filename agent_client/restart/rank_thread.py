@@ -1,4 +1,4 @@
-"""Threads of a rank in a run: `DriverThread` runs the machine, and `RankThread` connects it to the wrapped function.
+"""Threads of a rank in a run: `DriverThread` runs the machine. `RankThread` is the one for a wrapped function.
 
 The driver belongs to its thread. Other threads put their events into its inbox. A separate thread reads each stream.
 
@@ -12,6 +12,7 @@ import random
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import NoReturn, Protocol, Self
@@ -19,7 +20,8 @@ from typing import NoReturn, Protocol, Self
 from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
 from agent_client.progress.script_groups import SelfReporter
-from agent_client.restart import driver
+from agent_client.restart.driver import Process, RankDriver
+from agent_client.restart.driver import Stream as DriverStream
 from agent_client.restart.interrupter import Interrupter
 from agent_client.restart.options import NO_NAME, Launch
 from agent_client.restart.rules import events
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 CLOSES_WITHIN_S = 5.0
 
 
-class Stream(driver.Stream, Protocol):
+class Stream(DriverStream, Protocol):
     """A stream that can be read, such as lighthouse_runtime.client.streams.RankStream."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
@@ -47,33 +49,18 @@ class _Sign(Enum):
     LEAVE = "leave the run"
 
 
-class DriverThread:
-    """Runs a rank's machine and reads its streams."""
+class DriverThread(Process, ABC):
+    """Runs a rank's machine and reads its streams. A subclass does what the machine orders, on the driver's thread."""
 
-    def __init__(
-        self,
-        machine: RankMachine,
-        open_stream: Callable[[], Stream],
-        function: driver.Function,
-        failed: Callable[[InternalError], None],
-        on_message: Callable[[ToRunRank, Stream], None] = lambda message, stream: None,
-        before_each: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
         """Prepare the thread; `start` starts it.
 
         Args:
             machine: Machine of the rank.
             open_stream: Opens a stream to the lighthouse.
-            function: Called on the driver's thread.
-            failed: Called with the error if the driver's thread fails, which is a defect.
-            on_message: Called with each message on the thread that reads it, before the driver receives it.
-            before_each: Called before the driver receives an event.
         """
-        self.driver = driver.RankDriver(machine, time.monotonic, self._connect, function)
+        self.driver = RankDriver(machine, time.monotonic, self)
         self._open_stream = open_stream
-        self._failed = failed
-        self._receive = on_message
-        self._before_each = before_each
         self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
 
@@ -92,14 +79,14 @@ class DriverThread:
         try:
             self.driver.start()
             while (event := self._next()) is not _Sign.LEAVE:
-                self._before_each()
+                self.before_event()
                 if isinstance(event, _Sign):
                     self.driver.tick()
                 else:
                     self.driver.feed(event)
         except Exception as e:
             log.exception("the thread of this rank failed")
-            self._failed(InternalError(f"the rank's thread has failed: {e}"))
+            self.failed(InternalError(f"the rank's thread has failed: {e}"))
         finally:
             self.driver.close()
 
@@ -110,7 +97,7 @@ class DriverThread:
         except queue.Empty:
             return _Sign.TIME
 
-    def _connect(self, session: int) -> Stream:
+    def connect(self, session: int) -> Stream:
         stream = self._open_stream()
         threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
         return stream
@@ -119,7 +106,7 @@ class DriverThread:
         error: LighthouseError | None = None
         try:
             for message in stream:
-                self._receive(message, stream)
+                self.received(message, stream)
                 self._inbox.put(events.MessageReceived(session, message))
         except LighthouseError as e:
             error = e
@@ -128,16 +115,28 @@ class DriverThread:
             error = InternalError(f"the stream has failed: {e}")
         self._inbox.put(events.StreamClosed(session, error, random.random()))
 
+    @abstractmethod
+    def before_event(self) -> None:
+        """Feed what must come before the next event."""
+
+    @abstractmethod
+    def failed(self, error: InternalError) -> None:
+        """End the rank after a failure of the driver's thread, which is a defect."""
+
+    @abstractmethod
+    def received(self, message: ToRunRank, stream: Stream) -> None:
+        """Handle a message before the driver receives it. Runs on the thread that reads the stream."""
+
 
 REPORT_INTERVAL_S = 0.1
 SAMPLE_INTERVAL_S = 0.5
 
 
-class RankThread:
+class RankThread(DriverThread):
     """Context manager around a rank's part in its run; leaving it leaves the run."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], interrupter: Interrupter) -> None:
-        self._thread = DriverThread(machine, open_stream, self, self._failed, self._receive, self._report_steps)
+        super().__init__(machine, open_stream)
         self._interrupter = interrupter
         self._verdicts: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
         self._ended: events.Ended | None = None
@@ -151,17 +150,17 @@ class RankThread:
         self._reporter = SelfReporter()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.leave()
+        self.leave()
 
     # -- for the function's thread
 
     def ready(self) -> None:
         """Request the next generation. Call `wait` before the next `ready`."""
-        self._thread.put(events.Waiting())
+        self.put(events.Waiting())
 
     def wait(self) -> events.Run | events.Ended:
         """Return the next order after `ready` or `returned`.
@@ -171,10 +170,10 @@ class RankThread:
         return self._ended or self._verdicts.get()
 
     def raised(self, reason: str) -> None:
-        self._thread.put(events.Raised(reason))
+        self.put(events.Raised(reason))
 
     def returned(self) -> None:
-        self._thread.put(events.Returned())
+        self.put(events.Returned())
 
     def stepped(self, step: int | None) -> None:
         """Record a step. This is cheap enough for any number of calls.
@@ -187,7 +186,7 @@ class RankThread:
         now = time.monotonic()
         if now - self._reported_at >= REPORT_INTERVAL_S:
             self._reported_at = now
-            self._thread.put(events.StepDone(self._step))
+            self.put(events.StepDone(self._step))
 
     def is_over(self, number: int) -> bool:
         """Check whether that generation must not run any longer."""
@@ -195,16 +194,16 @@ class RankThread:
 
     # -- called on the driver's thread and on the streams' threads
 
-    def _failed(self, error: InternalError) -> None:
+    def failed(self, error: InternalError) -> None:
         self.end(events.Ended(error))
         self.interrupt(str(error))
 
-    def _report_steps(self) -> None:
+    def before_event(self) -> None:
         if self._step > self._steps_reported:
             self._steps_reported = self._step
-            self._thread.driver.feed(events.StepDone(self._step))
+            self.driver.feed(events.StepDone(self._step))
 
-    def _receive(self, message: ToRunRank, stream: Stream) -> None:
+    def received(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
             stream.send(RankHeartbeat(progress=self._progress.sample()))  # the judgement needs its present position
             self._reporter.answer(message.number, stream.send)

@@ -17,7 +17,7 @@ from agent_client.restart.rank_thread import RankThread
 from agent_client.restart.rules.events import Ended, Run
 from agent_client.restart.rules.machine import RankMachine
 from agent_client.restart.store import RestartAbort, State, last_generation, present_runs
-from agent_client.step.observer import give_way
+from agent_client.step.observer import stop_observing
 from lighthouse_protocol.messages.run import RunCompleted
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.client.clients import LighthouseClient
@@ -88,7 +88,7 @@ class RunSession:
         if self._launch.attempt > 0:
             self._previous = self._last_generation()
         present_runs.append(self)
-        give_way()
+        stop_observing()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:

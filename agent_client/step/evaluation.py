@@ -1,9 +1,9 @@
 """Exchanges between all ranks of a quorum between two steps: evaluation on rank 0, and comparison of values.
 
-`Evaluation` runs a function on rank 0 and sends the result to all ranks. Rank 0 is group rank 0 of the first replica
-group of the last quorum that holds the state of the step. If the state is sharded, all ranks of that group evaluate,
-because the forward pass of a single rank would hang in its first all-gather. The other ranks are in a declared wait, so
-they are not suspected of a hang as long as rank 0 makes progress.
+`evaluate_on_rank0` runs a function on rank 0 and sends the result to all ranks. Rank 0 is group rank 0 of the first
+replica group of the last quorum that holds the state of the step. If the state is sharded, all ranks of that group
+evaluate, because the forward pass of a single rank would hang in its first all-gather. The other ranks are in a
+declared wait, so they are not suspected of a hang as long as rank 0 makes progress.
 
 `check_equal` compares a value that must be the same at all ranks.
 """
@@ -17,46 +17,34 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from agent_client.collectives.all_gather import MAX_BYTES, AllGather
-from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ConfigurationError, EvaluationFailed, EvaluationInterrupted, RankMismatch
-from agent_client.progress.progress import Progress
 from agent_client.state.codec import decode, encode
-from agent_client.state.train_state import TrainState
+from agent_client.step.internals import Internals
 from agent_client.step.rules.comparison import Announced, Kind
-from agent_client.step.rules.machine import Phase, StepMachine
-from agent_client.step.runner import BackgroundThread, StepRunner
+from agent_client.step.rules.machine import Phase
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.rules.quorum_change import list_names
 
 log = logging.getLogger(__name__)
 
 
-class RankRounds:
-    """Opens rounds. In a round each rank of the last quorum sends bytes and receives those of all ranks."""
+class RankRound:
+    """Exchanges between all ranks of the last quorum. In each one a rank sends bytes and receives those of all."""
 
-    def __init__(
-        self, runner: StepRunner, thread: BackgroundThread, peers: Peers, group: GlooGroup | None, group_rank: int
-    ) -> None:
-        self.runner = runner
-        self.thread = thread
-        self._peers = peers
-        self._group = group
-        self.group_rank = group_rank
-
-    def open(self, what: str, within_s: float, *, may_begin: bool = False) -> "RankRound":
-        """Open a round.
+    def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
+        """Prepare the exchange.
 
         Args:
+            internals: Internals of this rank's Agent.
             what: Name for errors.
             within_s: Time limit of each exchange.
-            may_begin: Whether to allow a round inside the first step, before it has reduced anything.
+            may_begin: Whether to allow it inside the first step, before that has reduced anything.
 
         Raises:
             EvaluationInterrupted: There is no quorum.
             AgentError: A step is in progress.
         """
-        assignment, machine = self.runner.last, self.runner.machine
+        assignment, machine, place = internals.runner.last, internals.machine, internals.place
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):
             raise EvaluationInterrupted(f"{what}: there is no quorum: {machine.failure or 'do it after a step'}")
         if machine.phase is not Phase.IDLE and not (may_begin and machine.ended == 0):
@@ -64,28 +52,20 @@ class RankRounds:
         if machine.phase is not Phase.IDLE and assignment.heals and assignment.max_step > 0:
             log.info("%s: compared inside this group only, because the other replica groups have trained already", what)
             assignment = replace(assignment, replica_rank=0, replica_world_size=1, replica_ids=())
-        gathering = AllGather(assignment, self._peers, self._group, self.group_rank, within_s=within_s)
-        return RankRound(what, gathering, self)
-
-
-class RankRound:
-    """One round. `own_name` is the name of this rank."""
-
-    def __init__(self, what: str, gathering: AllGather, rounds: RankRounds) -> None:
+        self._internals = internals
         self._what = what
-        self.assignment = gathering.assignment
-        self._gathering = gathering
-        self._rounds = rounds
-        self.own_name = self.name(self.assignment.replica_rank, rounds.group_rank)
+        self._gathering = AllGather(assignment, internals.peers, place.group, place.group_rank, within_s=within_s)
+        self.assignment = assignment
+        self.own_name = self.name(assignment.replica_rank, place.group_rank)
 
     def name(self, replica_rank: int, group_rank: int) -> RankName:
         has_several = self.assignment.replica_world_size > 1
         return RankName(self.assignment.replica_ids[replica_rank] if has_several else "", group_rank)
 
-    def named(self, brought: Sequence[Sequence[bytes]]) -> dict[RankName, str]:
+    def texts_by_name(self, received: Sequence[Sequence[bytes]]) -> dict[RankName, str]:
         return {
             self.name(replica_rank, group_rank): text.decode(errors="replace")
-            for replica_rank, of_ranks in enumerate(brought)
+            for replica_rank, of_ranks in enumerate(received)
             for group_rank, text in enumerate(of_ranks)
         }
 
@@ -103,46 +83,45 @@ class RankRound:
         Raises:
             EvaluationInterrupted: A rank is lost. The next step requests another quorum.
         """
-        runner, has_others = self._rounds.runner, self.assignment.replica_world_size > 1
-        entry = runner.progress.numbers.inside()
+        progress, has_others = self._internals.progress, self.assignment.replica_world_size > 1
+        entry = progress.numbers.inside()
         with (
-            runner.progress.waiting_for(waits_for)
+            progress.waiting_for(waits_for)
             if waits_for
-            else runner.inside(entry, operation, within_group=not has_others)
+            else self._internals.runner.collective(entry, operation, within_group=not has_others)
         ):
             try:
-                return self._rounds.thread.submit(lambda: self._gather(own, operation)).result()
+                return self._internals.thread.submit(lambda: self._gather(own, operation)).result()
             except EvaluationInterrupted as e:
-                runner.machine.lost_between(str(e))
+                self._internals.machine.lost_between(str(e))
                 raise EvaluationInterrupted(f"{self._what}: {e}") from e
 
     def _gather(self, own: bytes, operation: str) -> list[list[bytes]]:
         """Exchange on the Agent's thread, after comparing with participants that may be about to reduce."""
-        runner = self._rounds.runner
+        comparison = self._internals.runner.comparison
         has_others = self.assignment.replica_world_size > 1
 
         def disagreement() -> str:
             announced = Announced(Kind.GATHER, name=operation)
-            if not (runner.compares and has_others) or runner.agree(announced, self._gathering.within_s) is not None:
+            within_s = self._gathering.within_s
+            if not (comparison.is_on and has_others) or comparison.exchange(announced, within_s) is not None:
                 return ""
-            return runner.machine.failure or "the other participants do something else"
+            return self._internals.machine.failure or "the other participants do something else"
 
-        return self._gathering.bring(own, disagreement)
+        return self._gathering.exchange(own, disagreement)
 
 
 MAX_VALUE_CHARS = 1000
 
 
-def check_equal(
-    rounds: RankRounds, what: str, value: object, within_s: float, wait_first_quorum: Callable[[], None]
-) -> None:
-    """Implement Agent.check_equal. `wait_first_quorum` returns when the first quorum is known."""
+def check_equal(internals: Internals, what: str, value: object, within_s: float) -> None:
+    """Implement Agent.check_equal."""
     text = f"{what} = {value!r}"
     if len(text) > MAX_VALUE_CHARS:
         raise ConfigurationError(f"check_equal: {what} has {len(text)} characters; compare a hash of it")
-    wait_first_quorum()
-    opened = rounds.open(what, within_s, may_begin=True)
-    check_same(opened.named(opened.gather(text.encode(), "check_equal")))
+    internals.wait_first_quorum()
+    opened = RankRound(internals, what, within_s, may_begin=True)
+    check_same(opened.texts_by_name(opened.gather(text.encode(), "check_equal")))
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:
@@ -165,94 +144,83 @@ RESULT, ERROR = b"+", b"-"
 OPERATION = "evaluate_on_rank0"
 
 
-class Evaluation:
-    """Evaluates on rank 0. `holds_state` returns whether this rank holds the state of the machine's step."""
-
-    def __init__(
-        self,
-        rounds: RankRounds,
-        state: TrainState,
-        machine: StepMachine,
-        progress: Progress,
-        holds_state: Callable[[], bool],
-    ) -> None:
-        self._rounds = rounds
-        self._state = state
-        self._machine = machine
-        self._progress = progress
-        self._holds_state = holds_state
-
-    def run(self, evaluate: Callable[[], T], what: str, whole_group: bool | None, within_s: float) -> T:
-        """Implement Agent.evaluate_on_rank0."""
-        whole = self._state.has_shards if whole_group is None else whole_group
-        if self._state.has_shards and not whole:
-            raise ConfigurationError(
-                "whole_group=False: the state is sharded over the ranks of the group, and rank 0 alone would wait for "
-                "the others' shards without end; leave it out"
-            )
-        opened = self._rounds.open(what, within_s)
-        _say(opened, "starting %s", what)
-        first = self._find_first(opened, what)
-        error: Exception | None = None
-        if opened.assignment.replica_rank == first and (whole or opened.own_name.group_rank == 0):
-            payload, error = self._evaluate(opened, evaluate, what)
-            brought = opened.gather(payload, OPERATION)
-        else:
-            name = opened.name(first, 0)
-            _say(opened, "skipping %s (only rank %s evaluates)", what, name)
-            _say(opened, "waiting for %s metrics from rank %s", what, name)
-            brought = opened.gather(b"", OPERATION, waits_for=f"rank {name} {what}")
-        if error is not None:
-            raise error
-        return _outcome(opened, brought[first], first, what)
-
-    def _find_first(self, opened: RankRound, what: str) -> int:
-        """Return the replica_rank of the first group with the newest state, which is the same at all ranks."""
-        own = json.dumps([OPERATION, what, self._machine.step, self._holds_state()])
-        brought = opened.gather(own.encode(), OPERATION)
-        places: list[tuple[int, bool]] = []
-        for of_ranks in brought:
-            match _parsed(of_ranks[0]):
-                case [str(operation), str(theirs), int(step), bool(holds)] if (operation, theirs) == (OPERATION, what):
-                    places.append((step, holds))
-                case _:
-                    check_same(opened.named(brought))
-        return places.index(max(places, key=lambda place: (place[1], place[0])))
-
-    def _evaluate(self, opened: RankRound, evaluate: Callable[[], object], what: str) -> tuple[bytes, Exception | None]:
-        """Return the bytes for the other ranks, and the exception to raise after they are sent."""
-        try:
-            with self._progress.phase(what):
-                result = evaluate()
-            payload = RESULT + b"".join(encode(result))
-            if len(payload) > MAX_BYTES // 2:
-                raise ValueError(f"the result has {len(payload)} bytes; at most {MAX_BYTES // 2} fit")
-        except Exception as e:  # noqa: BLE001  it belongs to all ranks
-            return ERROR + f"{type(e).__name__}: {e}".encode(), e
-        _say(opened, "%s metrics: %s", what, reprlib.repr(result))
-        _say(opened, "broadcasting %s metrics to the other ranks", what)
-        return payload, None
+def evaluate_on_rank0(
+    internals: Internals, evaluate: Callable[[], T], what: str, whole_group: bool | None, within_s: float
+) -> T:
+    """Implement Agent.evaluate_on_rank0."""
+    has_shards = internals.state.has_shards
+    if has_shards and whole_group is False:
+        raise ConfigurationError(
+            "whole_group=False: the state is sharded over the ranks of the group, and rank 0 alone would wait for "
+            "the others' shards without end; leave it out"
+        )
+    opened = RankRound(internals, what, within_s)
+    _log(opened, "starting %s", what)
+    first = _find_first(internals, opened, what)
+    error: Exception | None = None
+    if opened.assignment.replica_rank == first and (has_shards or whole_group or opened.own_name.group_rank == 0):
+        payload, error = _run(internals, opened, evaluate, what)
+        received = opened.gather(payload, OPERATION)
+    else:
+        name = opened.name(first, 0)
+        _log(opened, "skipping %s (only rank %s evaluates)", what, name)
+        _log(opened, "waiting for %s metrics from rank %s", what, name)
+        received = opened.gather(b"", OPERATION, waits_for=f"rank {name} {what}")
+    if error is not None:
+        raise error
+    return _outcome(opened, received[first], first, what)
 
 
-def _outcome(opened: RankRound, brought: list[bytes], first: int, what: str) -> Any:
+def _find_first(internals: Internals, opened: RankRound, what: str) -> int:
+    """Return the replica_rank of the first group with the newest state, which is the same at all ranks."""
+    own = json.dumps([OPERATION, what, internals.machine.step, internals.holds_state])
+    received = opened.gather(own.encode(), OPERATION)
+    places: list[tuple[bool, int]] = []
+    for of_ranks in received:
+        match _parse(of_ranks[0]):
+            case [str(operation), str(theirs), int(step), bool(holds)] if (operation, theirs) == (OPERATION, what):
+                places.append((holds, step))
+            case _:
+                check_same(opened.texts_by_name(received))
+    return places.index(max(places))
+
+
+def _run(
+    internals: Internals, opened: RankRound, evaluate: Callable[[], object], what: str
+) -> tuple[bytes, Exception | None]:
+    """Return the bytes for the other ranks, and the exception to raise after they are sent."""
+    try:
+        with internals.progress.phase(what):
+            result = evaluate()
+        payload = RESULT + b"".join(encode(result))
+        if len(payload) > MAX_BYTES // 2:
+            raise ValueError(f"the result has {len(payload)} bytes; at most {MAX_BYTES // 2} fit")
+    except Exception as e:  # noqa: BLE001  it belongs to all ranks
+        return ERROR + f"{type(e).__name__}: {e}".encode(), e
+    _log(opened, "%s metrics: %s", what, reprlib.repr(result))
+    _log(opened, "broadcasting %s metrics to the other ranks", what)
+    return payload, None
+
+
+def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) -> Any:
     """Return the result, or raise the error, from what the ranks of group `first` have sent."""
-    for group_rank, payload in enumerate(brought):
+    for group_rank, payload in enumerate(received):
         if payload.startswith(ERROR):
             text = payload[len(ERROR) :].decode(errors="replace")
             raise EvaluationFailed(f"{what} on rank {opened.name(first, group_rank)} has failed: {text}")
-    encoded = brought[0].removeprefix(RESULT)
+    encoded = received[0].removeprefix(RESULT)
     result = decode(io.BytesIO(encoded), len(encoded))
     if opened.own_name != opened.name(first, 0):
-        _say(opened, "received %s metrics: %s", what, reprlib.repr(result))
-    _say(opened, "%s completed: %s", what, reprlib.repr(result))
+        _log(opened, "received %s metrics: %s", what, reprlib.repr(result))
+    _log(opened, "%s completed: %s", what, reprlib.repr(result))
     return result
 
 
-def _say(opened: RankRound, text: str, *values: object) -> None:
+def _log(opened: RankRound, text: str, *values: object) -> None:
     log.info(f"[rank %s] {text}", opened.own_name, *values)
 
 
-def _parsed(text: bytes) -> Any:
+def _parse(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError:

@@ -1,172 +1,201 @@
-"""Construction of an Agent, and the methods that agent_client.training needs and a training script does not.
+"""The part of an Agent that a training script does not call: its parts, and its step on the script's thread.
 
-`make_parts` creates the parts of an Agent and connects them, so that revokes from the manager reach the collectives and
-the transfers.
+agent_client.training and the integrations use it as `agent.internals`. A module adds itself to each step (`add_part`)
+and reports its forward and backward passes. From their order, `Internals` detects steps that the script has left out
+(rules/loop_order.py).
 """
 
 import itertools
+import logging
 import secrets
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import Future
+from typing import TypeVar
 
+import torch
 from torch.distributed import HashStore, Store
 from torch.optim import Optimizer
 
 from agent_client.collectives.gloo import GlooGroup
+from agent_client.collectives.nccl import in_stream_order
 from agent_client.collectives.observed import ObservedGroup, never_compiled
 from agent_client.collectives.peers import Peers
-from agent_client.errors import ConfigurationError
+from agent_client.errors import AgentError, ConfigurationError, GroupDrained
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.healing.rules.catch_up import HealMode
-from agent_client.manager_client.client import ManagerConnection, Presence
-from agent_client.progress.progress import Progress
+from agent_client.manager_client.client import ExitReport, ManagerConnection
 from agent_client.progress.trace_file import make_progress
-from agent_client.state.train_state import TrainState
+from agent_client.state.digest import Digests
+from agent_client.state.shards import is_sharded
+from agent_client.state.train_state import Scalers, TrainState
+from agent_client.step.comparison import StepDigest
 from agent_client.step.config import AgentConfig
 from agent_client.step.environment import own_host
-from agent_client.step.rules.machine import StepMachine
+from agent_client.step.rendezvous import GroupPlace
+from agent_client.step.rules.comparison import DataChoice, DataUses
+from agent_client.step.rules.loop_order import StepPart
+from agent_client.step.rules.machine import Applying, Phase, StepMachine
 from agent_client.step.rules.world_size import slot_among_all
 from agent_client.step.runner import BackgroundThread, StepRunner
+from agent_client.step.script_check import OptimizerWatch, may_skip, refuse_live_objects, warn_of_split_samplers
+from agent_client.step.stop_signals import StopSignals, close_at_end, close_attached, uninterrupted, was_closed
+from lighthouse_protocol.messages.membership import DistrustKind
+from lighthouse_protocol.messages.progress import DataUse
 from lighthouse_runtime.client.clients import manager_at
-from lighthouse_runtime.process.children import ServerProcess
 
+log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class GroupPlace:
-    """A rank's place in its replica group."""
+T = TypeVar("T")
 
-    group_rank: int = 0
-    group_world_size: int = 1
-    group: GlooGroup | None = None
-    """Connects the ranks. Required in a group of several ranks."""
-    manager_process: ServerProcess | None = None
-    """Process of the group's manager, if this rank has started it."""
-    presence: Presence | None = None
-    """Shows this rank to the manager until its Agent does."""
+APPLY_HINT = (
+    "this rank's state is inconsistent: it heals before its gradients count again. A script that catches errors of "
+    "optimizer.step() may go on; one that skips a committed step must not: vote no before (agent.report_error)"
+)
 
-    def __post_init__(self) -> None:
-        if (self.group_world_size > 1) != (self.group is not None):
-            raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
-
-
-ALONE = GroupPlace()
-
-
-@dataclass(frozen=True, slots=True)
-class AgentParts:
-    host: str
-    """Address of this host that the peers can reach."""
-    machine: StepMachine
-    runner: StepRunner
-    thread: BackgroundThread
-    manager: ManagerConnection
-    peers: Peers
-    healing: Healing
-    catch_up: CatchUpDriver | None
-    """Only with `heal_mode="catch_up"`."""
-    progress: Progress
-
-
-def make_parts(manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace) -> AgentParts:
-    """Create the parts.
-
-    Raises:
-        ConfigurationError: The state or an option does not fit. Nothing has been opened then.
-    """
-    machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
-    catch_up = None
-    if config.heal_mode == HealMode.CATCH_UP:
-        catch_up = CatchUpDriver(state, machine, lambda assignment: healing.fetch_in_background(assignment))
-    host = own_host(str(manager_at(manager_address)), config.advertise)
-    peers = Peers(
-        place.group_rank,
-        host,
-        connect_timeout_s=config.connect_timeout_s,
-        timeout_s=config.timeout_s,
-        process_group=config.process_group,
-    )
-    progress = make_progress(place.group_rank)
-    healing = Healing(
-        state,
-        place.group_rank,
-        host,
-        config.heal_timeout_s,
-        on_received=progress.own.heal_received,
-        on_begun=progress.own.heal_begins,
-    )
-
-    def revoke(quorum_id: int | None, reason: str) -> None:
-        """End collectives and transfers. Runs on the watch's thread."""
-        peers.revoke(quorum_id, reason)
-        healing.revoke(quorum_id, reason)
-
-    def lose_group(reason: str) -> None:
-        """End everything that waits for the group. Runs on the watch's thread."""
-        revoke(None, reason)
-        if place.group is not None:
-            place.group.abort()
-
-    manager = ManagerConnection(
-        manager_address,
-        place.group_rank,
-        secrets.token_hex(6) if place.presence is None else place.presence.rank_incarnation,
-        revoke,
-        on_group_lost=lose_group,
-        returns_within_s=0.0 if place.manager_process else config.manager_restart_timeout_s,
-        progress=progress,
-    )
-    runner = StepRunner(
-        machine,
-        manager,
-        peers,
-        healing,
-        place.group,
-        config,
-        place.manager_process,
-        catch_up,
-        progress,
-    )
-    thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
-    return AgentParts(host, machine, runner, thread, manager, peers, healing, catch_up, progress)
+LEFT_OUT = "the script has left it out: a forward pass was followed by no backward pass"
+UNVOTED = "the script has not voted on it: a forward pass follows, and the averaged gradients are gone"
+SKIP_HINT = (
+    "A script that leaves out a batch calls agent.skip_batch(reason) in place of the backward pass, and steps its "
+    "optimizer as always: then its peers lose nothing but that batch"
+)
 
 
 class Internals:
-    """The part of an Agent for modules and optimizers, as `agent.internals`."""
+    """Parts of an Agent, and its methods for modules, optimizers and samplers."""
 
-    def __init__(
-        self, parts: AgentParts, place: GroupPlace, timeout_s: float, wait_first_quorum: Callable[[], None]
-    ) -> None:
-        self._parts = parts
-        self._place = place
-        self._timeout_s = timeout_s
-        self._wait_first_quorum = wait_first_quorum
-        self._torch_groups = itertools.count()
-        self.asks_late = False
+    def __init__(self, manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace) -> None:
+        """Create the parts and connect them, so that revokes from the manager reach collectives and transfers.
+
+        Raises:
+            ConfigurationError: The state or an option does not fit. Nothing has been opened then.
+        """
+        self.state = state
+        self.place = place
+        self.ranks = place.group_world_size
+        self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
+        self.catch_up: CatchUpDriver | None = None
+        """Only with `heal_mode="catch_up"`."""
+        if config.heal_mode == HealMode.CATCH_UP:
+            self.catch_up = CatchUpDriver(
+                state, machine, lambda assignment: self.healing.fetch_in_background(assignment)
+            )
+        self._host = own_host(str(manager_at(manager_address)), config.advertise)
+        self._timeout_s = config.timeout_s
+        self.peers = Peers(
+            place.group_rank,
+            self._host,
+            connect_timeout_s=config.connect_timeout_s,
+            timeout_s=config.timeout_s,
+            process_group=config.process_group,
+        )
+        self.progress = make_progress(place.group_rank)
+        self.progress.own.data = self.data_use
+        self.healing = Healing(
+            state,
+            place.group_rank,
+            self._host,
+            config.heal_timeout_s,
+            on_received=self.progress.own.heal_received,
+            on_begun=self.progress.own.heal_begins,
+        )
+        self.manager = ManagerConnection(
+            manager_address,
+            place.group_rank,
+            secrets.token_hex(6) if place.presence is None else place.presence.rank_incarnation,
+            self._revoke,
+            on_group_lost=self._lose_group,
+            returns_within_s=0.0 if place.manager_process else config.manager_restart_timeout_s,
+            progress=self.progress,
+        )
+        self.exit_report = ExitReport(self.manager.report)
+        self.exit_report.install()
+        self.stop_signals = StopSignals(self.manager, place.group_rank)
+        self.scalers = Scalers(state)
+        self.runner = StepRunner(
+            machine, self.manager, self.peers, self.healing, place, config, self.progress, self.scalers, self.catch_up
+        )
+        self.thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
+        self.applying = Applying()
+        self.optimizer_watch = OptimizerWatch(state, self.applying)
+        self.data_uses = DataUses()
+        self.commit_callbacks: list[Callable[[int], object]] = []
+        self.requests_late = False
         """True if a step's quorum is requested when the step begins, and not with the vote of the previous step."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
-        """The FaultTolerantOptimizer that has voted last, and the Agent's `moves` at that time."""
-        self.reduce_again: Callable[[], None] | None = None
+        """The FaultTolerantOptimizer that has voted last, and the machine's `moves` at that time."""
+        self.parts: list[StepPart] = []
+        self._quorum: Future[None] | None = None
+        """Done when the quorum is known, its process group exists and a peer's state has arrived."""
+        self._uncalled_commit: int | None = None
+        """Committed step whose callbacks have not been called."""
+        self._has_begun_late = False
+        self._begun_version = 0
+        self._drawn: tuple[int, set[int]] = (-1, set())
+        self._is_checked = self._is_sendable = self._has_looked_at_samplers = False
+        self._state_digests, self._gradient_digests = Digests(), Digests()
+        self._reduce_again: Callable[[], None] | None = None
+        self._torch_groups = itertools.count()
+        close_at_end(self)
+        if place.presence is not None:
+            self.manager.open()
 
-    def ask_late(self) -> None:
+    def _revoke(self, quorum_id: int | None, reason: str) -> None:
+        """End collectives and transfers. Runs on the watch's thread."""
+        self.peers.revoke(quorum_id, reason)
+        self.healing.revoke(quorum_id, reason)
+
+    def _lose_group(self, reason: str) -> None:
+        """End everything that waits for the group. Runs on the watch's thread."""
+        self._revoke(None, reason)
+        if self.place.group is not None:
+            self.place.group.abort()
+
+    @uninterrupted
+    def close(self) -> None:
+        """Implement Agent.close."""
+        was_closed(self)
+        self.optimizer_watch.close()
+        self.exit_report.uninstall()
+        self.stop_signals.uninstall()
+        self.manager.close(self.machine.next_step)
+        self.peers.drop()
+        if self.catch_up is not None:
+            self.catch_up.close()
+        self.thread.close(5.0)
+        self.peers.close()
+        self.healing.close()
+        if self.place.group is not None:
+            self.place.group.abort()
+        if self.place.manager_process is not None:
+            self.place.manager_process.stop()
+        close_attached(self)
+
+    # -- what modules and optimizers ask for once
+
+    def add_part(self, part: StepPart) -> None:
+        """Make `part` belong to every step from now on."""
+        self.parts.append(part)
+
+    def request_late(self) -> None:
         """Request each quorum when its step begins, for steps that are long and depend on their quorum.
 
         A group that heals in such a step adds zeros, since it has computed none of it.
         """
-        self._parts.manager.asks_ahead = False
-        self._parts.runner.counts_at_once = False
-        self.asks_late = True
+        self.manager.asks_ahead = False
+        self.runner.requester.counts_at_once = False
+        self.requests_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
         """Return the driver that steps `optimizer` after a commit, or None without `heal_mode="catch_up"`."""
-        if self._parts.catch_up is not None:
-            self._parts.catch_up.attach(optimizer)
-        return self._parts.catch_up
+        if self.catch_up is not None:
+            self.catch_up.attach(optimizer)
+        return self.catch_up
 
     def refuse_catch_up(self, what: str) -> None:
         """Raise ConfigurationError if this rank may catch up, which `what` does not support."""
-        if self._parts.catch_up is not None:
+        if self.catch_up is not None:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
@@ -178,14 +207,48 @@ class Internals:
         Raises:
             ConfigurationError: The microbatches of a step depend on its quorum.
         """
-        world_size = self._parts.machine.world_size
-        if world_size.is_dealt_by_quorum:
+        world_size = self.machine.world_size
+        if world_size.depends_on_quorum:
             raise ConfigurationError(
                 f"salvage: in {world_size.mode} mode the next quorum may assign other microbatches to this group than "
                 "those that it has computed, so that one would count twice and another not at all; leave salvage out, "
                 "or use world_size_mode='dynamic'"
             )
-        self.reduce_again = reduce_again
+        self._reduce_again = reduce_again
+
+    @property
+    def group_store(self) -> Store | None:
+        """Store that the ranks of this replica group share, or None in a group of one."""
+        return self.place.group.store if self.place.group else None
+
+    def group_for_torch(self) -> ObservedGroup:
+        """Return a process group of this replica group's ranks, for a torch module that replicates inside it."""
+        group = self.place.group or GlooGroup(
+            HashStore(), 0, 1, self._host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
+        )
+        return ObservedGroup(group.for_torch(f"torch/{next(self._torch_groups)}"), self.progress)
+
+    # -- state of this rank
+
+    @property
+    def catches_up(self) -> bool:
+        """True if this rank computes with an older state than its peers."""
+        return self.catch_up is not None and self.catch_up.machine.follows
+
+    @property
+    def holds_state(self) -> bool:
+        """True if this rank holds the complete state of the machine's step."""
+        return not (self.catches_up or self.machine.is_torn)
+
+    @property
+    def quorum_id(self) -> int:
+        """Id of the last quorum, or 0 before the first."""
+        return self.runner.last.quorum_id if self.runner.last else 0
+
+    @property
+    def forward_begins(self) -> bool:
+        """True if a forward pass will begin the next step."""
+        return any(part.begins_steps for part in self.parts)
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
@@ -193,17 +256,357 @@ class Internals:
 
         Waits for the first quorum.
         """
-        self._wait_first_quorum()
-        return slot_among_all(self._parts.runner.last, self._place.group_rank, self._place.group_world_size)
+        self.wait_first_quorum()
+        return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
-    @property
-    def group_store(self) -> Store | None:
-        """Store that the ranks of this replica group share, or None in a group of one."""
-        return self._place.group.store if self._place.group else None
+    # -- samplers
 
-    def group_for_torch(self) -> ObservedGroup:
-        """Return a process group of this replica group's ranks, for a torch module that replicates inside it."""
-        group = self._place.group or GlooGroup(
-            HashStore(), 0, 1, self._parts.host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
-        )
-        return ObservedGroup(group.for_torch(f"torch/{next(self._torch_groups)}"), self._parts.progress)
+    def draw_counts(self) -> tuple[int, int, bool]:
+        """Return the number of ended steps, the counter of moves, and whether the last forward pass accumulates."""
+        return self.machine.ended, self.machine.moves, self.machine.accumulates
+
+    def record_source(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
+        """Record the source of the current step's batches. The quorum of the step is known.
+
+        Args:
+            data: Source of the batches, which must be the same at the peers.
+            is_whole_step: Whether the step has no other batches of this rank.
+        """
+        self.runner.comparison.data = data
+        if is_whole_step:
+            self.data_uses.drawn(data, self.machine.step, self.quorum_id)
+
+    @never_compiled
+    def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
+        """Record the samples on which this rank trains next.
+
+        Args:
+            number: Number of the batch.
+            batch: Returns the indices of its samples.
+
+        Returns:
+            False if the step of this batch had been left out and is discarded now.
+        """
+        machine = self.machine
+        if self._drawn[0] != machine.ended:
+            self._drawn = machine.ended, set()
+        is_again, has_begun = number in self._drawn[1], machine.phase is not Phase.IDLE and machine.has_computed
+        self._drawn[1].add(number)
+        left_out = is_again and has_begun and not machine.is_in_backward and self._discard_redrawn()
+        self.runner.samples = batch
+        return not left_out
+
+    def data_report(self) -> dict[str, int | bool]:
+        """Implement Agent.data_report."""
+        return self.data_uses.report(self.machine.batches_committed * self.place.group_world_size)
+
+    def data_use(self) -> DataUse | None:
+        """Return the data report for `lighthouse status`."""
+        report = self.data_report()
+        if not report:
+            return None
+        return DataUse(report["length"], report["samples"], report["irregular_steps"], bool(report["is_exact"]))
+
+    # -- one step
+
+    def begin_step(self, *, has_computed: bool | None = None) -> None:
+        """Begin a step if none is in progress, and end a backward pass that was abandoned.
+
+        Args:
+            has_computed: Whether the script has computed before. A peer's state must not arrive then. None means that
+                a backward pass tells, and that an abandoned one is to be ended.
+        """
+        machine = self.machine
+        if has_computed is None:
+            has_computed = is_in_backward()
+            if machine.is_in_backward and not has_computed:
+                self.vote()
+        if machine.phase is not Phase.IDLE:
+            return
+        if wrong := self.applying.begins(may_skip):
+            self.tear(wrong)
+        self.call_on_commit()
+        may_heal = self.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
+        self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
+        if not machine.was_committed and not has_computed:  # the loss may be scaled already
+            self.scalers.take_back()
+        self._begin_with_state()
+        self._request_quorum(heals_first=heals_first)
+        if heals_first:
+            self._heal_first()
+        elif self.state.moves_in_forward and not has_computed:
+            self.wait_quorum()  # then the copy for a peer is complete
+
+    def _begin_with_state(self) -> None:
+        machine = self.machine
+        if self.catch_up is not None:
+            self.catch_up.begin_step()
+        self.state.begin_step()
+        if machine.was_committed and not self._is_sendable:
+            self.state.check_sendable()
+            self._is_sendable = True
+        self.scalers.begin_step()
+        self.runner.comparison.digest = self._digest_state()
+        self.progress.step(machine.step)
+        machine.begin()
+        self._begun_version = self._state_version()
+
+    def _digest_state(self) -> StepDigest | None:
+        """Take a digest of the state at the beginning of a step, if it is compared and this rank holds it."""
+        machine, every = self.machine, self.runner.comparison.check_every
+        if not every or machine.step % every or not self.holds_state:
+            return None
+        digest = self._state_digests.take(self.state.compared(), machine.step // every)
+        return StepDigest(machine.tag, digest, self._state_digests.count)
+
+    def _state_version(self) -> int:
+        """Return a number that changes when the script moves the parameters."""
+        first = next(iter(self.state.model.parameters()), None)
+        return 0 if first is None else first._version
+
+    def _request_quorum(self, *, heals_first: bool = False) -> None:
+        self.machine.ask(heals_first=heals_first)
+        self._quorum = self.thread.submit(lambda n=self.progress.numbers.over_groups: self.runner.begin(n))
+
+    def _heal_first(self) -> None:
+        try:
+            self.wait_quorum()
+            if self.runner.install():
+                self._begin_with_state()
+        except GroupDrained:
+            raise
+        except AgentError as e:
+            self.exit_report.send(e)  # before the peers notice closed connections
+            self.peers.drop()
+            raise
+
+    def wait_quorum(self) -> None:
+        """Implement Agent.wait_quorum."""
+        if self._quorum is not None:
+            self._wait_for("quorum", self._quorum)
+
+    def wait_first_quorum(self) -> None:
+        """Begin a step and wait for its quorum, unless there was a quorum before."""
+        if self.runner.last is None:
+            self.begin_step()
+            self.wait_quorum()
+
+    def _wait_for(self, what: str, done: "Future[T]") -> T:
+        if done.done():
+            return done.result()
+        with self.progress.waiting_for(what):
+            return done.result()
+
+    def _reach_all(self) -> None:
+        self._wait_for("peers", self.thread.submit(self.runner.reach_all))
+
+    @never_compiled
+    def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
+        """Record that a forward pass of `part` begins, and begin the step if none is in progress.
+
+        If the pass shows that the script has left out the current step, discard that step first.
+        """
+        self._discard_if_left_out(part, accumulates=accumulates)
+        self.begin_step()
+        self._sync_order(part)
+        if not accumulates:
+            part.order.forward()
+        self.machine.computes(accumulates=accumulates)
+
+    @never_compiled
+    def begin_backward(self) -> None:
+        """Record that a backward pass reduces. `end_backward` follows, unless the pass is abandoned."""
+        self.machine.is_in_backward = True
+
+    @never_compiled
+    def end_backward(self) -> None:
+        """Record that a backward pass has reduced all of its gradients."""
+        self.machine.is_in_backward = False
+
+    @never_compiled
+    def take_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
+        """Replace a tensor by that of the first participant that counts, in place.
+
+        Args:
+            packed: One-dimensional uint8 tensor, with the same length at all participants. Byte 0 is 1 at every caller.
+
+        Returns:
+            A future of `packed`.
+        """
+        entry = self.progress.numbers.over()
+        return self.thread.submit(in_stream_order(packed, lambda: self.runner.take_from_first(packed, entry)))
+
+    def fail_step(self, reason: str) -> None:
+        """Discard the step in progress, in all groups."""
+        self.thread.submit(lambda: self.machine.erred(reason)).result()
+
+    def vote(self) -> bool:
+        """Implement Agent.should_commit."""
+        machine = self.machine
+        if machine.phase is Phase.VOTED:
+            raise AgentError(
+                "the outcome of this rank's last vote is unknown, so it cannot vote on another step; "
+                "end this process so that its group restarts: see the first error for the cause"
+            )
+        if machine.is_in_backward:  # the peers must notice at once, since they wait for this rank's reductions
+            machine.abandon_backward()
+            self.peers.drop()
+            for part in self.parts:
+                part.give_up()
+        self.begin_step(has_computed=True)
+        self._check_script()
+        while not (is_committed := self._end_attempt()) and self._reduce_again and machine.is_salvageable:
+            self._request_quorum()
+            self.wait_quorum()
+            self._reduce_again()
+        for part in self.parts:
+            part.settle(is_committed=is_committed)
+        self._uncalled_commit = machine.step if is_committed else None
+        if is_committed:
+            self._note_data()
+        if self._has_begun_late and machine.must_heal_next:
+            self.begin_step()  # a loop that begins its steps by a reduction would be late in the next one, too
+        return is_committed
+
+    def _check_script(self) -> None:
+        """Check the script before a vote.
+
+        Raises:
+            ConfigurationError: Something would make the groups differ.
+        """
+        if not self._is_checked:
+            refuse_live_objects(self.state, has_reduced=self.progress.numbers.over_groups > 0)
+            self._is_checked = True
+        if not self.requests_late and (moved := self.state.find_moved()):
+            self.refuse_catch_up(f"{moved}, which changes in the forward pass")
+            log.info("%s changes in the forward pass, so each forward pass now waits for its quorum", moved)
+            assignment = self.machine.assignment
+            if assignment is not None and assignment.has_healing and not assignment.heals:
+                self.fail_step(f"{moved} changed in the forward pass while a peer read it")
+
+    def _end_attempt(self) -> bool:
+        """Return whether the step was committed under the quorum that was requested last."""
+        machine, comparison = self.machine, self.runner.comparison
+        self.wait_quorum()
+        for part in self.parts:
+            part.agree()
+        if comparison.compares_end or not (machine.has_reduced and self.thread.is_idle):
+            self._reach_all()
+        if comparison.compares_gradients:
+            self._compare_gradients()
+        is_committed = self.runner.finish()
+        if is_committed:
+            self.applying.committed(machine.step - 1)
+        return is_committed
+
+    def _compare_gradients(self) -> None:
+        """Compare the gradients that this rank is about to apply with those of the contributors."""
+        digest = self._gradient_digests.take(self.state.gradients_of(), self.machine.step, lambda each: each.grad)
+        done = self.thread.submit(lambda: self.runner.comparison.compare_gradients(digest))
+        reason = self._wait_for("peers", done)
+        if reason and self.catch_up is not None:
+            self.catch_up.reject(reason)
+
+    def _note_data(self) -> None:
+        machine, assignment = self.machine, self.runner.last
+        if machine.share.counts:
+            self.data_uses.committed(machine.step - 1, self.quorum_id)
+        groups = assignment.replica_world_size if assignment is not None else 0
+        if not self._has_looked_at_samplers and groups > 1 and machine.ended > 1:
+            self._has_looked_at_samplers = True
+            if self.data_uses.choice is None:
+                warn_of_split_samplers(self.place.group_world_size, groups)
+
+    def tear(self, text: str) -> None:
+        """Record that a committed step was not applied, so that this rank heals."""
+        log.error("%s; %s", text, APPLY_HINT)
+        self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
+        if self.catch_up is not None:
+            self.catch_up.torn()
+
+    @never_compiled
+    def call_on_commit(self) -> None:
+        """Call the functions of `on_commit` once, after the last committed step is applied."""
+        step, self._uncalled_commit = self._uncalled_commit, None
+        if step is not None:
+            for callback in self.commit_callbacks:
+                callback(step)
+
+    # -- steps that the script leaves out
+
+    def _discard_if_left_out(self, part: StepPart, *, accumulates: bool) -> None:
+        machine, order = self.machine, part.order
+        self._sync_order(part)
+        if machine.phase is Phase.IDLE or machine.is_in_backward or is_in_backward():
+            return
+        if order.has_reduced:
+            if self._starts_over() and order.starts_over():
+                self._discard_left_out(UNVOTED)
+        elif not accumulates and part.has_abandoned and order.repeats():
+            self._discard_left_out(LEFT_OUT)
+
+    def _sync_order(self, part: StepPart) -> None:
+        machine = self.machine
+        part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
+
+    def _discard_redrawn(self) -> bool:
+        """Discard the step if a redrawn batch shows that the script has left it out.
+
+        Returns:
+            Whether the step was left out.
+        """
+        for part in self.parts:
+            self._sync_order(part)
+        if not any(part.order.has_reduced for part in self.parts):
+            is_left_out, reason = bool(self.parts), LEFT_OUT
+        else:
+            is_left_out, reason = self._starts_over(), UNVOTED
+        if is_left_out:
+            self._discard_left_out(reason)
+        return is_left_out
+
+    def _discard_left_out(self, reason: str) -> None:
+        if reason is UNVOTED or self.contribute_nothing():
+            self._finish_with_peers()
+        self.fail_step(f"{reason}{self.runner.samples_text()}. {SKIP_HINT}")
+        self.vote()
+        for part in self.parts:
+            part.order.gave_up()
+
+    def _finish_with_peers(self) -> None:
+        """Take part in everything that the peers wait for in this step, since they may commit it."""
+        for part in self.parts:
+            part.agree()
+        if self.runner.comparison.compares_end:
+            self._reach_all()
+            self.runner.comparison.compares_end = False
+
+    def _starts_over(self) -> bool:
+        """Check whether the gradients reduced in this step are gone, and no GradScaler has skipped the step.
+
+        A loop that accumulates still has them, and SAM has moved the parameters.
+        """
+        reduced = [part for part in self.parts if part.order.has_reduced]
+        gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
+        if any(gradient is not None and (is_sharded(gradient) or bool(gradient.any())) for gradient in gradients):
+            return False
+        if self._state_version() != self._begun_version:
+            return False
+        return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
+
+    def contribute_nothing(self) -> bool:
+        """Reduce zeros instead of this rank's gradients. If that is not possible, end the step for the peers."""
+        self.wait_quorum()
+        machine = self.machine
+        if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:
+            machine.skips_batch = self.place.group_world_size == 1
+            if self.parts[0].contribute_zeros():
+                return True
+            machine.skips_batch = False
+        self.peers.drop()
+        return False
+
+
+def is_in_backward() -> bool:
+    """Check whether this thread runs a backward pass, in which a recomputed forward pass begins no step."""
+    return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

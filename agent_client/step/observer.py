@@ -59,7 +59,7 @@ def observe() -> None:
             _present = Observer(environment)
 
 
-def give_way() -> None:
+def stop_observing() -> None:
     """Stop observing, because the Agent or a wrapped function's session reports the position of this rank."""
     global _is_superseded
     with _lock:

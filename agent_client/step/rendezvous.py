@@ -10,15 +10,15 @@ import os
 import secrets
 import socket
 import time
+from dataclasses import dataclass
 
 from torch.distributed import PrefixStore, distributed_c10d
 
 from agent_client.collectives.gloo import GlooGroup
-from agent_client.errors import AgentError
+from agent_client.errors import AgentError, ConfigurationError
 from agent_client.manager_client.client import Presence
 from agent_client.step.config import AgentConfig
 from agent_client.step.environment import Environment, own_host
-from agent_client.step.internals import GroupPlace
 from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
@@ -31,6 +31,27 @@ from lighthouse_runtime.process.commands import START_MANAGER
 MANAGER_KEY = "manager_address"
 GROUP_WORD = "group"  # purpose of the derived secret; the other inputs are a nonce and the replica id
 STORE_RETRY_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPlace:
+    """A rank's place in its replica group."""
+
+    group_rank: int = 0
+    group_world_size: int = 1
+    group: GlooGroup | None = None
+    """Connects the ranks. Required in a group of several ranks."""
+    manager_process: ServerProcess | None = None
+    """Process of the group's manager, if this rank has started it."""
+    presence: Presence | None = None
+    """Shows this rank to the manager until its Agent does."""
+
+    def __post_init__(self) -> None:
+        if (self.group_world_size > 1) != (self.group is not None):
+            raise ConfigurationError("group: a group of several ranks, and only such a one, needs its process group")
+
+
+ALONE = GroupPlace()
 
 
 def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
@@ -49,11 +70,11 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         return address, GroupPlace(manager_process=process)
     os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch takes no brackets
     presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
-    with contextlib.ExitStack() as until_met:
-        until_met.enter_context(presence)
-        met = _connect_ranks(env, config, presence)
-        until_met.pop_all()  # the Agent's own watch takes its place
-        return met
+    with contextlib.ExitStack() as until_connected:
+        until_connected.enter_context(presence)
+        connected = _connect_ranks(env, config, presence)
+        until_connected.pop_all()  # the Agent's own watch takes its place
+        return connected
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
@@ -74,11 +95,13 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
         address = env.manager or _read_manager(env, store.get(MANAGER_KEY).decode())
     if not env.manager:
         presence.show(address)
+    # Without the zone of a link-local address, which is only valid on one host.
+    rank0 = Address(os.environ["MASTER_ADDR"].partition("%")[0], 1)
     group = GlooGroup(
         PrefixStore("group", store),
         rank,
         size,
-        own_host(_rank0_address(), config.advertise),
+        own_host(str(rank0), config.advertise),
         connect_timeout_s=START_TIMEOUT_S,
         timeout_s=config.timeout_s,
     )
@@ -109,11 +132,6 @@ def _read_manager(env: Environment, announced: str) -> str:
         )
     secret = os.environ.get(MANAGER_SECRET_VARIABLE) or _group_secret(env, nonce)
     return manager_at(address, secret).join_string()
-
-
-def _rank0_address() -> str:
-    """Return the host of rank 0, without the zone of a link-local address, which is only valid on one host."""
-    return str(Address(os.environ["MASTER_ADDR"].partition("%")[0], 1))
 
 
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
@@ -158,14 +176,10 @@ def wait_for_store(manager: str, timeout_s: float) -> None:
             store = client.status(timeout_s=timeout_s).store_address
     except LighthouseError:
         return
-    while store and not _answers(store):
+    address = parse_address(store, "store") if store else None
+    while address is not None:
+        with contextlib.suppress(OSError), socket.create_connection((address.host, address.port or 0), timeout=1.0):
+            return
         if time.monotonic() > ends_at:
             raise AgentError(f"the group's store at {store} does not answer for {timeout_s:g} s; see its manager's log")
         time.sleep(STORE_RETRY_S)
-
-
-def _answers(store: str) -> bool:
-    address = parse_address(store, "store")
-    with contextlib.suppress(OSError), socket.create_connection((address.host, address.port or 0), timeout=1.0):
-        return True
-    return False

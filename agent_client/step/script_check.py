@@ -132,17 +132,17 @@ class OptimizerWatch:
         self._state = state
         self._hooks = [
             register_optimizer_step_pre_hook(lambda optimizer, *_: refuse_step_in_backward(optimizer, state)),
-            register_optimizer_step_pre_hook(self._telling(applying.optimizer_began)),
-            register_optimizer_step_post_hook(self._telling(applying.optimizer_ended)),
+            register_optimizer_step_pre_hook(self._report_to(applying.optimizer_began)),
+            register_optimizer_step_post_hook(self._report_to(applying.optimizer_ended)),
         ]
 
     def close(self) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _telling(self, tell: Callable[..., None]) -> Callable[..., None]:
+    def _report_to(self, report: Callable[..., None]) -> Callable[..., None]:
         def hook(optimizer: Any, *_: object) -> None:
-            tell(id(optimizer), type(optimizer).__name__, is_registered=self._state.holds(optimizer))
+            report(id(optimizer), type(optimizer).__name__, is_registered=self._state.holds(optimizer))
 
         return hook
 

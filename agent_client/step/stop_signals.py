@@ -23,6 +23,7 @@ from contextlib import ExitStack
 from types import CodeType, FrameType
 from typing import ParamSpec, Protocol, TypeVar
 
+from agent_client.manager_client.client import ManagerConnection
 from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
@@ -37,16 +38,14 @@ _installed: "weakref.WeakSet[StopSignals]" = weakref.WeakSet()
 class StopSignals:
     """Handler of the stop signals of one rank."""
 
-    def __init__(self, drain: Callable[[str], None], is_known: Callable[[], bool], rank: int) -> None:
+    def __init__(self, manager: ManagerConnection, rank: int) -> None:
         """Prepare the handler; `install` installs it.
 
         Args:
-            drain: Sends the reason to the manager. Raises LighthouseError.
-            is_known: Returns True while the manager watches the rank.
+            manager: Connection to the group's manager.
             rank: Rank inside the replica group.
         """
-        self._drain = drain
-        self._is_known = is_known
+        self._manager = manager
         self._rank = rank
         self._taken: list[signal.Signals] = []
         self._handler = self._on_signal  # signal.getsignal compares by identity
@@ -76,7 +75,7 @@ class StopSignals:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         now, asked_at = time.monotonic(), self._asked_at
         is_again = asked_at is not None and now >= asked_at + SAME_WITHIN_S
-        if not self._taken or self._has_failed or is_again or not self._is_known():
+        if not self._taken or self._has_failed or is_again or not self._manager.is_watched:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif asked_at is None:
@@ -88,7 +87,7 @@ class StopSignals:
         name = signal.Signals(number).name
         try:
             log.warning("%s: the group finishes its step and leaves; a second signal ends this rank at once", name)
-            self._drain(f"{name} to rank {self._rank}")
+            self._manager.drain(f"{name} to rank {self._rank}")
         except LighthouseError as e:
             log.warning("cannot ask the manager to drain the group: %s; this rank ends", e)
             self._has_failed = True

@@ -29,7 +29,7 @@ NEVER_S = 1e9
 Outcome = RunCompleted | RunStopped | LighthouseError
 
 
-class Node:
+class Node(DriverThread):
     """A node's membership in the run. All methods are safe in any thread."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
@@ -42,7 +42,7 @@ class Node:
         """
         # torchrun ends the workers, so the machine must never kill this process.
         self._machine = RankMachine(entry, RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S))
-        self._thread = DriverThread(self._machine, open_stream, self, self._failed, self._receive)
+        super().__init__(self._machine, open_stream)
         self._reporter = SelfReporter()
         self._changed = threading.Condition()
         self._round: events.Run | None = None
@@ -51,15 +51,12 @@ class Node:
         self._outcome: Outcome | None = None
         self._has_left = False
 
-    def start(self) -> None:
-        self._thread.start()
-
     def leave(self) -> None:
         """Leave the run, which the others learn at once, and end a `join` that is waiting."""
         with self._changed:
             self._has_left = True
             self._changed.notify_all()
-        self._thread.leave()
+        super().leave()
 
     # -- state
 
@@ -122,7 +119,7 @@ class Node:
                     if not self._is_over:
                         return told
                     before = told.number
-                    self._thread.put(events.Waiting())
+                    self.put(events.Waiting())
                 if self.is_spare:
                     ends_at = now + limit_s
                 if now >= ends_at:
@@ -135,22 +132,25 @@ class Node:
         with self._changed:
             told = self._round
             if told is not None and not self._is_over:
-                self._thread.put(events.Raised("its workers have failed, or were stopped"))
+                self.put(events.Raised("its workers have failed, or were stopped"))
                 self._is_over = True
-            self._thread.put(events.Waiting())
+            self.put(events.Waiting())
         return -1 if told is None else told.number
 
     def finish(self) -> None:
         """Report that the workers have succeeded."""
-        self._thread.put(events.Returned())
+        self.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:
         """End the run for all nodes. Return whether the lighthouse confirmed that within `limit_s`."""
-        self._thread.put(events.Closing())
+        self.put(events.Closing())
         with self._changed:
             return self._changed.wait_for(lambda: self._outcome is not None, limit_s)
 
     # -- called by the driver and the stream
+
+    def before_event(self) -> None:
+        """Do nothing: a node counts no steps."""
 
     def run(self, run: events.Run) -> None:
         with self._changed:
@@ -173,7 +173,7 @@ class Node:
     def kill(self, reason: str) -> None:
         """Do nothing: torchrun ends its workers."""
 
-    def _receive(self, message: ToRunRank, stream: Stream) -> None:
+    def received(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
             self._reporter.answer(message.number, stream.send)
         if isinstance(message, GenerationEnded):
@@ -183,7 +183,7 @@ class Node:
                     self._is_over = True
                 self._changed.notify_all()
 
-    def _failed(self, error: InternalError) -> None:
+    def failed(self, error: InternalError) -> None:
         self.end(events.Ended(error))
 
 

@@ -28,8 +28,8 @@ from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[repor
 from agent_client.collectives.observed import ObservedGroup, never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError, first_line
 from agent_client.step.agent import Agent
+from agent_client.step.comparison import Part
 from agent_client.step.rules.loop_order import PassOrder
-from agent_client.step.runner import Part
 from agent_client.step.script_check import BY_HAND, refuse_model
 from agent_client.training.salvage import Salvage
 from agent_client.training.shared_buffers import SharedBuffers
@@ -96,7 +96,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             self._reduction.keep_layout(self.reducer._get_zeros_like_grad_buckets())
         self._shared = SharedBuffers(agent, self._buffers_to_share)
         self.register_comm_hook(self._reduction, _reduce_bucket)
-        agent.add_part(self)
+        agent.internals.add_part(self)
 
     @not_itself_compiled
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
@@ -111,7 +111,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     @never_compiled
     def _begin_pass(self) -> None:
         if self.training:
-            self._agent.computes(self, accumulates=not self.require_backward_grad_sync)
+            self._agent.internals.begin_forward(self, accumulates=not self.require_backward_grad_sync)
             self._shared.begin_step()
             self._forget_untold_pass()
             if self._reduction.is_expected and not self.require_backward_grad_sync:
@@ -154,7 +154,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return self._group.parameters
 
     @torch.no_grad()
-    def pass_over(self) -> bool:
+    def contribute_zeros(self) -> bool:
         self._forget_untold_pass()
         if self._reduction.buckets is not None:
             return False
@@ -167,7 +167,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             for parameter, piece in zip(parameters, pieces, strict=True):
                 parameter.grad = piece.view_as(parameter).clone(memory_format=torch.preserve_format)
         if self.find_unused_parameters:
-            self._group.pass_over()
+            self._group.contribute_zeros()
         self._reduction.ended()
         return True
 
@@ -263,7 +263,7 @@ class _GroupAmongGroups(ObservedGroup):
         marked = _reduce(self.agent, used.float(), self._map).then(lambda mean: [used.copy_(mean.value() > 0)])
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def pass_over(self) -> None:
+    def contribute_zeros(self) -> None:
         """Report that this rank has used no parameter."""
         here = torch.zeros(len(self.parameters))
         self._forget(self.agent.all_reduce(here, name=self._map).result() == 0)
@@ -346,8 +346,9 @@ class _Reduction:
 @never_compiled
 def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     name, rest = reduction.name(bucket.index()), reduction.rest(bucket.index())
-    reduction.agent.backward_reduces()
-    _at_the_end(reduction.agent.backward_ended)
+    internals = reduction.agent.internals
+    internals.begin_backward()
+    _at_the_end(internals.end_backward)
     reduction.buckets = bucket.index() + 1
     if bucket.is_last():
         _at_the_end(reduction.completed)

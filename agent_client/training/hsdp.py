@@ -74,12 +74,12 @@ def replicate(module: nn.Module, agent: Agent) -> None:
         raise ValueError(f"not sharded, so not averaged: {', '.join(plain)}; call fully_shard on the whole module, too")
 
     sharding = _ShardedPart(module)
-    agent.add_part(sharding)
+    agent.internals.add_part(sharding)
 
     @never_compiled
     def begin_step(part: nn.Module, _: object) -> None:
         if part.training and torch.is_grad_enabled():
-            agent.computes(sharding)
+            agent.internals.begin_forward(sharding)
 
     module.register_forward_pre_hook(begin_step, prepend=True)
     for name, part in sharded.items():
@@ -88,10 +88,10 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 
 @never_compiled
 def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tensor) -> None:
-    agent.backward_reduces()
+    agent.internals.begin_backward()
     sharding.order.reduced()
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
-    engine.queue_callback(agent.backward_ended)
+    engine.queue_callback(agent.internals.end_backward)
     agent.all_reduce(gradients, within_group=False, name=name).result()
 
 
@@ -112,7 +112,7 @@ class _ShardedPart:
     def parameters_reduced(self) -> list[nn.Parameter]:
         return list(self._module.parameters())
 
-    def pass_over(self) -> bool:
+    def contribute_zeros(self) -> bool:
         """Return False: the other ranks wait in torch's own collectives for this one's backward pass."""
         return False
 

@@ -15,6 +15,7 @@ keeps a share of the local parameters: local = mixing * local + (1 - mixing) * g
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -63,6 +64,25 @@ class OuterState:
         self.inner_steps, self.rank_batches = state_dict["inner_steps"], state_dict["rank_batches"]
 
 
+@dataclass(slots=True)
+class InnerSteps:
+    """Internals of an OuterSteps, for a sampler that counts inner steps."""
+
+    agent: Agent
+    taken: int = 0
+    """Number of inner steps that this rank has taken."""
+    ranks: int = 1
+
+    def draw_counts(self) -> tuple[int, int, bool]:
+        return self.taken, self.taken, False
+
+    def record_source(self, data: DataChoice) -> None:
+        self.agent.internals.record_source(data, is_whole_step=False)
+
+    def record_draw(self, number: int, batch: Callable[[], Tensor]) -> bool:
+        return True
+
+
 class OuterSteps(FaultTolerantOptimizer):
     """Base class of LocalSGD and DiLoCo: an optimizer with inner and outer steps.
 
@@ -74,7 +94,6 @@ class OuterSteps(FaultTolerantOptimizer):
     """
 
     votes_each_step = False
-    accumulates = False
 
     def __init__(
         self, optimizer: Optimizer, agent: Agent, state: OuterState, *, interval: int, delay: int, attempts: int
@@ -83,7 +102,7 @@ class OuterSteps(FaultTolerantOptimizer):
         super().__init__(optimizer, agent)
         if interval < 1 or attempts < 1:
             raise ValueError(f"sync_every and attempts must be at least 1, not {interval} and {attempts}")
-        if agent.world_size_mode is WorldSizeMode.CONSTANT_BATCH:
+        if agent.internals.machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH:
             raise ValueError(
                 "world_size_mode: constant_batch deals out the microbatches of a step; local steps have none"
             )
@@ -91,13 +110,13 @@ class OuterSteps(FaultTolerantOptimizer):
             raise ValueError(f"the agent's TrainState holds another {STATE_NAME!r}; one LocalSGD or DiLoCo an agent")
         if not parameters_of(optimizer) <= set(state.parameters):
             raise ValueError("optimizer: moves parameters that are not the model's, which would not be synchronised")
-        agent.internals.ask_late()
+        agent.internals.request_late()
         agent.state.stands_still = delay == 0
         self._state = state
         self._interval = interval
         self._delay = delay
         self._attempts = attempts
-        self._taken = 0
+        self.internals = InnerSteps(agent)
 
     @property
     def global_parameters(self) -> list[Tensor]:
@@ -118,15 +137,6 @@ class OuterSteps(FaultTolerantOptimizer):
         _, places = self._agent.internals.last_slot()
         return self._state.rank_batches + self._state.inner_steps * places
 
-    @property
-    def steps_ended(self) -> int:
-        """Number of inner steps that this rank has taken."""
-        return self._taken
-
-    @property
-    def moves(self) -> int:
-        return self._taken
-
     def slot(self) -> tuple[int, int]:
         """Return (index, number of ranks) of this rank among all ranks of the last outer step's quorum."""
         self._join()
@@ -134,10 +144,6 @@ class OuterSteps(FaultTolerantOptimizer):
 
     def slots(self) -> list[tuple[int, int]]:
         return [self.slot()]
-
-    def draws_from(self, data: DataChoice) -> None:
-        """Note the source of the batches of the inner steps."""
-        self._agent.draws_from(data, is_whole_step=False)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         self._join()
@@ -151,7 +157,7 @@ class OuterSteps(FaultTolerantOptimizer):
         """
         self.wrapped.step(closure)
         self._state.inner_steps += 1
-        self._taken += 1
+        self.internals.taken += 1
         if self._state.inner_steps == self._interval - self._delay:
             self._begin()
         return self._state.inner_steps < self._interval or self._end()
@@ -185,7 +191,7 @@ class OuterSteps(FaultTolerantOptimizer):
         with self._agent.applying() if is_committed else nullcontext():
             self._settle(is_committed)
         self._state.inner_steps = 0
-        self._agent.tell_commit()
+        self._agent.internals.call_on_commit()
         return is_committed
 
     def _mean(self, index: int, tensor: Tensor) -> "Future[Tensor]":

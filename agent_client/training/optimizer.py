@@ -91,9 +91,9 @@ class FaultTolerantOptimizer(Optimizer):
         Args:
             set_to_none: As for torch's optimizers.
         """
-        agent = self._agent
-        if self._order.zeroes(has_computed=agent.has_computed, forward_begins=agent.forward_begins):
-            agent.start_quorum()
+        internals = self._agent.internals
+        if self._order.zeroes(has_computed=internals.machine.has_computed, forward_begins=internals.forward_begins):
+            self._agent.start_quorum()
         self.wrapped.zero_grad(set_to_none)
 
     @not_itself_compiled
@@ -120,7 +120,7 @@ class FaultTolerantOptimizer(Optimizer):
                 self.last_loss = closure()
         self._refuse_second_vote()
         is_committed = self._agent.should_commit()
-        self._agent.internals.last_vote = weakref.ref(self), self._agent.moves
+        self._agent.internals.last_vote = weakref.ref(self), self._agent.internals.machine.moves
         if not is_committed:
             return False
         with self._agent.applying():
@@ -128,7 +128,7 @@ class FaultTolerantOptimizer(Optimizer):
                 self._catch_up.apply()
             else:
                 self.wrapped.step()
-        self._agent.tell_commit()
+        self._agent.internals.call_on_commit()
         return True
 
     def _refuse_second_vote(self) -> None:
@@ -138,7 +138,12 @@ class FaultTolerantOptimizer(Optimizer):
         """
         last = self._agent.internals.last_vote
         voter = last[0]() if last is not None else None
-        if last is not None and voter is not None and voter is not self and last[1] == self._agent.moves:
+        if (
+            last is not None
+            and voter is not None
+            and voter is not self
+            and last[1] == self._agent.internals.machine.moves
+        ):
             raise ConfigurationError(
                 "two optimizers have been stepped after one backward pass, each with its own vote. A step is "
                 "voted on only once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"

@@ -15,7 +15,7 @@ from torch.distributed import GradBucket
 
 from agent_client.state.snapshot import has_no_gaps
 from agent_client.step.agent import Agent
-from agent_client.step.runner import Part
+from agent_client.step.comparison import Part
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ with the step, and each number is drawn in exactly one committed step, whichever
 
 import functools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
@@ -23,8 +23,10 @@ class Position(Protocol):
     """Position of a rank: an Agent, or a LocalSGD or DiLoCo, whose inner steps count.
 
     Read `current_step` and `batches_committed` after the slots, which wait until this rank has joined its peers.
-    Optional members are `group_world_size` (default 1) and `draws_from`, which is called with the sampler's `data`.
     """
+
+    @property
+    def internals(self) -> "DrawRecords": ...
 
     @property
     def current_step(self) -> int: ...
@@ -34,27 +36,37 @@ class Position(Protocol):
         """Number of batches in the committed steps over all groups. The ranks of a group count as one."""
         ...
 
-    @property
-    def steps_ended(self) -> int:
-        """Number of steps that were committed or discarded."""
-        ...
-
-    @property
-    def moves(self) -> int:
-        """Counter of forward passes, reductions and votes."""
-        ...
-
-    @property
-    def accumulates(self) -> bool:
-        """True after a forward pass under `no_sync()`, when another pass of the same step follows."""
-        ...
-
     def slots(self) -> Sequence[tuple[int, int]]:
         """Return (place, places) of each microbatch of this rank in the step that begins."""
         ...
 
     def slot(self) -> tuple[int, int]:
         """Return the only slot. Raises in a mode in which there may be several."""
+        ...
+
+
+class DrawRecords(Protocol):
+    """What a sampler reads and reports at each batch."""
+
+    @property
+    def ranks(self) -> int:
+        """Number of ranks that each count in `batches_committed` as one."""
+        ...
+
+    def draw_counts(self) -> tuple[int, int, bool]:
+        """Return the steps that were committed or discarded, a counter, and whether the pass accumulates.
+
+        The counter counts forward passes, reductions and votes. A pass accumulates under `no_sync()`, when another pass
+        of the same step follows.
+        """
+        ...
+
+    def record_source(self, data: DataChoice) -> None:
+        """Record the source of the batches of the current step."""
+        ...
+
+    def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
+        """Record the next batch. Return False if its step had been left out and is discarded now."""
         ...
 
 
@@ -217,21 +229,17 @@ class StepSampler:
         Args:
             several: Whether a rank may have several microbatches in a step. They follow one another.
         """
-        position, draws = self._position, Draws()
-        ranks = getattr(position, "group_world_size", 1)
-        note = getattr(position, "draws_from", lambda _: None)
-        drew = None if several else getattr(position, "drew", None)  # returns False for an outdated batch
+        position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:
             slots = position.slots() if several else [position.slot()]
             if position.current_step >= self._steps:
                 return  # the state of a peer that has finished was installed
-            note(self.data)
-            drawn = drawn_in(slots, position.batches_committed * ranks, self.data.accumulate)
-            index = draws.draw(
-                len(drawn.offsets), ended=position.steps_ended, moves=position.moves, accumulates=position.accumulates
-            )
+            internals.record_source(self.data)
+            drawn = drawn_in(slots, position.batches_committed * internals.ranks, self.data.accumulate)
+            ended, moves, accumulates = internals.draw_counts()
+            index = draws.draw(len(drawn.offsets), ended=ended, moves=moves, accumulates=accumulates)
             drawn = replace(drawn, index=index)
-            if drew is None or drew(drawn.number, functools.partial(self.batch, drawn.number)):
+            if several or internals.record_draw(drawn.number, functools.partial(self.batch, drawn.number)):
                 yield drawn
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:

@@ -51,14 +51,15 @@ class SharedBuffers:
     """Shares the buffers that `find` returns. It is called each time, since a script may replace buffers."""
 
     def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
-        self._agent = agent
+        self._internals, self._machine = agent.internals, agent.internals.machine
         self._find = find
         self._before: tuple[Tag, int, list[Tensor]] | None = None
         self._coming: list[tuple[list[_Alike], Future[Tensor]]] = []
 
     def begin_step(self) -> None:
         """Copy the buffers before the first forward pass of a step."""
-        began = self._agent.tag, self._agent.steps_ended
+        machine = self._machine
+        began = machine.tag, machine.ended
         if self._before is None or self._before[:2] != began:
             with torch.no_grad():
                 self._before = (*began, [alike.flat() for alike in self._alike()])
@@ -66,10 +67,10 @@ class SharedBuffers:
     def agree(self) -> None:
         """Begin to receive the buffers of the first participant. Without peers, do nothing."""
         self._coming = []
-        if self._agent.has_peers:
+        if self._machine.has_peers:
             for _, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
                 found = list(on_device)
-                self._coming.append((found, self._agent.take_from_first(_packed(found))))
+                self._coming.append((found, self._internals.take_from_first(_packed(found))))
 
     @torch.no_grad()
     def settle(self, *, is_committed: bool) -> None:
@@ -83,9 +84,8 @@ class SharedBuffers:
     @torch.no_grad()
     def restore(self) -> None:
         """Undo the changes by the forward passes of this step."""
-        if (
-            self._before is not None and self._before[0] == self._agent.tag
-        ):  # otherwise a peer's state was installed since
+        # Otherwise a peer's state was installed since.
+        if self._before is not None and self._before[0] == self._machine.tag:
             for alike, before in zip(self._alike(), self._before[2], strict=True):
                 alike.assign(before)
 

@@ -25,7 +25,7 @@ from agent_client.healing.fetch import Fetch
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentConfig
-from agent_client.step.internals import GroupPlace
+from agent_client.step.rendezvous import GroupPlace
 from lighthouse_runtime.process.loop import StopRequest
 from manager.server import daemon
 from manager.server.config import ManagerConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agent_client.step.rules.world_size import WorldSizeMode
+from agent_client.step.rules.world_size import WorldSize
 
 
 class LoneAgent:
@@ -20,7 +20,7 @@ class LoneAgent:
         self.decisions = list(decisions)
         self.mean = mean
         self.current_step = step
-        self.world_size_mode = WorldSizeMode.DYNAMIC
+        self.world_size = WorldSize()
         self.state: Any = SimpleNamespace(standing={}, stands_still=True, holds=lambda optimizer: True)
         self.asked: list[str] = []
         self.reduced: list[torch.Tensor] = []
@@ -38,6 +38,10 @@ class LoneAgent:
         return self
 
     @property
+    def machine(self) -> "LoneAgent":
+        return self
+
+    @property
     def moves(self) -> int:
         return len(self.asked) + len(self.reduced)
 
@@ -47,7 +51,7 @@ class LoneAgent:
 
     group_world_size = 1
 
-    def draws_from(self, data: object, *, is_whole_step: bool = True) -> None:
+    def record_source(self, data: object, *, is_whole_step: bool = True) -> None:
         """No peer compares it."""
 
     def catch_up_for(self, optimizer: torch.optim.Optimizer) -> None:
@@ -56,7 +60,7 @@ class LoneAgent:
     def refuse_catch_up(self, what: str) -> None:
         pass
 
-    def ask_late(self) -> None:
+    def request_late(self) -> None:
         self.asked.append("late")
 
     def applying(self) -> AbstractContextManager[None]:
@@ -64,7 +68,7 @@ class LoneAgent:
 
     has_computed = forward_begins = False
 
-    def tell_commit(self) -> None:
+    def call_on_commit(self) -> None:
         """Nothing waits for it."""
 
     def start_quorum(self) -> None:

@@ -92,7 +92,7 @@ class LoopActor:
 
     def zero_before_and_last(self) -> bool:
         """That of many who accumulate: before the loop, and after each step."""
-        if not self.told and self.agent.steps_ended == 0:
+        if not self.told and self.agent.internals.machine.ended == 0:
             self.optimizer.zero_grad()
         for is_last in (False, True):
             with contextlib.nullcontext() if is_last else self.model.no_sync():
@@ -144,7 +144,7 @@ class LoopActor:
         self.model.train()
         with torch.no_grad():
             self.model.module(torch.zeros(4, 8))
-        return self.agent._machine.phase.value != "idle"
+        return self.agent.internals.machine.phase.value != "idle"
 
     def steps_told(self) -> list[int]:
         return self.told

@@ -17,7 +17,7 @@ class PendingDiloco(Diloco):
         self.calls = 0
         self.may_go = threading.Event()
         self.may_go.set()
-        link = self.agent._manager
+        link = self.agent.internals.manager
         for owner, name in ((link._client, "quorum"), (link._client, "vote"), (link._client, "status")):
             self._count(owner, name)
         self._count(link._votes, "send")

@@ -10,7 +10,7 @@ from torch.utils.data import DistributedSampler
 
 from agent_client.errors import EvaluationInterrupted, ScriptMismatch
 from agent_client.state.train_state import TrainState
-from agent_client.step.runner import Part
+from agent_client.step.comparison import Part
 from agent_client.training.sampler import StepSampler
 from tests.agent_client.actors import build_agent
 
@@ -51,13 +51,13 @@ class ScriptedActor:
     def step_of_buckets(self, *buckets: tuple[int, float], between: bool = False) -> dict[str, Any]:
         """Their sizes and what they are filled with: announced together. `between`: something else is reduced after
         the first one. Also how often the participants have compared."""
-        compared, exchange = list[object](), self.agent._peers.exchange
+        compared, exchange = list[object](), self.agent.internals.peers.exchange
 
         def count(words: Any, timeout_s: float) -> Any:
             compared.append(words)
             return exchange(words, timeout_s)
 
-        self.agent._peers.exchange = count  # type: ignore[method-assign]
+        self.agent.internals.peers.exchange = count  # type: ignore[method-assign]
         parts = [Part(f"bucket {i}", size, torch.float32) for i, (size, _) in enumerate(buckets)]
         self.agent.start_quorum()
         for i, (size, value) in enumerate(buckets):
@@ -66,7 +66,7 @@ class ScriptedActor:
             if between and i == 0:
                 self.agent.all_reduce(torch.ones(5), name="metric").result()
         told = self.vote() | {"compared": len(compared)}
-        self.agent._peers.exchange = exchange  # type: ignore[method-assign]
+        self.agent.internals.peers.exchange = exchange  # type: ignore[method-assign]
         return told
 
     def steps_of_buckets(self, count: int, *buckets: tuple[int, float], **options: Any) -> list[dict[str, Any]]:
@@ -84,7 +84,7 @@ class ScriptedActor:
             "step": agent.current_step,
             "quorum_id": agent.quorum_id,
             "participants": list(agent.participants),
-            "discards": (agent._machine.discards, agent._machine.faults),
+            "discards": (agent.internals.machine.discards, agent.internals.machine.faults),
         }
 
     def steps(self, until: int, *reduced: tuple[int, str, str]) -> list[dict[str, Any]]:

@@ -46,4 +46,4 @@ class StateDependentActor(AgentActor):
 
     def believe_that_it_is_current(self) -> None:
         """As a group does whose last step was committed, and whose peers have gone on without it."""
-        self.agent._machine.may_heal = False
+        self.agent.internals.machine.may_heal = False

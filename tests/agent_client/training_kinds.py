@@ -268,12 +268,12 @@ class Ddp:
 
     def advertise_nowhere(self) -> None:
         """Peers that heal from here find nobody, from the next quorum on."""
-        healing: Any = self.agent._healing
+        healing: Any = self.agent.internals.healing
         healing._source._server.address = "http://127.0.0.1:1"
 
     def received(self) -> tuple[str, int, int]:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
-        healing: Any = self.agent._healing
+        healing: Any = self.agent.internals.healing
         fetch = healing._fetch
         transfer = fetch and fetch._transfer
         return (transfer._lead, transfer._reported, transfer._total) if transfer else ("", 0, 0)
@@ -281,7 +281,7 @@ class Ddp:
     def _gate_sending(self) -> None:
         self.may_send = threading.Event()
         self.may_send.set()
-        healing: Any = self.agent._healing
+        healing: Any = self.agent.internals.healing
         if self.standing:
             healing._source._server._chunk_bytes = CHUNK_BYTES
 

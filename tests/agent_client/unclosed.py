@@ -20,7 +20,7 @@ def main() -> None:
     model = torch.nn.Linear(2, 2)
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     agent = Agent(sys.argv[1], state=TrainState(model, sgd), config=AgentConfig(advertise="127.0.0.1"))
-    agent._thread.submit(compute)
+    agent.internals.thread.submit(compute)
     time.sleep(0.1)
     raise SystemExit(3)
 

@@ -80,8 +80,9 @@ def main(shape: Shape, events: Events, stop: Path) -> None:
     state = TrainState(model, optimizers[0], critic=optimizers[1])
     agent = Agent.from_env(state=state, max_consecutive_discards=shape.discards)
     if shape.is_cut_off:
-        find_address = agent._healing._find_address
-        agent._healing._find_address = lambda assignment, _: find_address(assignment, NOWHERE)
+        healing = agent.internals.healing
+        find_address = healing._find_address
+        healing._find_address = lambda assignment, _: find_address(assignment, NOWHERE)
     parts = [DistributedDataParallel(part, agent, bucket_cap_mb=shape.bucket_mb) for part in model.values()]
     wrapped = [FaultTolerantOptimizer(optimizer, agent) for optimizer in optimizers]
     events.note("asks")

@@ -186,7 +186,7 @@ class Rank(ManagerSide):
             return self.exit(f"refused: {reason}", explained_by=explained_by)
         self.world.counts["steps without a quorum"] += 1
         self.say(f"has no quorum for step {self.machine.step}: {error}")
-        self.machine.unanswered(str(error))
+        self.machine.got_no_quorum(str(error))
         self.after(self._patience.backoff_s, self._vote, self._next_round())
         return None
 

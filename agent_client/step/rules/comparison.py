@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 WORD_BYTES = 8
 TEXT_WORDS = 12
-NAMES_TOLD = 8
+NAMES_SHOWN = 8
 PAYLOAD_WORDS = 3
 
 
@@ -50,7 +50,7 @@ class Flag(IntFlag):
     NONE = 0
     NOT_FINITE = 1
     """An element is infinite or NaN."""
-    PASSES_OVER = 2
+    SKIPS_BATCH = 2
     """The participant skips its batch. It sends zeros and does not count in this step."""
 
 
@@ -127,8 +127,8 @@ class Row(NamedTuple):
     @property
     def announced(self) -> Announced:
         kind, step, number, size, _, *text = self.words
-        told = b"".join(word.to_bytes(WORD_BYTES, "little", signed=True) for word in text).rstrip(b"\0")
-        dtype, _, name = told.decode(errors="replace").partition(" ")
+        encoded = b"".join(word.to_bytes(WORD_BYTES, "little", signed=True) for word in text).rstrip(b"\0")
+        dtype, _, name = encoded.decode(errors="replace").partition(" ")
         return Announced(Kind(kind) if kind in set(Kind) else Kind.NONE, number, size, dtype, name, step)
 
 
@@ -157,16 +157,16 @@ def _text_words(dtype: str, name: str) -> tuple[int, ...]:
 def from_words(words: Sequence[int]) -> Row:
     standing, seniority, flags, *rest = words
     announced, payload = rest[:-PAYLOAD_WORDS], rest[-PAYLOAD_WORDS:]
-    known = Flag(flags & (Flag.NOT_FINITE | Flag.PASSES_OVER))
+    known = Flag(flags & (Flag.NOT_FINITE | Flag.SKIPS_BATCH))
     return Row(standing, seniority, known, tuple(announced), tuple(payload))
 
 
 def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
     """Return the replica_rank of each participant at fault."""
-    speaking = [row for row in rows if not row.is_silent]
-    if all(row.words == speaking[0].words for row in speaking):
+    announcing = [row for row in rows if not row.is_silent]
+    if all(row.words == announcing[0].words for row in announcing):
         return frozenset()
-    right = _find_right(speaking)
+    right = _find_right(announcing)
     return frozenset(place for place, row in enumerate(rows) if not row.is_silent and row.words != right)
 
 
@@ -182,18 +182,18 @@ def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], p
     right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
     has_one_step = len({row.announced.step for row in rows}) == 1
 
-    def says(other: int, count: int) -> str:
+    def announces(other: int, count: int) -> str:
         announced = rows[other].announced
         return _plural(announced, count) + ("" if has_one_step else f" of step {announced.step}")
 
-    where = f"where {_list([names[other] for other in right])} {says(right[0], len(right))}"
+    where = f"where {_list([names[other] for other in right])} {announces(right[0], len(right))}"
     if place in faulty:
-        return f"this group ({names[place]}) {says(place, 1)} {where}"
-    said: dict[tuple[int, ...], list[int]] = {}
+        return f"this group ({names[place]}) {announces(place, 1)} {where}"
+    parties: dict[tuple[int, ...], list[int]] = {}
     for other in sorted(faulty):
-        said.setdefault(rows[other].words, []).append(other)
-    parties = [f"{_list([names[other] for other in party])} {says(party[0], len(party))}" for party in said.values()]
-    return f"{'; '.join(parties)}, {where}"
+        parties.setdefault(rows[other].words, []).append(other)
+    texts = [f"{_list([names[other] for other in each])} {announces(each[0], len(each))}" for each in parties.values()]
+    return f"{'; '.join(texts)}, {where}"
 
 
 def _plural(announced: Announced, count: int) -> str:
@@ -202,10 +202,10 @@ def _plural(announced: Announced, count: int) -> str:
 
 
 def _list(names: Sequence[str]) -> str:
-    *others, last = names[:NAMES_TOLD]
-    more = len(names) - NAMES_TOLD
+    *others, last = names[:NAMES_SHOWN]
+    more = len(names) - NAMES_SHOWN
     if more > 0:
-        return f"{', '.join(names[:NAMES_TOLD])} and {more} more"
+        return f"{', '.join(names[:NAMES_SHOWN])} and {more} more"
     return f"{', '.join(others)} and {last}" if others else last
 
 

@@ -38,7 +38,7 @@ class StepPart(Protocol):
         """Parameters whose gradients it reduces."""
         ...
 
-    def pass_over(self) -> bool:
+    def contribute_zeros(self) -> bool:
         """Reduce zeros instead of the batch's gradients. Return False if something was reduced already."""
         ...
 

@@ -65,9 +65,9 @@ class StepMachine:
     """True if an all-reduce over all participants has completed in this step."""
     has_computed: bool = False
     """True if a forward pass or a reduction has begun in this step."""
-    passes_over: bool = False
+    skips_batch: bool = False
     """True if the script skips this rank's batch. The rank adds zeros and does not count."""
-    passed_weight: int = 0
+    skipped_weight: int = 0
     """Number of microbatches in the step that groups have skipped."""
     is_in_backward: bool = False
     """True while a backward pass reduces."""
@@ -108,6 +108,11 @@ class StepMachine:
         return Tag(self.step, self.tag_quorum_id)
 
     @property
+    def has_peers(self) -> bool:
+        """True if the quorum of the step has other groups."""
+        return self.assignment is not None and self.assignment.replica_world_size > 1
+
+    @property
     def next_step(self) -> int | None:
         """The first step of which nothing has been computed, or None if a step is half done."""
         has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
@@ -133,8 +138,8 @@ class StepMachine:
         self.has_reduced = False
         self.has_computed = False
         self.is_in_backward = False
-        self.passes_over = False
-        self.passed_weight = 0
+        self.skips_batch = False
+        self.skipped_weight = 0
         self.must_install = False
 
     def answered(self, assignment: Assignment) -> None:
@@ -143,12 +148,12 @@ class StepMachine:
         self.share = self.world_size.share(assignment)
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
-    def unanswered(self, reason: str) -> None:
+    def got_no_quorum(self, reason: str) -> None:
         """Record that there is no quorum for this step, which will be discarded."""
-        self._move("unanswered", Phase.ASKED, to=Phase.COMPUTING)
+        self._move("no_quorum", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
-    def passed_over(self) -> None:
+    def quorum_revoked(self) -> None:
         """Record a quorum that was revoked before this step began under it. Another one is requested."""
         self.discards += 1
 
@@ -180,7 +185,7 @@ class StepMachine:
         self.accumulates = accumulates
         self.moves += 1
 
-    def gives_up(self) -> None:
+    def abandon_backward(self) -> None:
         """Record that a backward pass has ended before it had reduced everything.
 
         Its sums are useless, and this rank's next reduction would not match that of its peers.
@@ -196,7 +201,7 @@ class StepMachine:
     @property
     def divisor(self) -> int:
         """Number of microbatches whose gradients are in the step's sums."""
-        return self.share.divisor - self.passed_weight
+        return self.share.divisor - self.skipped_weight
 
     def reduced(self) -> None:
         """Record that an all-reduce over all participants has completed in this step."""
@@ -262,7 +267,7 @@ class StepMachine:
         return self.failure is None
 
     @property
-    def was_told_late(self) -> bool:
+    def must_heal_next(self) -> bool:
         """True if this rank learned that it must heal after it had begun to compute, and has not healed since."""
         return self.phase is Phase.IDLE and self.must_install and not self.heals_first
 

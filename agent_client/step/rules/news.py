@@ -49,7 +49,7 @@ class StepNews:
         before, self._loss, self._healing = self._loss, loss, None
         return "" if before is None else f"step {before.step} discarded: {before}"
 
-    def late(self, now: float) -> str:
+    def take_overdue(self, now: float) -> str:
         """Return the line that cannot wait for the step any longer, or an empty text."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
@@ -58,7 +58,7 @@ class StepNews:
         loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 
-    def waits(self, step: int, healing: Sequence[str], now: float) -> str:
+    def heal_begins(self, step: int, healing: Sequence[str], now: float) -> str:
         """Return the line about groups that heal while this step waits for them."""
         names = ", ".join(healing)
         self._healing = names, step, now
@@ -78,8 +78,8 @@ class StepNews:
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
-SAID_FROM = 3  # requests in a row
-SAID_EVERY_S = 60.0
+FIRST_LOG_AFTER = 3  # requests in a row
+LOG_INTERVAL_S = 60.0
 
 _FINAL = (InvalidRequest, NotServed, Unrecoverable)
 _WAITS = (DeadlinePassed, Unreachable, Superseded, LimitReached)
@@ -98,7 +98,7 @@ class Patience:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._tries = self._refusals = 0
-        self._began_at = self._said_at = 0.0
+        self._began_at = self._logged_at = 0.0
         self.backoff_s = 0.0
         """How long to wait before the next request."""
 
@@ -109,7 +109,7 @@ class Patience:
     def refused(self, error: LighthouseError, now: float) -> str:
         """Record a refusal. Return the reason for which this rank must end, or an empty text to retry."""
         if self._tries == 0:
-            self._began_at = self._said_at = now
+            self._began_at = self._logged_at = now
         self.backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._tries, 10))
         self._tries += 1
         if isinstance(error, _FINAL):
@@ -121,8 +121,8 @@ class Patience:
 
     def take_news(self, error: LighthouseError, now: float) -> str:
         """Return the text to log as an error now, or an empty text."""
-        is_first = self._tries == SAID_FROM
-        if self._tries < SAID_FROM or not (is_first or now >= self._said_at + SAID_EVERY_S):
+        is_first = self._tries == FIRST_LOG_AFTER
+        if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):
             return ""
-        self._said_at = now
+        self._logged_at = now
         return f"no quorum since {now - self._began_at:.0f} s, after {self._tries} requests; asking on: {error}"

@@ -60,7 +60,7 @@ class WorldSize:
     """At least 1. Not used in DYNAMIC mode."""
 
     @property
-    def is_dealt_by_quorum(self) -> bool:
+    def depends_on_quorum(self) -> bool:
         """True if the quorum of a step determines which microbatches a group computes."""
         return self.mode is not WorldSizeMode.DYNAMIC
 

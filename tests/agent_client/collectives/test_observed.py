@@ -63,7 +63,7 @@ def test_it_is_inside_until_all_are(pair: list[ObservedGroup], progress: list[Pr
 def test_those_of_the_agent_and_torch_s_have_one_order(pair: list[ObservedGroup], progress: list[Progress]) -> None:
     """As when rank 0 sums its metrics while the others' modules send their buffers."""
     work: Any = pair[1].broadcast([torch.ones(1)], BroadcastOptions())
-    number = progress[0].numbers.told(progress[0].numbers.inside(), within_group=True)
+    number = progress[0].numbers.number_of(progress[0].numbers.inside(), within_group=True)
     with progress[0].collective(number.quorum_id, number.number, "all_reduce", within_group=True, inner=number.inner):
         assert where(progress[0]).order == where(progress[1]).order
         assert where(progress[0]).operation != where(progress[1]).operation

@@ -58,12 +58,12 @@ def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoi
         assert catch_up is not None
         lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b"))
         catch_up.machine.answered(lead, Tag(0, 0), "a")
-        agent._machine.work_at(7, 3)
+        agent.internals.machine.work_at(7, 3)
         folder = CheckpointFolder(tmp_path, agent)
         assert (agent.catches_up, agent.current_step, folder.save()) == (True, 7, None)
         assert agent.state_dict() == {"step": 0, "tag_quorum_id": 0, "batches_committed": 0}
         catch_up.machine.answered(CatchUpPlan(Tag(0, 0), catches_up=False, has_source=False, names=("a",)), Tag(0, 0))
-        agent._machine.work_at(0, 0)
+        agent.internals.machine.work_at(0, 0)
         assert folder.save() is not None
 
 

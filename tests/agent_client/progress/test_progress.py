@@ -279,7 +279,7 @@ class TestOfTheAgent:
 
 
 def order(numbers: CollectiveIds, entry: Entry, *, within_group: bool) -> tuple[int, int, int]:
-    return numbers.told(entry, within_group=within_group)
+    return numbers.number_of(entry, within_group=within_group)
 
 
 def test_each_comes_after_the_one_before() -> None:
@@ -298,7 +298,7 @@ def test_a_group_s_own_collectives_move_no_other_group_s_numbers() -> None:
     busy, other = CollectiveIds(), CollectiveIds()
     for _ in range(5):
         busy.inside()
-    both = [numbers.told(numbers.over(), within_group=False) for numbers in (busy, other)]
+    both = [numbers.number_of(numbers.over(), within_group=False) for numbers in (busy, other)]
     assert both[0] == both[1]
 
 
@@ -312,13 +312,15 @@ def test_a_new_quorum_counts_anew_from_the_step_that_asked_for_it() -> None:
     for numbers, so_many in ((veteran, asked_for), (newcomer, 0)):
         numbers.begin(3, so_many)
         numbers.begin(3, so_many + 4)  # the quorum of the next step is the same one
-    assert veteran.told(entry, within_group=False) == newcomer.told(newcomer.over(), within_group=False) == (3, 2, 0)
-    assert veteran.told(before_the_answer, within_group=True) == (3, 0, 1)
+    assert (
+        veteran.number_of(entry, within_group=False) == newcomer.told(newcomer.over(), within_group=False) == (3, 2, 0)
+    )
+    assert veteran.number_of(before_the_answer, within_group=True) == (3, 0, 1)
 
 
 def test_told_is_what_collectives_are_compared_by() -> None:
     numbers = CollectiveIds()
     numbers.over()
-    told = numbers.told(numbers.inside(), within_group=True)
+    told = numbers.number_of(numbers.inside(), within_group=True)
     collective = Collective(told.quorum_id, told.number, "broadcast", inner=told.inner)
     assert collective.order == told == (0, 2, 1)

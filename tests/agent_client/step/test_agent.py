@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from agent_client.errors import ConfigurationError
-from agent_client.step.internals import GroupPlace
+from agent_client.step.rendezvous import GroupPlace
 from examples.ports import free_port
 from tests.agent_client.jobs import TIMES, Job
 from tests.agent_client.ranks import Pending, Rank, RankError, RankServer, together

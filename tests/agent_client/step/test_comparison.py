@@ -25,7 +25,7 @@ WIDE = Announced(Kind.REDUCE, 3, 816, "float32", "generator, bucket 0")
 NARROW = Announced(Kind.REDUCE, 3, 580, "float32", "discriminator, bucket 0")
 END = Announced(Kind.END, 2)
 
-FLAGGED = [(Flag.NOT_FINITE, (5, -6)), (Flag.PASSES_OVER, (0, 0))]
+FLAGGED = [(Flag.NOT_FINITE, (5, -6)), (Flag.SKIPS_BATCH, (0, 0))]
 
 announcements = st.builds(
     Announced,

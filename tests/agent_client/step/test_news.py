@@ -2,7 +2,15 @@
 
 import pytest
 
-from agent_client.step.rules.news import LOSS_HELD_S, MAX_BACKOFF_S, SAID_EVERY_S, SAID_FROM, Loss, Patience, StepNews
+from agent_client.step.rules.news import (
+    FIRST_LOG_AFTER,
+    LOG_INTERVAL_S,
+    LOSS_HELD_S,
+    MAX_BACKOFF_S,
+    Loss,
+    Patience,
+    StepNews,
+)
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     DuplicateReplica,
@@ -54,10 +62,10 @@ def test_waiting_never_ends_a_rank_and_is_said_regularly(kind: type[LighthouseEr
             said.append((now, news))
         now += 0.2 + patience.backoff_s
     assert patience._tries > 1100  # 2**1100 is no float
-    assert said[0][1].startswith(f"no quorum since 1 s, after {SAID_FROM} requests; asking on: 1 of 2 joined")
+    assert said[0][1].startswith(f"no quorum since 1 s, after {FIRST_LOG_AFTER} requests; asking on: 1 of 2 joined")
     gaps = [later - earlier for (earlier, _), (later, _) in zip(said, said[1:], strict=False)]
     assert len(said) >= 29
-    assert all(SAID_EVERY_S <= gap < SAID_EVERY_S + 2 for gap in gaps)
+    assert all(LOG_INTERVAL_S <= gap < LOG_INTERVAL_S + 2 for gap in gaps)
 
 
 def test_a_quorum_is_the_end_of_it():
@@ -75,7 +83,7 @@ LOST_B = Loss("b", "rank 1 has ended", step=1541, at=100.0)
 def test_a_loss_is_told_with_the_step_that_is_redone():
     news = StepNews()
     assert news.lost(LOST_B) == ""
-    assert news.late(100.1) == ""
+    assert news.take_overdue(100.1) == ""
     assert news.committed(1541, ["a", "c"], 100.05) == [
         "lost b (rank 1 has ended); step 1541 redone without it after 50 ms"
     ]
@@ -91,8 +99,8 @@ def test_a_group_that_is_back_at_once_is_in_the_redone_step():
 def test_a_loss_does_not_wait_for_a_quorum_that_takes_long():
     news = StepNews()
     news.lost(LOST_B)
-    assert news.late(100.0 + LOSS_HELD_S) == "step 1541 discarded: lost b (rank 1 has ended)"
-    assert news.late(100.0 + LOSS_HELD_S) == ""
+    assert news.take_overdue(100.0 + LOSS_HELD_S) == "step 1541 discarded: lost b (rank 1 has ended)"
+    assert news.take_overdue(100.0 + LOSS_HELD_S) == ""
     assert news.committed(1541, ["a"], 110.0) == []
 
 
@@ -106,16 +114,16 @@ def test_each_of_two_losses_is_told():
 
 def test_a_step_that_waits_for_a_heal_says_so_and_what_that_took():
     news = StepNews()
-    assert news.waits(17, ["b", "c"], 10.0) == "step 17 waits for b, c to heal"
+    assert news.heal_begins(17, ["b", "c"], 10.0) == "step 17 waits for b, c to heal"
     assert news.committed(17, ["a", "b", "c"], 51.0) == ["b, c healed; step 17 took 41 s"]
 
 
 def test_a_heal_whose_step_failed_is_not_told_as_done():
     news = StepNews()
-    news.waits(17, ["b"], 10.0)
+    news.heal_begins(17, ["b"], 10.0)
     news.flush()
     assert news.committed(17, ["a", "b"], 51.0) == []
-    news.waits(17, ["b"], 60.0)
+    news.heal_begins(17, ["b"], 60.0)
     news.lost(Loss("b", "its connection was lost", 17, 71.0))
     assert news.committed(17, ["a"], 71.029) == [
         "lost b (its connection was lost); step 17 redone without it after 29 ms"

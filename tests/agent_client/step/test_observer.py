@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from agent_client.step import observer
-from agent_client.step.observer import give_way, observe
+from agent_client.step.observer import observe, stop_observing
 from lighthouse_protocol.messages.session import FromRank, WatchHello
 from lighthouse_runtime.client.clients import ManagerClient
 from tests.agent_client.manager_client.fake_watch import FakeWatch
@@ -57,14 +57,14 @@ def test_it_is_watched_once_and_leaves_when_something_else_tells_where_it_is(man
     eventually(lambda: manager.hellos, "a watch")
     [hello] = manager.hellos
     assert (hello.group_rank, hello.is_observer) == (1, True)
-    give_way()
+    stop_observing()
     assert manager.done == ["Leaving", "ended", "closed"]
     observe()
     assert len(manager.hellos) == 1
 
 
 def test_beside_an_agent_it_is_not(manager: Manager):
-    give_way()
+    stop_observing()
     observe()
     assert observer._present is None
 
@@ -108,5 +108,5 @@ def test_a_script_that_is_importing_torch_is_observed_when_it_has(
     half.go_on.set()
     script.join()
     eventually(lambda: manager.hellos, "a watch")
-    give_way()
+    stop_observing()
     del sys.modules["half_imported_torch"]

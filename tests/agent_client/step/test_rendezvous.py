@@ -15,8 +15,7 @@ from torch.distributed import HashStore, distributed_c10d
 from agent_client import Agent, AgentConfig
 from agent_client.errors import AgentError
 from agent_client.step.environment import Environment
-from agent_client.step.internals import GroupPlace
-from agent_client.step.rendezvous import MANAGER_KEY, rendezvous, wait_for_store
+from agent_client.step.rendezvous import MANAGER_KEY, GroupPlace, rendezvous, wait_for_store
 from examples.ports import free_port
 from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address, parse_address

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from agent_client.progress.progress import Progress
 from agent_client.step.config import AgentConfig
 from agent_client.step.runner import BackgroundThread, StepRunner, log_quorum
 from lighthouse_protocol.messages.membership import Assignment
@@ -121,12 +122,13 @@ class Ranks:
 def reduced(tensor: Tensor, *, groups: int, ranks: int, reduce_dtype: Any = "tensor") -> tuple[Tensor, Ranks, Ranks]:
     inside, peers = Ranks(ranks), Ranks(groups)
     over: Any = peers
-    machine: Any = SimpleNamespace(contributes=True, failure=None, reduced=lambda: None, passes_over=False)
+    machine: Any = SimpleNamespace(contributes=True, failure=None, reduced=lambda: None, skips_batch=False)
     machine.share, machine.divisor = SimpleNamespace(divisor=groups, weight=1), groups
     machine.assignment = SimpleNamespace(has_healing=False, replica_ids=("a",), replica_rank=0)
     unused: Any = None
-    of_group: Any = inside if ranks > 1 else None
-    runner = StepRunner(machine, unused, over, unused, of_group, AgentConfig(reduce_dtype=reduce_dtype), None)
+    place: Any = SimpleNamespace(group=inside if ranks > 1 else None, group_world_size=ranks, manager_process=None)
+    config = AgentConfig(reduce_dtype=reduce_dtype)
+    runner = StepRunner(machine, unused, over, unused, place, config, Progress(), unused)
     result = runner.reduce(tensor, True, runner.progress.numbers.over(), "")
     assert result is tensor
     return result, inside, peers

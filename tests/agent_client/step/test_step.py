@@ -28,7 +28,7 @@ class Transition:
 TRANSITIONS = {
     "ask": Transition(lambda m: m.ask(), Phase.IDLE, Phase.ASKED),
     "answered": Transition(lambda m: m.answered(TRAINING), Phase.ASKED, Phase.COMPUTING),
-    "unanswered": Transition(lambda m: m.unanswered("nobody answers"), Phase.ASKED, Phase.COMPUTING),
+    "no_quorum": Transition(lambda m: m.got_no_quorum("nobody answers"), Phase.ASKED, Phase.COMPUTING),
     "vote": Transition(lambda m: m.vote(), Phase.COMPUTING, Phase.VOTED),
     "commit": Transition(lambda m: m.decided(True), Phase.VOTED, Phase.IDLE),
     "discard": Transition(lambda m: m.decided(False), Phase.VOTED, Phase.IDLE),
@@ -100,7 +100,7 @@ def test_the_history_is_bounded() -> None:
     machine = StepMachine()
     for _ in range(3 * HISTORY_KEPT):
         machine.ask()
-        machine.unanswered("nobody")
+        machine.got_no_quorum("nobody")
         ended(machine, commit=False)
     with pytest.raises(InvalidTransition) as raised:
         machine.vote()
@@ -173,7 +173,7 @@ def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_he
     [
         (lambda machine: machine.failed("a peer is gone"), True),
         (lambda machine: machine.erred("the loss is not finite"), False),
-        (lambda machine: machine.gives_up(), False),
+        (lambda machine: machine.abandon_backward(), False),
     ],
     ids=["a peer is gone", "the script calls it wrong", "its backward pass was given up"],
 )
@@ -220,9 +220,9 @@ def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
     machine.computes()
     machine.reduced()
     machine.failed("b is lost", is_blamed=True)
-    machine.gives_up()
-    machine.is_in_backward = machine.passes_over = True
-    machine.passed_weight = 1
+    machine.abandon_backward()
+    machine.is_in_backward = machine.skips_batch = True
+    machine.skipped_weight = 1
     ended(machine, commit=False)
     machine.ask()
     fresh = machine_in(Phase.ASKED)
@@ -349,8 +349,8 @@ class Stories(RuleBasedStateMachine):
 
     @precondition(lambda self: self.in_phase(Phase.ASKED))
     @rule()
-    def unanswered(self) -> None:
-        self.machine.unanswered("nobody")
+    def got_no_quorum(self) -> None:
+        self.machine.got_no_quorum("nobody")
         self.failure = "nobody"
 
     @precondition(lambda self: self.in_phase(Phase.COMPUTING))

@@ -10,6 +10,7 @@ from tests.processes import PATIENCE_S, ROOT, clean_environment
 
 SCRIPT = """
 import logging, os, signal, sys, threading, time
+from types import SimpleNamespace
 from agent_client.step import stop_signals
 from lighthouse_protocol.refusals import Unreachable
 
@@ -21,7 +22,8 @@ def drain(reason):
     print(reason, flush=True)
     drained.set()
 
-signals = stop_signals.StopSignals(drain, lambda: case != "unknown", 3)
+manager = SimpleNamespace(drain=drain, is_watched=case != "unknown")
+signals = stop_signals.StopSignals(manager, 3)
 if case == "own handler":
     signal.signal(signal.SIGTERM, lambda *_: print("own", flush=True) or sys.exit(0))
 if case == "nohup":
@@ -71,9 +73,10 @@ def test_what_a_stop_signal_does(case: str, status: int, said: str) -> None:
 
 WORKER = """
 import os, signal, time
+from types import SimpleNamespace
 from agent_client.step.stop_signals import StopSignals
 
-signals = StopSignals(lambda reason: None, lambda: True, 0)
+signals = StopSignals(SimpleNamespace(drain=lambda reason: None, is_watched=True), 0)
 signals.install()
 reading, writing = os.pipe()
 worker = os.fork()

@@ -67,20 +67,24 @@ class Peers:
     def internals(self) -> "Peers":
         return self
 
+    @property
+    def machine(self) -> "Peers":
+        return self
+
     group_world_size = 1
     has_failed = False
-    tag, steps_ended = None, 0
+    tag, ended, has_peers = None, 0, False
 
     def add_part(self, part: StepPart) -> None:
         self.part = part
 
-    def computes(self, part: StepPart, *, accumulates: bool = False) -> None:
+    def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """A step is under way."""
 
-    def backward_reduces(self) -> None:
+    def begin_backward(self) -> None:
         self.is_in_backward = True
 
-    def backward_ended(self) -> None:
+    def end_backward(self) -> None:
         self.is_in_backward = False
 
     def group_for_torch(self) -> ObservedGroup:

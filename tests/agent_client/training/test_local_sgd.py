@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent_client.state.snapshot import snapshot
 from agent_client.state.train_state import TrainState
-from agent_client.step.rules.world_size import WorldSizeMode
+from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.training.local_sgd import LocalSGD
 from agent_client.training.sampler import StepSampler
 from tests.agent_client.lone_agent import LoneAgent, inner_step, model_of, values
@@ -129,7 +129,7 @@ def foreign_parameter(agent: LoneAgent) -> object:
 
 
 def constant_batch(agent: LoneAgent) -> object:
-    agent.world_size_mode = WorldSizeMode.CONSTANT_BATCH
+    agent.world_size = WorldSize(WorldSizeMode.CONSTANT_BATCH, 1)
     return local_sgd(agent)
 
 

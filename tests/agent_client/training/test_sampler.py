@@ -34,8 +34,17 @@ class Place:
         self.at = (place, places)
         self.data: DataChoice | None = None
 
-    def draws_from(self, data: DataChoice) -> None:
+    ranks = 1
+    internals = property(lambda self: self)
+
+    def draw_counts(self) -> tuple[int, int, bool]:
+        return self.steps_ended, self.moves, self.accumulates
+
+    def record_source(self, data: DataChoice) -> None:
         self.data = data
+
+    def record_draw(self, number: int, batch: object) -> bool:
+        return True
 
     def end(self, *, commit: bool = True) -> None:
         self.current_step += commit
@@ -85,22 +94,25 @@ def test_epochs_cover_everything_exactly_once(length: int, batch_size: int, seed
 class Rank:
     """A rank of a group, by the rules that an Agent follows; a sampler's position."""
 
-    accumulates = False
-
-    def __init__(self, name: str, group_rank: int, group_world_size: int, world_size: WorldSize) -> None:
-        self.name, self.group_rank, self.group_world_size = name, group_rank, group_world_size
+    def __init__(self, name: str, group_rank: int, ranks: int, world_size: WorldSize) -> None:
+        self.name, self.group_rank, self.ranks = name, group_rank, ranks
         self.machine = StepMachine(world_size=world_size)
 
-    def draws_from(self, data: DataChoice) -> None:
+    def draw_counts(self) -> tuple[int, int, bool]:
+        return self.machine.ended, self.machine.moves, False
+
+    def record_source(self, data: DataChoice) -> None:
         """Nothing compares it here."""
 
+    def record_draw(self, number: int, batch: object) -> bool:
+        return True
+
+    internals = property(lambda self: self)
     current_step = property(lambda self: self.machine.step)
-    steps_ended = property(lambda self: self.machine.ended)
-    moves = property(lambda self: self.machine.moves)
     batches_committed = property(lambda self: self.machine.batches_committed)
 
     def slots(self) -> list[tuple[int, int]]:
-        return self.machine.share.slots(self.group_rank, self.group_world_size)
+        return self.machine.share.slots(self.group_rank, self.ranks)
 
 
 @pytest.mark.parametrize(

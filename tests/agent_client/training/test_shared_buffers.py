@@ -13,11 +13,19 @@ from lighthouse_protocol.messages.membership import Tag
 class Peer:
     """An Agent whose first participant has `content`."""
 
-    tag, steps_ended, has_peers = Tag(3, 7), 3, True
+    tag, ended, has_peers = Tag(3, 7), 3, True
 
     def __init__(self) -> None:
         self.told: list[Tensor] = []
         self.content: list[Tensor] | None = None
+
+    @property
+    def internals(self) -> "Peer":
+        return self
+
+    @property
+    def machine(self) -> "Peer":
+        return self
 
     def take_from_first(self, packed: Tensor) -> "Future[Tensor]":
         self.told.append(packed.clone())

@@ -1,0 +1,340 @@
+"""Exchange of announcements, options and digests with the other participants. rules/comparison.py has the rules.
+
+`compare_end` and `announce_reduction` run before the collectives that they announce, and cost one exchange each. The
+buckets of a backward pass are announced together with the first one, so the later ones cost none.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from agent_client.collectives.peers import Peers
+from agent_client.errors import ScriptMismatch
+from agent_client.manager_client.client import ManagerConnection
+from agent_client.state.digest import PendingDigest
+from agent_client.state.rules import MAX_DIVERGENCES, Digest, Divergences, common_interval, differs, outliers
+from agent_client.step.attempt import StepAttempt
+from agent_client.step.config import AgentConfig
+from agent_client.step.rules.comparison import (
+    Announced,
+    DataChoice,
+    Flag,
+    Kind,
+    Row,
+    announce_draw,
+    explain,
+    find_faulty,
+    from_words,
+    standing_of,
+    to_words,
+)
+from agent_client.step.rules.machine import StepMachine
+from lighthouse_protocol.messages.membership import Assignment, DistrustKind, Tag
+
+log = logging.getLogger(__name__)
+
+REMEDY = (
+    "run the same script with the same model and settings in all groups; if optimizers take turns, derive "
+    "the turn from agent.quorum_step, not from a counter in the script"
+)
+LIKELY_CAUSES = (
+    "most likely a gradient that bypasses the Agent, a scheduler or GradScaler that is not registered, or "
+    "parameters that the script changes depending on its rank, the time or its own random numbers"
+)
+BARRIER_TIMEOUT_S = 2.0
+
+
+class Part(NamedTuple):
+    """A reduction that will follow."""
+
+    name: str
+    elements: int
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class StepDigest:
+    """Digest of a part of the state named by `tag`."""
+
+    tag: Tag
+    digest: PendingDigest
+    windows: int
+    """Number of parts, which take turns."""
+
+
+class Comparison:
+    """Compares what the participants of a quorum do, before they do it."""
+
+    def __init__(
+        self,
+        machine: StepMachine,
+        manager: ManagerConnection,
+        peers: Peers,
+        attempt: StepAttempt,
+        config: AgentConfig,
+    ) -> None:
+        self._machine = machine
+        self._manager = manager
+        self._peers = peers
+        self._attempt = attempt
+        self._config = config
+        self.is_on = False
+        """True if the last quorum has several participants and all of them are Agents, which compare collectives."""
+        self.compares_end = False
+        """True in the first step under a quorum. The participants compare its end, too."""
+        self.check_every = 0
+        """Steps between two comparisons of the state under the present quorum."""
+        self.checks_finite = False
+        """True if the participants discard gradients that are not finite."""
+        self.digest: StepDigest | None = None
+        """Digest of the state at the beginning of the step, if it is compared."""
+        self.data: DataChoice | None = None
+        """Source of the last batch, if a sampler of ours has drawn it."""
+        self.mismatch: ScriptMismatch | None = None
+        """Error that ends this rank at its next vote."""
+        self._collectives = 0
+        """Number of collectives so far in this step."""
+        self.ahead: deque[Part] = deque()
+        """Reductions that were announced with an earlier one and will follow. No exchange may come before them."""
+        self._may_announce_ahead = True
+        """False once the script has reduced something between reductions that were announced together."""
+        self._announces_ahead = False
+        """True if all participants may announce reductions together."""
+        self._divergences = Divergences()
+
+    def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
+        """Begin a step. `is_first` is True for the first one under a quorum."""
+        self.is_on = assignment.compares and assignment.replica_world_size > 1
+        if is_first:
+            self.check_every, self.checks_finite = 0, self._config.on_nonfinite != "commit"
+        self.compares_end = is_first and self.is_on
+        self._collectives = 0
+        self.ahead.clear()
+
+    def end_step(self) -> None:
+        self.compares_end = False
+        self.ahead.clear()
+
+    def agree_on_options(self) -> None:
+        """Agree on options in the first step under a quorum.
+
+        These are the interval of comparisons, the check for finite gradients, and whether collectives are announced
+        together. A group with another option must neither leave out a collective nor apply a step that the others
+        discard.
+        """
+        payload = (self._config.check_state_every, self.checks_finite, self._may_announce_ahead)
+        rows = self.exchange(Announced(Kind.OPTIONS), payload=payload)
+        if rows is None:
+            return
+        intervals = [row.payload[0] for row in rows]
+        self.check_every = common_interval(intervals)
+        self.checks_finite = any(row.payload[1] for row in rows)
+        self._announces_ahead = all(row.payload[2] for row in rows)
+        if len(set(intervals)) > 1:
+            log.warning("check_state_every differs between the groups (%s): using %d", intervals, self.check_every)
+
+    # -- digests of state and gradients
+
+    def compare_state(self, assignment: Assignment) -> None:
+        """Compare the state, in the same steps at all participants."""
+        if not self.check_every or assignment.max_step % self.check_every:
+            return
+        digest, self.digest = self.digest, None
+        is_up_to_date = not (self._machine.must_install or assignment.catches_up)
+        own = digest.digest.read() if is_up_to_date and digest and digest.tag == self._machine.tag else None
+        wrong = outliers(self._exchange_digests(Kind.STATE, own))
+        if digest is not None and own is not None:
+            names = [assignment.replica_ids[place] for place in wrong]
+            times = self._divergences.compared(names, digest.windows)
+            if wrong:
+                self._reject_state(assignment, wrong, times)
+
+    def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
+        """Exchange digests.
+
+        Returns:
+            The digests by replica_rank, with None for a participant that is not judged.
+
+        Raises:
+            RuntimeError: The step has failed.
+        """
+        rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
+        if rows is None:
+            raise RuntimeError(self._machine.failure or "the digests were not compared")
+        return [(first, second) if is_judged else None for is_judged, first, second in (row.payload for row in rows)]
+
+    def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
+        """Discard the step, whose gradients belong to different states.
+
+        Args:
+            assignment: The quorum.
+            wrong: Replica ranks of the minority, which no longer hold a state.
+            times: How often they have differed. They have healed after each time but the last.
+        """
+        machine, names = self._machine, assignment.replica_ids
+        others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
+        again = f", again after it has healed ({times} of {MAX_DIVERGENCES})" if times > 1 else ""
+        minority = ", ".join(names[place] for place in wrong)
+        text = f"the state of step {machine.step} in {minority} differs from {others}{again}"
+        log.error("%s%s", text, again and f": the script is the cause; {LIKELY_CAUSES}")
+        if assignment.replica_rank in wrong:
+            text = f"rank {self._manager.group_rank}: the state of step {machine.step} differs from that of {others}"
+            machine.tear(DistrustKind.DIVERGENCE, text + again)
+            if times >= MAX_DIVERGENCES:
+                self.mismatch = ScriptMismatch(f"{text}{again}: the script is the cause; {LIKELY_CAUSES}")
+                self._manager.report(f"ScriptMismatch: {text}{again}", ends_group=True)
+        else:
+            machine.failed(text)
+
+    @property
+    def compares_gradients(self) -> bool:
+        """True if a participant catches up, which must apply the same gradients as the others."""
+        assignment, machine = self._machine.assignment, self._machine
+        if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
+            return False
+        return bool(assignment.catching_up)
+
+    def compare_gradients(self, digest: PendingDigest) -> str:
+        """Return why this rank must not apply its gradients to catch up, or an empty text."""
+        assignment, reasons = self._machine.assignment, list[str]()
+        assert assignment is not None
+
+        def compare() -> None:
+            own = digest.read()
+            contributors = self._exchange_digests(Kind.GRADIENTS, own if self._machine.contributes else None)
+            if assignment.catches_up and differs(own, contributors):
+                reasons.append(f"step {self._machine.step}: its gradients differ from those of the other groups")
+
+        self._attempt.run("comparing gradients", compare)
+        return "".join(reasons)
+
+    # -- announcements
+
+    def next_is_announced(self, tensor: torch.Tensor, name: str) -> bool:
+        """Count a reduction. Return whether it was announced with an earlier one."""
+        self._collectives += 1
+        if not self.ahead or self.ahead[0] != Part(name, tensor.numel(), tensor.dtype):
+            return False
+        self.ahead.popleft()
+        return True
+
+    def announce_reduction(
+        self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
+    ) -> list[str] | None:
+        """Announce a reduction.
+
+        Args:
+            tensor: Tensor of this rank.
+            name: Part of the script.
+            flags: Flags of this rank's tensor.
+            following: Reductions that certainly follow with nothing in between.
+
+        Returns:
+            The groups whose tensor is not finite, or None if the participants do not reduce the same.
+        """
+        machine, assignment = self._machine, self._machine.assignment
+        assert assignment is not None
+        weight = machine.share.weight
+        flagged = {assignment.replica_ids[assignment.replica_rank]: (flags, weight)}
+        if self.is_on:
+            following = following if self._announces_ahead else ()
+            reduce_dtype = self._config.reduce_dtype
+            ahead = [part._replace(dtype=dtype_of_sum(part.dtype, reduce_dtype)) for part in following]
+            names = name + "".join(f", then {part.elements} of {_name_of(part.dtype)}" for part in ahead)
+            size = tensor.numel() * tensor.itemsize
+            announced = self._announcement(Kind.REDUCE, size, _name_of(tensor.dtype), names)
+            rows = self.exchange(announced, flags=flags, payload=(weight,))
+            if rows is None:
+                return None
+            self.ahead.extend(ahead)
+            flagged = {
+                replica_id: (row.flags, row.payload[0])
+                for replica_id, row in zip(assignment.replica_ids, rows, strict=True)
+            }
+        if all(each is Flag.NONE for each, _ in flagged.values()):
+            return []
+        skipped = sum(weight for each, weight in flagged.values() if each & Flag.SKIPS_BATCH)
+        machine.skipped_weight = max(machine.skipped_weight, skipped)
+        return [replica_id for replica_id, (each, _) in flagged.items() if each & Flag.NOT_FINITE]
+
+    def compare_end(self) -> bool:
+        """Announce the end of the step and the source of the batches. Return whether all participants agree."""
+        is_same = self.exchange(self._announcement(Kind.END)) is not None
+        return is_same and self.exchange(announce_draw(self.data)) is not None
+
+    def _announcement(self, kind: Kind, size: int = 0, dtype: str = "", name: str = "") -> Announced:
+        assignment = self._machine.assignment
+        return Announced(kind, self._collectives, size, dtype, name, assignment.max_step if assignment else 0)
+
+    def exchange(
+        self,
+        announced: Announced,
+        within_s: float | None = None,
+        *,
+        flags: Flag = Flag.NONE,
+        payload: Sequence[int] = (),
+    ) -> list[Row] | None:
+        """Exchange announcements with all participants.
+
+        Args:
+            announced: Announcement of this rank.
+            within_s: Time limit. Default: that of a collective.
+            flags: Flags of this rank's tensor.
+            payload: Further numbers, up to PAYLOAD_WORDS.
+
+        Returns:
+            The rows by replica_rank, or None if they do not match. The step has then failed at all participants.
+        """
+        machine, assignment = self._machine, self._machine.assignment
+        assert assignment is not None
+        limit_s = self._attempt.limit_s if within_s is None else within_s
+        if self.ahead:
+            self._may_announce_ahead = False
+            reason = "the script reduces something else between the buckets of a backward pass"
+            self._attempt.fail("comparing", reason)
+            return None
+        received: list[tuple[int, ...]] = []
+        heals = assignment.heals or assignment.catches_up
+        commits = machine.commits
+        standing = standing_of(heals=heals, max_step=assignment.max_step, has_trained=commits > 0)
+        words = to_words(announced, standing, commits, flags, payload)
+        if not self._attempt.run("comparing", lambda: received.extend(self._peers.exchange(words, limit_s))):
+            return None
+        rows = [from_words(each) for each in received]
+        if faulty := find_faulty(rows):
+            place = assignment.replica_rank
+            text = explain(rows, faulty, assignment.replica_ids, place)
+            self._end_faulty_groups(f"step {assignment.max_step}: {text}", is_own=place in faulty)
+            return None
+        return rows
+
+    def _end_faulty_groups(self, what: str, *, is_own: bool) -> None:
+        """End the group at fault, since a retry would not help. The others continue without it."""
+        log.error("%s", what)
+        with suppress(RuntimeError):  # barrier: all have received all announcements
+            self._peers.exchange((0,), BARRIER_TIMEOUT_S)
+        if is_own:
+            self.mismatch = ScriptMismatch(f"{what}: {REMEDY}")
+        self._machine.failed(what, is_blamed=not is_own)
+        self._peers.drop()
+        if is_own:
+            self._manager.report(f"ScriptMismatch: {what}", ends_group=True)
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Check for a dtype whose sum may overflow where its mean does not. Such tensors are divided before the sum."""
+    return dtype in (torch.float16, torch.bfloat16)
+
+
+def dtype_of_sum(dtype: torch.dtype, reduce_dtype: str) -> torch.dtype:
+    """Return the dtype in which a tensor is summed, under the option `reduce_dtype`."""
+    return torch.float32 if reduce_dtype == "float32" and is_half(dtype) else dtype
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
