@@ -5,8 +5,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
-from tests.processes import PATIENCE_S, clean_environment
+from agent_client import Agent, AgentConfig, TrainState
+from agent_client.step.stop_signals import opened
+from tests.processes import LOCALHOST, PATIENCE_S, clean_environment
 
 ROOT = Path(__file__).parents[3]
 
@@ -49,6 +52,16 @@ def test_each_is_closed_once_whatever_becomes_of_the_others_and_by_no_forked_chi
     assert before == "closed before"
     assert sorted(at_end) == ["broken", "of the process", "one"]
     assert "RuntimeError: it breaks" in ended.stderr
+
+
+def test_what_is_open_is_the_agent_that_the_script_holds() -> None:
+    """A wrapped function keeps it in CallWrapper.agent, by which it is left open."""
+    model = torch.nn.Linear(1, 1)
+    state = TrainState(model, torch.optim.SGD(model.parameters()))
+    agent = Agent("127.0.0.1:1", state=state, config=AgentConfig(advertise=LOCALHOST))
+    assert agent in opened()
+    agent.close()
+    assert agent not in opened()
 
 
 @pytest.mark.slow
