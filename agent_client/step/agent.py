@@ -95,7 +95,7 @@ class Agent:
             refuse_optimizer(optimizer)
         self.state = state
         self.group_rank, self.group_world_size = place.group_rank, place.group_world_size
-        self.internals = Internals(manager_address, state, config, place)
+        self.internals = Internals(self, manager_address, state, config, place)
         """Methods for the modules and optimizers of agent_client.training, not for scripts."""
         self._machine, self._runner, self._thread = self.internals.machine, self.internals.runner, self.internals.thread
         stop_observing()

@@ -40,7 +40,14 @@ from agent_client.step.rules.machine import Applying, Phase, StepMachine
 from agent_client.step.rules.world_size import slot_among_all
 from agent_client.step.runner import BackgroundThread, StepRunner
 from agent_client.step.script_check import OptimizerWatch, may_skip, refuse_live_objects, warn_of_split_samplers
-from agent_client.step.stop_signals import StopSignals, close_at_end, close_attached, uninterrupted, was_closed
+from agent_client.step.stop_signals import (
+    Closable,
+    StopSignals,
+    close_at_end,
+    close_attached,
+    uninterrupted,
+    was_closed,
+)
 from lighthouse_protocol.messages.membership import DistrustKind
 from lighthouse_protocol.messages.progress import DataUse
 from lighthouse_runtime.client.clients import manager_at
@@ -65,12 +72,16 @@ SKIP_HINT = (
 class Internals:
     """Parts of an Agent, and its methods for modules, optimizers and samplers."""
 
-    def __init__(self, manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace) -> None:
+    def __init__(
+        self, agent: Closable, manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace
+    ) -> None:
         """Create the parts and connect them, so that revokes from the manager reach collectives and transfers.
 
         Raises:
             ConfigurationError: The state or an option does not fit. Nothing has been opened then.
         """
+        self._agent = agent
+        """Lives as long as the threads of its parts, so that the interpreter's exit closes it."""
         self.state = state
         self.place = place
         self.ranks = place.group_world_size
@@ -137,7 +148,7 @@ class Internals:
         self._state_digests, self._gradient_digests = Digests(), Digests()
         self._reduce_again: Callable[[], None] | None = None
         self._torch_groups = itertools.count()
-        close_at_end(self)
+        close_at_end(agent)
         if place.presence is not None:
             self.manager.open()
 
@@ -155,7 +166,7 @@ class Internals:
     @uninterrupted
     def close(self) -> None:
         """Implement Agent.close."""
-        was_closed(self)
+        was_closed(self._agent)
         self.optimizer_watch.close()
         self.exit_report.uninstall()
         self.stop_signals.uninstall()
@@ -170,7 +181,7 @@ class Internals:
             self.place.group.abort()
         if self.place.manager_process is not None:
             self.place.manager_process.stop()
-        close_attached(self)
+        close_attached(self._agent)
 
     # -- what modules and optimizers ask for once
 

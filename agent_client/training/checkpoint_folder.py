@@ -119,7 +119,7 @@ class CheckpointFolder:
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
-        close_with(agent.internals, self)
+        close_with(agent, self)
 
     def save(self) -> Path | None:
         """Copy the state to host memory, and write it in the background.

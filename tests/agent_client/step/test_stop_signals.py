@@ -5,8 +5,11 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from tests.processes import PATIENCE_S, ROOT, clean_environment
+from agent_client import Agent, AgentConfig, TrainState
+from agent_client.step.stop_signals import opened
+from tests.processes import LOCALHOST, PATIENCE_S, ROOT, clean_environment
 
 SCRIPT = """
 import logging, os, signal, sys, threading, time
@@ -143,3 +146,13 @@ def test_each_is_closed_once_whatever_becomes_of_the_others_and_by_no_forked_chi
 def test_a_script_ends_with_its_own_status_while_a_thread_is_in_torch() -> None:
     ended = run("-m", "tests.agent_client.unclosed", "127.0.0.1:1")
     assert (ended.returncode, ended.stderr) == (3, "")
+
+
+def test_what_is_open_is_the_agent_that_the_script_holds() -> None:
+    """A wrapped function keeps it in CallWrapper.agent, by which it is left open."""
+    model = torch.nn.Linear(1, 1)
+    state = TrainState(model, torch.optim.SGD(model.parameters()))
+    agent = Agent("127.0.0.1:1", state=state, config=AgentConfig(advertise=LOCALHOST))
+    assert agent in opened()
+    agent.close()
+    assert agent not in opened()
