@@ -644,8 +644,6 @@ class Generations:
         self._is_over = False
         self._decision = GenerationDecision()
         self._held_until = now
-        self._began_at = -math.inf  # start of the present generation
-        self._has_stepped = False
         self.steps = 0  # reported steps of all generations
 
     def verdict(self, now: float) -> RunVerdict:
@@ -742,7 +740,7 @@ class Generations:
                     process = Process(rank.rank.incarnation, rank.host, rank.pid)
                     self.progress.add_sample(rank.rank.slot, process, progress, now)
                 if is_step:
-                    self._has_stepped = True
+                    self.current.has_stepped = True
                     self.steps += 1
                     self.restarts.step(self.wall(now))
             case ReadyReport(generation):
@@ -793,9 +791,10 @@ class Generations:
         """Handle a failure of the function. In a broken generation it is a consequence of the break."""
         if not self.current.can_fail(rank.rank, generation):
             return
-        lasted_s = now - self._began_at
-        delay_s = self.budget.add_failure(self.terms, self.wall(now), lasted_s=lasted_s, has_stepped=self._has_stepped)
-        self.current.delayed_until = now + delay_s
+        current = self.current
+        current.delayed_until = now + self.budget.add_failure(
+            self.terms, self.wall(now), lasted_s=now - current.began_at, has_stepped=current.has_stepped
+        )
         self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
     def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
@@ -882,14 +881,13 @@ class Generations:
             is_process_restart=begins_by_restart(members, self.current, self.restarts.counters),
         )
         generation = Generation(chosen, counters)
-        self.current = GenerationState(generation, chosen)
+        self.current = GenerationState(generation, chosen, began_at=now)
         for rank in self.ranks:
             self.progress.remove_rank(rank.rank.slot)
         for rank in members:
             self.ranks.run(rank)
             rank.generation = generation.number
         self._decision = self._decide(now)
-        self._began_at, self._has_stepped = now, False
         return generation
 
     def wall(self, now: float) -> float:

@@ -461,8 +461,9 @@ class GenerationState:
         *,
         is_broken: bool = False,
         finished: Iterable[RankId] = (),
+        began_at: float = -math.inf,
     ) -> None:
-        """Restore a generation. `here` lists all live ranks, including those outside it."""
+        """Begin or restore a generation. `here` lists all live ranks, including those outside it."""
         self.generation = generation
         self.is_broken = is_broken
         self.is_advancing = False
@@ -470,6 +471,8 @@ class GenerationState:
         self.survivors = self.active.intersection(here)
         self.running = set(self.survivors)
         self.finished = set(finished)
+        self.began_at = began_at
+        self.has_stepped = False
         self.delayed_until = -math.inf  # the next generation does not form before
         self._taken = frozenset(rank.slot for rank in self.active)
         self.lost_units = self._find_lost()

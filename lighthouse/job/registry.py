@@ -9,7 +9,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 from lighthouse.job.driver import JobDriver
@@ -24,7 +24,7 @@ from lighthouse.job.status import saved_run_status
 from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.identity import check_name
 from lighthouse_protocol.limits import SECRET_BYTES
-from lighthouse_protocol.messages.incident import Incident, RankEvidence
+from lighthouse_protocol.messages.incident import RankEvidence
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
@@ -78,10 +78,10 @@ class JobRegistry:
         self._is_busy = is_busy
         self._draw_secret = draw_secret
         self._config = config
-        self._memory = memory or MemoryStore()
+        self.store = memory or MemoryStore()
         self._give_up = give_up
-        self._stall_after_s = stall_after_s
-        self._incident_registry = incident_registry or IncidentRegistry()
+        self.stall_after_s = stall_after_s
+        self.incidents = incident_registry or IncidentRegistry()
         self._timers = timers
         self._wall = wall
         self._runs = runs
@@ -197,7 +197,7 @@ class JobRegistry:
             del self._drivers[driver.job]
             self._reported.discard(driver.job)
             try:
-                self._memory.forget(driver.job)
+                self.store.forget(driver.job)
             except LighthouseError as e:
                 log.warning(
                     "cannot remove the inactive job %s from the journal: %s",
@@ -218,7 +218,7 @@ class JobRegistry:
 
     def _make(self, job: str) -> JobDriver:
         self.lag.watch()
-        last_id = self._memory.last_id(job)
+        last_id = self.store.last_id(job)
         # Above every id that an earlier lighthouse can have assigned to this job, even if the journal was lost.
         config = self._config(max(last_id + 1, int(self._wall() * 1000)))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
@@ -237,8 +237,8 @@ class JobRegistry:
             self._wall,
             lambda record: self._commit(job, record),
             self.lag.check,
-            self._stall_after_s,
-            self._incident_registry,
+            self.stall_after_s,
+            self.incidents,
             lambda: self._runs(job),
             self._refused,
             self._ranks_kept,
@@ -249,7 +249,7 @@ class JobRegistry:
 
     def _commit(self, job: str, record: QuorumRecord) -> None:
         with self.guarded():
-            self._memory.commit(job, record)
+            self.store.commit(job, record)
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
@@ -274,44 +274,17 @@ SAVED_SHOWN = 32  # newest runs without processes
 class RunRegistry:
     """Drivers of all runs."""
 
-    def __init__(
-        self,
-        store: RecordStore,
-        rank_timeout_s: float,
-        lateness: LoopLag,
-        guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
-        make_id: Callable[[float], str] = str,
-        report: Callable[[Incident], None] = lambda incident: None,
-        moved: Callable[[str], None] = lambda job: None,
-        limits: Limits | None = None,
-        membership: Callable[[str, str, str], Membership] = lambda job, replica_id, digest: Membership.OPEN,
-        exited: Callable[[str, str, str, RankEvidence], bool] = lambda job, replica_id, reason, evidence: False,
-    ) -> None:
+    def __init__(self, jobs: JobRegistry, rank_timeout_s: float) -> None:
         """Create an empty registry.
 
         Args:
-            store: Storage of runs, claimed before the first use of a run.
+            jobs: The jobs of the runs, with the store, which is claimed before the first use of a run.
             rank_timeout_s: Time without a message after which a rank without a stream is lost.
-            lateness: Detects pauses of the process.
-            guarded: Context manager around each write. Ends the daemon if a write fails.
-            make_id: Returns an unused incident id for a wall-clock moment.
-            report: Receives each incident that changes.
-            moved: Called with the job after each rank message except hellos.
-            limits: When ranks count as stalled.
-            membership: Returns the relation of a job's replica group to its quorum, by the digest of its secret.
-            exited: As `RunDriver.exited`, with the job in front.
         """
-        self._store = store
-        self._guarded = guarded
+        self._jobs = jobs
+        self._store = jobs.store
         self._rank_timeout_s = rank_timeout_s
-        self._make_id = make_id
-        self._report = report
-        self._moved = moved
-        self._limits = limits or Limits()
-        self._membership = membership
-        self._exited = exited
-        self._lateness = lateness
-        self._lateness.listen(self._was_late)
+        jobs.lag.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
         self._closed = ""
         self._began_at: float | None = None  # first run served
@@ -415,32 +388,32 @@ class RunRegistry:
     # -- internals
 
     def _make(self, name: RunName) -> RunDriver:
-        self._lateness.watch()
+        self._jobs.lag.watch()
         self._stopped.pop(name, None)
         now = asyncio.get_running_loop().time()
         self._began_at = now if self._began_at is None else self._began_at
         saved = self._store.load_run(name) or SavedRun(RunRecord())
-        config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now, run=name[1], limits=self._limits)
+        jobs, job, limits = self._jobs, name[0], Limits(self._jobs.stall_after_s)
+        config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now, run=name[1], limits=limits)
         machine = RunMachine(
             config,
             record=saved.record,
             keys=saved.keys,
             now=now,
-            make_id=self._make_id,
+            make_id=jobs.incidents.make_id,
             began_at=self._began_at,
         )
-        loop = asyncio.get_running_loop()
         return RunDriver(
             name,
             machine,
             self._store,
-            loop,
-            self._lateness.check,
-            self._report,
-            self._guarded,
-            lambda: self._moved(name[0]),
-            lambda replica_id, digest: self._membership(name[0], replica_id, digest),
-            lambda replica_id, reason, evidence: self._exited(name[0], replica_id, reason, evidence),
+            asyncio.get_running_loop(),
+            jobs.lag.check,
+            jobs.incidents.report,
+            jobs.guarded,
+            lambda: jobs.get(job).run_moved(),
+            lambda replica_id, digest: jobs.membership(job, replica_id, digest),
+            lambda replica_id, reason, evidence: jobs.exited(job, replica_id, reason, evidence),
         )
 
     def _names(self) -> list[RunName]:

@@ -45,7 +45,6 @@ from lighthouse_protocol.messages.incident import to_document
 from lighthouse_protocol.messages.status import LighthouseStatus, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import InvalidRequest, NotLeader
 from lighthouse_protocol.rules.rate_limits import PeerLimits
-from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import grpc_bind, served_host, split_bind
 from lighthouse_runtime.process.logs import recent_lines
@@ -84,11 +83,10 @@ class LighthouseDaemon:
         self._shared = self._make_shared_store()
         self._incidents = self._make_incident_registry()
         counters = Counters()
-        store = self._memory if self._shared is None else self._shared.records
         self._jobs = JobRegistry(
             config.quorum_config,
             asyncio.get_running_loop(),
-            store,
+            self._memory if self._shared is None else self._shared.records,
             stop if self._shared is None else self._shared.give_up,
             config.stall_timeout_s,
             self._incidents,
@@ -96,18 +94,7 @@ class LighthouseDaemon:
             refused=counters.refused,
             is_busy=_is_busy,
         )
-        self._runs = RunRegistry(
-            store,
-            config.rank_timeout_s,
-            self._jobs.lag,
-            self._jobs.guarded,
-            self._incidents.make_id,
-            self._incidents.report,
-            lambda job: self._jobs.get(job).run_moved(),
-            Limits(config.stall_timeout_s),
-            self._jobs.membership,
-            self._jobs.exited,
-        )
+        self._runs = RunRegistry(self._jobs, config.rank_timeout_s)
         peers, self._security = Peers(PeerLimits.for_open(config.max_open_per_peer)), ListenerSecurity(config)
         security = self._security
         service = LighthouseService(

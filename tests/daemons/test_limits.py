@@ -14,7 +14,6 @@ import pytest
 
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.registry import JobRegistry, RunRegistry
-from lighthouse.job.store import MemoryStore
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService, RunService
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
@@ -61,7 +60,7 @@ class Served:
 async def served(**limits: Any) -> AsyncGenerator[Served]:
     loop, peers = asyncio.get_running_loop(), Peers(PeerLimits(**limits))
     jobs = JobRegistry(lambda job: QuorumConfig(), loop)
-    runs = RunRegistry(MemoryStore(), 30.0, jobs.lag)
+    runs = RunRegistry(jobs, 30.0)
     service = LighthouseService(jobs, Counters(), peers=peers)
     more = RunService(runs, peers=peers).methods()
     server = GrpcServer(service.services(more), [], LocalOperatorAccess(), peers=peers)

@@ -9,7 +9,8 @@ import pytest
 
 from lighthouse.job import registry
 from lighthouse.job.incident_driver import IncidentRegistry
-from lighthouse.job.registry import RunRegistry
+from lighthouse.job.records import QuorumConfig
+from lighthouse.job.registry import JobRegistry, RunRegistry
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
 from lighthouse.job.store import MemoryStore
@@ -41,7 +42,6 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 from lighthouse_protocol.rules.access import short_name
-from lighthouse_runtime.timing.timers import LoopLag
 from tests.lighthouse.peers import Listener
 from tests.virtual_loop import VirtualLoop
 
@@ -66,13 +66,18 @@ def incidents() -> IncidentRegistry:
     return IncidentRegistry()
 
 
+def jobs_of(memory: MemoryStore, incidents: IncidentRegistry | None = None) -> JobRegistry:
+    loop = asyncio.get_running_loop()
+    return JobRegistry(lambda first_id: QuorumConfig(), loop, memory, incident_registry=incidents)
+
+
 @pytest.fixture
 async def runs(memory: MemoryStore, incidents: IncidentRegistry) -> AsyncIterator[RunRegistry]:
-    lateness = LoopLag(asyncio.get_running_loop())
-    made = RunRegistry(memory, 30.0, lateness, make_id=incidents.make_id, report=incidents.report)
+    jobs = jobs_of(memory, incidents)
+    made = RunRegistry(jobs, 30.0)
     yield made
     made.close("the end")
-    lateness.stop()
+    jobs.close("the end")
 
 
 def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, Rank]:
@@ -327,7 +332,7 @@ async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
     gone, new = (SupervisorHello("g", each, slots=(0,), secret=f"the secret of {each}") for each in ("gone", "new"))
     runs.get("j", "r").open_supervisor(gone, Listener())
     runs.close("a restart")
-    again = RunRegistry(memory, 30.0, LoopLag(asyncio.get_running_loop()))
+    again = RunRegistry(jobs_of(memory), 30.0)
     monkeypatch.setattr("lighthouse.job.restarts.NAMES_KEPT_S", 0.2)
 
     def is_refused() -> bool:
