@@ -7,7 +7,8 @@ and has not missed a join_timeout. A join makes it healthy again. A lapsed group
 A reported group has only sent heartbeats without a session. Any process can send these under any name, so such groups
 have a limit of their own. If other groups have sessions, only the first quorum of a job waits for reported ones.
 
-The functions after `Roster` contain the rules of identity and admission, and `JoinQueue` the waiting joins. Moments are
+`Job` holds what `decide` (forming.py) reads, and collects the effects of an event. The functions after `Roster` contain
+the rules of identity and admission, and `JoinQueue` the waiting joins. Moments are
 the lighthouse's monotonic clock. Every operation costs O(log n) unless noted.
 """
 
