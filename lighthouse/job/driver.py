@@ -135,6 +135,7 @@ class SessionReply:
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
+    replica_id: str
     reply: Reply[Answer]
     limit: Timer
     began_at: float
@@ -164,12 +165,13 @@ class WaitingJoins:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, call: int, reply: Reply[Answer], limit: Timer) -> None:
-        self._calls[call] = _Waiting(reply, limit, self._clock())
+    def add(self, call: int, replica_id: str, reply: Reply[Answer], limit: Timer) -> None:
+        self._calls[call] = _Waiting(replica_id, reply, limit, self._clock())
 
-    def drop(self, call: int | None) -> bool:
-        """End a call without an answer. Return whether it was waiting."""
-        return self._take(call) is not None
+    def drop(self, call: int | None) -> str | None:
+        """End a call without an answer. Return the replica_id of its group, or None if the call was not waiting."""
+        waiting = self._take(call)
+        return None if waiting is None else waiting.replica_id
 
     def answer(self, calls: Sequence[int], answer: Answer) -> None:
         for call in calls:
@@ -430,19 +432,19 @@ class JobDriver:
 
     def withdraw(self, call: int) -> None:
         """End a call whose caller has disconnected. Does nothing after the answer."""
-        if self._waiting.drop(call):
-            self._feed(Withdrawn(call))
+        if (replica_id := self._waiting.drop(call)) is not None:
+            self._feed(Withdrawn(replica_id, call))
 
     def _ask(self, joined: Joined, time_left_s: float, reply: Reply[Answer]) -> None:
         give_up_in_s = time_left_s - answer_margin_s(time_left_s)
-        limit = self._timers.call_later(give_up_in_s, self._give_up, joined.call, time_left_s)
-        self._waiting.add(joined.call, reply, limit)
+        limit = self._timers.call_later(give_up_in_s, self._give_up, joined, time_left_s)
+        self._waiting.add(joined.call, joined.participant.replica_id, reply, limit)
         self._feed(joined)
 
-    def _give_up(self, call: int, time_left_s: float) -> None:
-        self._waiting.refuse(call, self._too_late(time_left_s))
+    def _give_up(self, joined: Joined, time_left_s: float) -> None:
+        self._waiting.refuse(joined.call, self._too_late(time_left_s))
         with _FROM_TIMER:
-            self._feed(Withdrawn(call))
+            self._feed(Withdrawn(joined.participant.replica_id, joined.call))
 
     def _too_late(self, time_left_s: float) -> DeadlinePassed:
         reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
@@ -476,12 +478,12 @@ class JobDriver:
                     self.progress.take(session.replica_id, message.progress)
                     self.incidents.viewed(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s, holds):
-                older = session.join if self._waiting.drop(session.join) else None  # replaced by the newer join
+                older, replica_id = session.join, self._waiting.drop(session.join)  # replaced by the newer join
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
                 joined = Joined(session.join, participant, self._clock() + time_left_s, number)
                 self._ask(joined, time_left_s, session.reply)
-                if older is not None:
-                    self._feed(Withdrawn(older))  # never answered, even if the newer is refused
+                if older is not None and replica_id is not None:
+                    self._feed(Withdrawn(replica_id, older))  # never answered, even if the newer is refused
             case WithdrawRequest(join):
                 if session.join is not None and session.reply == SessionReply(session.peer, join):
                     self.withdraw(session.join)

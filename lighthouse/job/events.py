@@ -101,8 +101,9 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A call ended without an answer: it was cancelled, it expired, or its connection closed."""
+    """A group's call ended without an answer: it was cancelled, it expired, or its connection closed."""
 
+    replica_id: str
     call: int
 
 

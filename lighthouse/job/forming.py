@@ -236,8 +236,8 @@ class QuorumMachine:
                 self.presence.join(event, now)
             case events.HeartbeatReceived(replica_id, incarnation):
                 self.presence.beat_without_session(replica_id, incarnation, now)
-            case events.Withdrawn(call):
-                self.joins.withdraw(call, now)
+            case events.Withdrawn(replica_id, call):
+                self.joins.withdraw(replica_id, call, now)
             case events.SessionOpened():
                 self.presence.open(event, now)
             case events.SessionHeartbeatReceived():

@@ -366,7 +366,7 @@ class Presence:
             late = self.job_end.refusal(member.participant, self._others(member.replica_id))
             if late is not None and member.call is not None:
                 self._job.emit(events.JoinRefused(member.call, late))
-                self.joins.withdraw(member.call, now)
+                self._drop_join(member, now)
 
     def has_ended(self) -> bool:
         """Return whether a member of the last quorum has finished and no other is present."""
@@ -607,7 +607,7 @@ class Presence:
         if old is None or old.call is None:
             return
         call = old.call
-        self.joins.withdraw(call, now)
+        self._drop_join(old, now)
         error = Superseded(f"{participant.replica_id} has asked again; its newer call is answered")
         self._job.emit(events.JoinRefused(call, error))
 
@@ -683,7 +683,7 @@ class Presence:
 
     def _drop_join(self, member: Group, now: float) -> None:
         if member.call is not None:
-            self.joins.withdraw(member.call, now)
+            self.joins.withdraw(member.replica_id, member.call, now)
 
 
 def _drains(replica_id: str) -> Drained:

@@ -5,7 +5,7 @@ step, and before any message that depends on them leaves the lighthouse. One lig
 claims the store before it serves, and each claim has a higher term. A quorum_id names one list of one job and is never
 reused, so a forgotten job keeps its highest id.
 
-Live records (`Job` with its `Group`s, `GenerationState` and the `Rank`s of a run) belong to the machines. Their moments
+Live records (the `Group`s of a `Job`, `GenerationState` and the `Rank`s of a run) belong to the machines. Their moments
 are the lighthouse's monotonic clock. Moments in run records are wall-clock seconds, for display.
 """
 

@@ -7,7 +7,8 @@ and has not missed a join_timeout. A join makes it healthy again. A lapsed group
 A reported group has only sent heartbeats without a session. Any process can send these under any name, so such groups
 have a limit of their own. If other groups have sessions, only the first quorum of a job waits for reported ones.
 
-The functions after `Roster` contain the rules of identity and admission, and `JoinQueue` the waiting joins. Moments are
+`Job` holds what `decide` (forming.py) reads, and collects the effects of an event. The functions after `Roster` contain
+the rules of identity and admission, and `JoinQueue` the waiting joins. Moments are
 the lighthouse's monotonic clock. Every operation costs O(log n) unless noted.
 """
 
@@ -697,7 +698,6 @@ class JoinQueue:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._calls: dict[int, Group] = {}
         self._participants = 0
         self._shrinking = 0
         self.earliest_deadline_at: float | None = None
@@ -708,14 +708,14 @@ class JoinQueue:
         self.members = JoinTimer(job.config.heartbeat_timeout_s)
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return self.anyone.asking
 
     def __iter__(self) -> Iterator[Group]:
-        return iter(self._calls.values())
+        """Iterate over the waiting groups in the order of their calls. O(n log n)."""
+        return iter(sorted(self._joined(), key=lambda group: group.call or 0))
 
     def add(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
-        self._calls[call] = member
         self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
         self.anyone.joined(now)
         if member.replica_id in self._job.replica_ids:
@@ -723,17 +723,18 @@ class JoinQueue:
             self.members.joined(now)
         self._count(member, 1)
 
-    def withdraw(self, call: int, now: float) -> Group | None:
-        """End a call. Return its group, or None if the call has ended already."""
-        member = self._calls.pop(call, None)
-        if member is None:
-            return None
+    def withdraw(self, replica_id: str, call: int, now: float) -> None:
+        """End a group's call, unless it has ended already."""
+        member = self._job.groups.get(replica_id)
+        if member is None or member.call != call:
+            return
+        member.call = None
         self.anyone.withdrew(now)
         if member.replica_id in self._job.replica_ids:
             self.members.withdrew(now)
         self._count(member, -1)
-        self._released(member)
-        return member
+        if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
+            self._set_deadlines()
 
     def take(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
         """Return the calls of `members`, which form the present quorum. The others keep waiting."""
@@ -741,11 +742,10 @@ class JoinQueue:
         for member in members:
             assert member.call is not None
             calls.append(member.call)
-            del self._calls[member.call]
             member.call = None
         self._set_deadlines()
         self._participants = self._shrinking = 0  # the rest are of no quorum
-        self.anyone.restart(len(self), now)
+        self.anyone.restart(len(self) - len(calls), now)
         self.members.restart(0, now)
         return tuple(calls)
 
@@ -786,15 +786,14 @@ class JoinQueue:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 
-    def _set_deadlines(self) -> None:
-        members = (member.deadline_at for member in self if member.replica_id in self._job.replica_ids)
-        self.earliest_deadline_at = min((member.deadline_at for member in self), default=None)
-        self.members_deadline_at = min(members, default=None)
+    def _joined(self) -> list[Group]:
+        return [group for group in self._job.groups.values() if group.call is not None]
 
-    def _released(self, member: Group) -> None:
-        if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
-            self._set_deadlines()
-        member.call = None
+    def _set_deadlines(self) -> None:
+        joined = self._joined()
+        members = (group.deadline_at for group in joined if group.replica_id in self._job.replica_ids)
+        self.earliest_deadline_at = min((group.deadline_at for group in joined), default=None)
+        self.members_deadline_at = min(members, default=None)
 
 
 def _earlier(first: float | None, other: float) -> float:

@@ -58,7 +58,7 @@ class PlainQuorum:
         match event:
             case Joined() if not any(isinstance(e, JoinRefused) and e.call == event.call for e in effects):
                 self._join(event, now)
-            case WithdrawnEvent(call) if self._find(call) is not None:
+            case WithdrawnEvent(_, call) if self._find(call) is not None:
                 self._end(call, now, None)
             case Joined() | HeartbeatReceived() | WithdrawnEvent() | None:
                 pass

@@ -31,9 +31,9 @@ def recount(machine: QuorumMachine, now: float) -> None:
 
     joined = list(joins)
     assert len(joins) == len(joined)
+    assert sorted(m.call for m in joined) == [m.call for m in joined]
     assert {m.replica_id for m in joined} == {m.replica_id for m in members if m.call is not None}
     assert all(roster.get(m.replica_id) is m and m.is_alive and not m.has_missed and not m.down for m in joined)
-    assert joins._calls == {m.call: m for m in joined}
     assert joins.earliest_deadline_at == min((m.deadline_at for m in joined), default=None)
     of_members = (m.deadline_at for m in joined if m.replica_id in job.replica_ids)
     assert joins.members_deadline_at == min(of_members, default=None)

@@ -117,7 +117,7 @@ class Script:
 
     def _withdraw(self, names: list[str], _: dict[str, object]) -> None:
         for name in names:
-            self._feed(Withdrawn(self._calls.pop(name)))
+            self._feed(Withdrawn(name, self._calls.pop(name)))
 
     def _pass(self, durations: list[str], options: dict[str, object]) -> None:
         until = self._now + _value(durations[0])

@@ -134,7 +134,7 @@ class LighthouseChecks:
                 self._granted[participant.seen_quorum_id, member_of(participant)] = participant.requested_step - 1
                 if session is not None:
                     self._change_ranks(session, member_of(participant))
-            case events.Withdrawn(call):
+            case events.Withdrawn(_, call):
                 self._stop_waiting(call)
             case _:
                 pass

@@ -198,7 +198,9 @@ def test_an_event_that_changes_nothing_costs_the_same_among_many(shrinking: bool
         m.handle(join(10_000, names[0], shrink_only=shrinking), now=1)
         for name in names[1 : groups // 2]:
             m.handle(join(10_000 + int(name[1:]), name, step=1), now=1)
-        return max(count(lambda e=e: m.handle(e, 1)) for e in (beat(names[-1]), beat(names[1]), Withdrawn(77_777)))
+        return max(
+            count(lambda e=e: m.handle(e, 1)) for e in (beat(names[-1]), beat(names[1]), Withdrawn("g00000", 77_777))
+        )
 
     assert cost(400) <= 1.2 * cost(100)
 

@@ -81,7 +81,7 @@ def test_a_refused_join_changes_nothing():
     before = m.deadline(1), len(m.roster), m.decision.verdict
     assert m.handle(join(3, "c"), now=1) == [refused(3, LimitReached, "replica_id", "c", "2", "--max-members")]
     assert (m.deadline(1), len(m.roster), m.decision.verdict) == before
-    assert m.handle(Withdrawn(3), now=1) == []
+    assert m.handle(Withdrawn("c", 3), now=1) == []
 
 
 def test_heartbeats_of_new_ids_beyond_the_limit_are_not_remembered():

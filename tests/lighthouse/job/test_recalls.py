@@ -66,7 +66,7 @@ class TestNewcomer:
     def test_that_goes_again_leaves_the_recall_behind(self):
         """Whoever has stopped granting must be let on; it costs one change and no step."""
         m = recalled("ab")
-        m.handle(Withdrawn(9), 0.5)
+        m.handle(Withdrawn("x", 9), 0.5)
         for n in (1, 2):
             m.handle(pulse(n, held=held(1, "recalled", 4)), 1)
         m.handle(asks(10, 1, past("a")), 2)

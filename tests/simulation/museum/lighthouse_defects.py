@@ -68,7 +68,7 @@ def _end_unnoticed(self: Presence, event: SessionEnded, now: float) -> None:
     """Nothing follows from it."""
 
 
-def _keep_waiting(self: JoinQueue, call: int, now: float) -> None:
+def _keep_waiting(self: JoinQueue, replica_id: str, call: int, now: float) -> None:
     """A call that has ended waits on."""
 
 
