@@ -1,10 +1,10 @@
 """Driver of a rank's machine: feeds it events, and performs its effects in order.
 
-The driver is synchronous. Time, streams and the wrapped function are ports, so the simulator runs this very code.
+The driver is synchronous. Its `Process` is a port, so the simulator runs this very code.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -25,8 +25,16 @@ class Stream(Protocol):
     def cancel(self) -> None: ...
 
 
-class Function(Protocol):
-    """The wrapped function, in its process."""
+class Process(Protocol):
+    """The process of a rank: its clock, its streams and the wrapped function."""
+
+    def now(self) -> float:
+        """Return the time of a monotonic clock in seconds."""
+        ...
+
+    def connect(self, session: int) -> Stream:
+        """Open the stream with that number."""
+        ...
 
     def run(self, run: events.Run) -> None: ...
 
@@ -50,60 +58,46 @@ class Function(Protocol):
 class RankDriver:
     """Runs one machine on one thread."""
 
-    def __init__(
-        self,
-        machine: RankMachine,
-        clock: Callable[[], float],
-        connect: Callable[[int], Stream],
-        function: Function,
-    ) -> None:
-        """Connect the machine to its ports.
-
-        Args:
-            machine: Machine of the rank.
-            clock: Monotonic clock in seconds.
-            connect: Opens the stream with the given number.
-            function: The wrapped function.
-        """
+    def __init__(self, machine: RankMachine, process: Process) -> None:
         self.machine = machine
-        self._clock = clock
-        self._connect = connect
-        self._function = function
+        self._process = process
         self._stream: tuple[int, Stream] | None = None
 
     def start(self) -> None:
-        self._perform(self.machine.start(self._clock()))
+        self._perform(self.machine.start(self._process.now()))
 
     def feed(self, event: events.RankEvent) -> None:
-        self._perform(self.machine.handle(event, self._clock()))
+        self._perform(self.machine.handle(event, self._process.now()))
 
     def tick(self) -> None:
-        self._perform(self.machine.tick(self._clock()))
+        self._perform(self.machine.tick(self._process.now()))
 
     def deadline(self) -> float | None:
         """Return when to call `tick`, by the clock, or None."""
-        return self.machine.deadline(self._clock())
+        return self.machine.deadline(self._process.now())
 
     def _perform(self, effects: Sequence[events.RankEffect]) -> None:
         for effect in effects:
             match effect:
                 case events.Connect(session):
                     self.close()
-                    self._stream = session, self._connect(session)
+                    self._stream = session, self._process.connect(session)
                 case events.Send(session, message):
                     if self._stream is not None and self._stream[0] == session:
-                        self._stream[1].send(self._with_progress(message))
+                        if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:
+                            message = replace(message, progress=self._process.sample())
+                        self._stream[1].send(message)
                 case events.Disconnect(session):
                     if self._stream is not None and self._stream[0] == session:
                         self.close()
                 case events.Run():
-                    self._function.run(effect)
+                    self._process.run(effect)
                 case events.Ended():
-                    self._function.end(effect)
+                    self._process.end(effect)
                 case events.Interrupt(reason):
-                    self._function.interrupt(reason)
+                    self._process.interrupt(reason)
                 case events.Kill(reason):
-                    self._function.kill(reason)
+                    self._process.kill(reason)
                 case events.StandBy(counters):
                     log.info("generation %d runs without this rank, which is a spare", counters.number)
                 case events.LighthouseLost(reason):
@@ -112,11 +106,6 @@ class RankDriver:
                     log.warning("the lighthouse does not admit this rank yet: %s", reason)
                 case events.LighthouseBack(term):
                     log.warning("lighthouse reachable again%s", f" (term {term})" if term else "")
-
-    def _with_progress(self, message: FromRunRank) -> FromRunRank:
-        if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:
-            return replace(message, progress=self._function.sample())
-        return message
 
     def close(self) -> None:
         """Cancel the stream, if there is one."""

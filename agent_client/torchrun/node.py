@@ -12,15 +12,13 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store
 
-from agent_client.progress.script_groups import SelfReporter
 from agent_client.restart.rank_thread import DriverThread, Stream
 from agent_client.restart.rules import events
 from agent_client.restart.rules.events import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.incident import EvidenceAsked
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RunCompleted, RunStopped, ToRunRank
-from lighthouse_protocol.refusals import InternalError, LighthouseError
+from lighthouse_protocol.refusals import LighthouseError
 
 WAITS_FOR_S = 0.25  # poll interval of `join`: a spare that becomes active then gets the whole limit
 _SLICES = 40
@@ -29,7 +27,7 @@ NEVER_S = 1e9
 Outcome = RunCompleted | RunStopped | LighthouseError
 
 
-class Node:
+class Node(DriverThread):
     """A node's membership in the run. All methods are safe in any thread."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
@@ -41,9 +39,8 @@ class Node:
             open_stream: Opens a stream to the lighthouse.
         """
         # torchrun ends the workers, so the machine must never kill this process.
-        self._machine = RankMachine(entry, RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S))
-        self._thread = DriverThread(self._machine, open_stream, self, self._failed, self._receive)
-        self._reporter = SelfReporter()
+        config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
+        super().__init__(RankMachine(entry, config), open_stream)
         self._changed = threading.Condition()
         self._round: events.Run | None = None
         self._is_over = False
@@ -51,29 +48,26 @@ class Node:
         self._outcome: Outcome | None = None
         self._has_left = False
 
-    def start(self) -> None:
-        self._thread.start()
-
     def leave(self) -> None:
         """Leave the run, which the others learn at once, and end a `join` that is waiting."""
         with self._changed:
             self._has_left = True
             self._changed.notify_all()
-        self._thread.leave()
+        super().leave()
 
     # -- state
 
     @property
     def slot(self) -> int:
-        return self._machine.slot
+        return self.machine.slot
 
     @property
     def is_spare(self) -> bool:
-        return self._machine.phase is RankPhase.SPARE
+        return self.machine.phase is RankPhase.SPARE
 
     @property
     def has_lighthouse(self) -> bool:
-        return self._machine.has_lighthouse
+        return self.machine.has_lighthouse
 
     @property
     def is_in_round(self) -> bool:
@@ -122,7 +116,7 @@ class Node:
                     if not self._is_over:
                         return told
                     before = told.number
-                    self._thread.put(events.Waiting())
+                    self.put(events.Waiting())
                 if self.is_spare:
                     ends_at = now + limit_s
                 if now >= ends_at:
@@ -135,18 +129,18 @@ class Node:
         with self._changed:
             told = self._round
             if told is not None and not self._is_over:
-                self._thread.put(events.Raised("its workers have failed, or were stopped"))
+                self.put(events.Raised("its workers have failed, or were stopped"))
                 self._is_over = True
-            self._thread.put(events.Waiting())
+            self.put(events.Waiting())
         return -1 if told is None else told.number
 
     def finish(self) -> None:
         """Report that the workers have succeeded."""
-        self._thread.put(events.Returned())
+        self.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:
         """End the run for all nodes. Return whether the lighthouse confirmed that within `limit_s`."""
-        self._thread.put(events.Closing())
+        self.put(events.Closing())
         with self._changed:
             return self._changed.wait_for(lambda: self._outcome is not None, limit_s)
 
@@ -173,18 +167,14 @@ class Node:
     def kill(self, reason: str) -> None:
         """Do nothing: torchrun ends its workers."""
 
-    def _receive(self, message: ToRunRank, stream: Stream) -> None:
-        if isinstance(message, EvidenceAsked):
-            self._reporter.answer(message.number, stream.send)
+    def received(self, message: ToRunRank, stream: Stream) -> None:
+        super().received(message, stream)
         if isinstance(message, GenerationEnded):
             with self._changed:
                 self._failure = max(self._failure, message.number if message.is_failure else -1)
                 if self._round is not None and message.number == self._round.number:
                     self._is_over = True
                 self._changed.notify_all()
-
-    def _failed(self, error: InternalError) -> None:
-        self.end(events.Ended(error))
 
 
 SLICE_S = 0.1

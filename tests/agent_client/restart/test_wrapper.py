@@ -12,7 +12,7 @@ import pytest
 
 from agent_client.collectives import group_spec as open_groups
 from agent_client.errors import ConfigurationError
-from agent_client.restart import call, run_session
+from agent_client.restart import call, rank_thread
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.store import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
@@ -39,8 +39,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.fixture
 def inside(variables: pytest.MonkeyPatch) -> Iterator[RunInside]:
     inside = RunInside()
-    variables.setattr(run_session, "LighthouseClient", lambda address, *, job, run: inside)
-    variables.setattr(run_session, "_completed", set())
+    variables.setattr(rank_thread, "LighthouseClient", lambda address, *, job, run: inside)
+    variables.setattr(rank_thread, "_completed", set())
     yield inside
     eventually(lambda: not any(thread.name.startswith("lighthouse-") for thread in threading.enumerate()), "the end")
 

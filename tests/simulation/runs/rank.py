@@ -35,7 +35,7 @@ class RankProcess(Process):
         simulation.world.counts["processes"] += 1
         config = RankConfig(hard_timeout_s=plan.hard_timeout_s, accept_timeout_s=plan.accept_timeout_s)
         self.machine = RankMachine(entry, config)
-        self.driver = RankDriver(self.machine, self.clock, self._connect, Function(self))
+        self.driver = RankDriver(self.machine, DriverSide(self))
         self.link = Link(self, simulation.network, self._opened, self._heard, self._closed)
         self.running: int | None = None
         self.told: int | None = None
@@ -73,7 +73,7 @@ class RankProcess(Process):
 
     # -- the stream
 
-    def _connect(self, session: int) -> "RankProcess":
+    def connect(self, session: int) -> "RankProcess":
         self._session, self._queued = session, []
         site = self.simulation.site
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
@@ -171,10 +171,12 @@ class RankProcess(Process):
             self.supervisor.child_ended(self, code, reason)
 
 
-class Function:
-    """What the driver does to the function that a rank runs."""
+class DriverSide:
+    """The process as its driver sees it."""
 
     def __init__(self, process: RankProcess) -> None:
+        self.now = process.clock
+        self.connect = process.connect
         self.run = process.run
         self.end = process.end
         self.interrupt = process.interrupt
