@@ -87,10 +87,10 @@ class AllGather:
             EvaluationInterrupted: In all ranks of a group or in none.
         """
         mine_of_all, error = self._over_groups(mine, disagreement)
-        told = self._within_group({"error": error, "of": mine_of_all})
-        if errors := [each["error"] for each in told if each["error"]]:
+        received = self._within_group({"error": error, "of": mine_of_all})
+        if errors := [each["error"] for each in received if each["error"]]:
             raise EvaluationInterrupted(errors[0])
-        return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in told), strict=True)]
+        return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in received), strict=True)]
 
     def _over_groups(self, mine: bytes, disagreement: Callable[[], str]) -> tuple[list[bytes], str]:
         if reason := disagreement():
@@ -107,13 +107,13 @@ class AllGather:
         if group is None:
             return [mine]
         try:
-            told = gather(
+            received = gather(
                 lambda tensor: group.all_reduce(tensor, self.within_s),
                 self._group_rank,
                 group.size,
                 b"".join(encode(mine)),
             )
-            return [decode(io.BytesIO(each), len(each)) for each in told]
+            return [decode(io.BytesIO(each), len(each)) for each in received]
         except (RuntimeError, CorruptState) as e:
             self._peers.drop()
             raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e

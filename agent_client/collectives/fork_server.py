@@ -24,7 +24,7 @@ import torch
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.group_spec import GroupSpec, RankGroup
-from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
+from agent_client.collectives.isolated import MAX_MESSAGE_BYTES, mapped
 from lighthouse_runtime.process.children import die_with_parent
 
 

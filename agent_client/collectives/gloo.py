@@ -209,7 +209,16 @@ def _outlive(works: Sequence[Any], _backend: Any) -> None:
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
     """Wait for a message, whose wait cannot be divided into slices. A separate thread waits until it ends."""
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
-    threading.Thread(target=_report, args=(work, timeout, outcome), name="gloo message", daemon=True).start()
+
+    def report() -> None:
+        try:
+            work.wait(timeout)
+        except RuntimeError as e:
+            outcome.put(e)
+        else:
+            outcome.put(None)
+
+    threading.Thread(target=report, name="gloo message", daemon=True).start()
     while True:
         was_aborted = is_aborted()
         with contextlib.suppress(queue.Empty):
@@ -219,15 +228,6 @@ def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta
             raise RuntimeError(_GIVEN_UP)
     if error is not None:
         raise error
-
-
-def _report(work: Any, timeout: timedelta, outcome: "queue.SimpleQueue[RuntimeError | None]") -> None:
-    try:
-        work.wait(timeout)
-    except RuntimeError as e:
-        outcome.put(e)
-    else:
-        outcome.put(None)
 
 
 def _ends_within(work: Any, timeout_s: float) -> bool:
@@ -250,22 +250,18 @@ def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
 
     Older versions of torch do not name these threads; there, all threads that Python has not started must be asleep.
     """
-    found = {task.name: _look_at(task) for task in tasks.iterdir()}
+    found: dict[str, tuple[str, str]] = {}
+    """Name and state (as in proc(5)) of each thread."""
+    for task in tasks.iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            found[task.name] = name, rest.split()[0]
     if {name for name, _ in found.values()} >= THREADS:
         states = {state for name, state in found.values() if name in THREADS}
     else:
         known = {str(each.native_id) for each in threading.enumerate() if not each.name.startswith("Dummy-")}
-        states = {state for thread, (name, state) in found.items() if name and thread not in known}
+        states = {state for thread, (_, state) in found.items() if thread not in known}
     return states == {"S"}
-
-
-def _look_at(task: Path) -> tuple[str, str]:
-    """Return name and state (as in proc(5)) of a thread, or empty texts if it has ended."""
-    try:
-        name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-    except OSError:
-        return "", ""
-    return name, rest.split()[0]
 
 
 class GlooGroup:
@@ -295,7 +291,10 @@ class GlooGroup:
         self._timeout_s = timeout_s
         self._for_torch: list[GlooGroup] = []
         before = open_sockets()
-        self.backend: Any = ProcessGroupGloo(store, rank, size, _options(host, connect_timeout_s))
+        options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=connect_timeout_s)
+        self.backend: Any = ProcessGroupGloo(store, rank, size, options)
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
         self._connections = of_gloo(before, store, size)
         enlist(self)
@@ -365,10 +364,10 @@ class GlooGroup:
 
     def _is_over(self) -> bool:
         """Check whether the group was aborted, here or by a peer. gloo itself may only notice by the timeout."""
-        is_over = self._connections.are_over()
-        if is_over:
+        if self._connections.are_over():
             self.abort()
-        return is_over
+            return True
+        return False
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
@@ -386,10 +385,3 @@ def connect_store(address: str, timeout_s: float) -> TCPStore:
         )
     except (RuntimeError, ValueError) as e:
         raise RuntimeError(f"no TCPStore answers at {address}: {e}") from e
-
-
-def _options(host: str, timeout_s: float) -> Any:
-    options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=timeout_s)
-    return options

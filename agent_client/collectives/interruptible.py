@@ -61,18 +61,6 @@ class InterruptibleGroup(ProcessGroup):
     def get_group_store(self) -> Store:
         return self._ranks.get_group_store()
 
-    def _set_default_backend(self, backend_type: Any) -> None:
-        for group in (super(), self._ranks):
-            group._set_default_backend(backend_type)
-
-    def _set_group_name(self, name: Any) -> None:
-        for group in (super(), self._ranks):
-            group._set_group_name(name)
-
-    def _set_group_desc(self, desc: str) -> None:
-        for group in (super(), self._ranks):
-            group._set_group_desc(desc)
-
     def _start_coalescing(self, device: torch.device) -> None:
         self._ranks._start_coalescing(device)
 
@@ -251,10 +239,16 @@ def _interruptible(method: str) -> Callable[..., Any]:
     return never_compiled(lambda self, *args, **options: self.run(method, *args, **options))
 
 
-def _makes_work(method: str) -> bool:
-    """Check for methods that return Work, according to pybind's docstrings."""
-    return "-> c10d::Work" in (getattr(ProcessGroup, method).__doc__ or "")
+def _in_both(method: str) -> Callable[..., None]:
+    def call(self: InterruptibleGroup, value: Any) -> None:
+        getattr(ProcessGroup, method)(self, value)
+        getattr(self._ranks, method)(value)  # pyright: ignore[reportPrivateUsage]
+
+    return call
 
 
-for _method in filter(_makes_work, dir(ProcessGroup)):
-    setattr(InterruptibleGroup, _method, _interruptible(_method))
+for _method in dir(ProcessGroup):
+    if "-> c10d::Work" in (getattr(ProcessGroup, _method).__doc__ or ""):  # pybind's docstring
+        setattr(InterruptibleGroup, _method, _interruptible(_method))
+for _method in ("_set_default_backend", "_set_group_name", "_set_group_desc"):
+    setattr(InterruptibleGroup, _method, _in_both(_method))

@@ -7,6 +7,7 @@ Tensors go through memory that both processes map, so each is copied in and out 
 import contextlib
 import dataclasses
 import json
+import mmap
 import os
 import select
 import signal
@@ -18,18 +19,18 @@ from typing import Any
 
 import torch
 
-from agent_client.collectives.group_spec import GroupSpec, enlist
+from agent_client.collectives.group_spec import Connector, GroupSpec, enlist
 from agent_client.collectives.nccl import NcclConnector
-from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 
 START_TIMEOUT_S = 120.0
 """Time limit for the fork server, which imports torch."""
 SLACK_S = 5.0
 """How long after its own timeout a child may still answer before it is killed."""
 _LEAST_BYTES = 2**20
+MAX_MESSAGE_BYTES = 65536
 
 
-class IsolatedConnector:
+class IsolatedConnector(Connector):
     """Holds the fork server, and restarts it if it ends. `close` or the end of this process stops it."""
 
     def __init__(self, backend: str = "gloo") -> None:
@@ -165,3 +166,14 @@ class IsolatedGroup:
         if not message:
             raise RuntimeError("the child of the process group has ended, or was killed to end what it waited for")
         return json.loads(message)
+
+
+def mapped(descriptor: int) -> torch.Tensor:
+    """Map the memory behind `descriptor` and close the descriptor.
+
+    Returns:
+        The memory as uint8. It is unmapped with the last tensor that uses it.
+    """
+    memory = mmap.mmap(descriptor, 0)
+    os.close(descriptor)
+    return torch.frombuffer(memory, dtype=torch.uint8)

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.group_spec import GroupSpec, RankGroup, meeting_name
+from agent_client.collectives.group_spec import GroupSpec, RankGroup
 from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.rules.access import STORE_WORD, prove
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +79,10 @@ class Peers:
             self._quorum_id, self._met = assignment.quorum_id, met
         if (reason := why_revoked()) is not None:
             self.revoke(assignment.quorum_id, reason)
-        meeting = threading.Thread(target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True)
-        self._meeting = meeting
-        meeting.start()
+        self._meeting = threading.Thread(
+            target=self._meet, args=(assignment, met), name="lighthouse peers", daemon=True
+        )
+        self._meeting.start()
         limit_s = MEETING_PARTS * self._connect_timeout_s
         try:
             met.result(limit_s)
@@ -168,13 +170,14 @@ class Peers:
                 group.abort()
 
     def _connect(self, assignment: Assignment) -> RankGroup:
+        prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}"
+        if assignment.compares and assignment.secret:
+            # A digest that only the members can compute keeps quorums apart. It hides nothing: torch's store lists its
+            # keys to any caller. Scripts with another client know no secret; if one takes part, use the plain name.
+            prefix += f"/{prove(assignment.secret, STORE_WORD, prefix)}"
         spec = GroupSpec(
             store_address=assignment.store_address,
-            # Scripts with another client know no secret. If one takes part, use the documented name.
-            prefix=meeting_name(
-                f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
-                assignment.secret if assignment.compares else "",
-            ),
+            prefix=prefix,
             rank=assignment.replica_rank,
             size=assignment.replica_world_size,
             host=self._host,

@@ -102,20 +102,24 @@ class Node(DriverThread):
     # -- requests
 
     def join(self, limit_s: float) -> events.Run | None:
-        """Wait for the next round that includes this node. A spare waits without limit.
+        """Leave the current round, and wait for the next one that includes this node. A spare waits without limit.
 
         Returns:
             The round, or None if there was none within `limit_s`, the node has left, or the run has ended (`outcome`).
         """
-        before = self._begin_to_wait()
         ends_at = time.monotonic() + limit_s
         with self._changed:
+            before = -1 if self._round is None else self._round.number
+            if self._round is not None and not self._is_over:
+                self.put(events.Raised("its workers have failed, or were stopped"))
+                self._is_over = True
+            self.put(events.Waiting())
             while self._outcome is None and not self._has_left:
-                told, now = self._round, time.monotonic()
-                if told is not None and told.number > before:
+                newest, now = self._round, time.monotonic()
+                if newest is not None and newest.number > before:
                     if not self._is_over:
-                        return told
-                    before = told.number
+                        return newest
+                    before = newest.number
                     self.put(events.Waiting())
                 if self.is_spare:
                     ends_at = now + limit_s
@@ -123,16 +127,6 @@ class Node(DriverThread):
                     return None
                 self._changed.wait(min(WAITS_FOR_S, ends_at - now))
         return None
-
-    def _begin_to_wait(self) -> int:
-        """Leave the current round. Return its number, or -1 if there is none."""
-        with self._changed:
-            told = self._round
-            if told is not None and not self._is_over:
-                self.put(events.Raised("its workers have failed, or were stopped"))
-                self._is_over = True
-            self.put(events.Waiting())
-        return -1 if told is None else told.number
 
     def finish(self) -> None:
         """Report that the workers have succeeded."""

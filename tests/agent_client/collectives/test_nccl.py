@@ -107,21 +107,6 @@ def test_an_error_of_nccl_ends_the_wait() -> None:
         wait_for(Work(event, 3, fails=True), event, Fence(), time.monotonic() + ENDS_WITHIN_S)
 
 
-def test_a_torch_that_does_not_tell_how_work_has_ended_is_waited_for() -> None:
-    class Older:
-        def __init__(self, event: Event) -> None:
-            self._event, self._looks = event, 0
-
-        def is_completed(self) -> bool:
-            self._looks += 1
-            self._event.is_done = self._looks > 2
-            return True
-
-    event = Event()
-    wait_for(Older(event), event, Fence(), time.monotonic() + ENDS_WITHIN_S)  # pyright: ignore[reportArgumentType]
-    assert event.is_done
-
-
 def test_an_abort_counts_before_what_it_leaves_in_the_work() -> None:
     event, fence = Event(), Fence()
     fence.let_down()
