@@ -73,7 +73,7 @@ class AllGather:
         self._group_rank = group_rank
         self.within_s = within_s
 
-    def bring(self, mine: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
+    def exchange(self, mine: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
         """Exchange bytes with all ranks.
 
         Args:

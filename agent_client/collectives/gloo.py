@@ -31,7 +31,7 @@ import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import AllToAllOptions
 
-from agent_client.collectives.group_spec import enlist
+from agent_client.collectives.group_spec import register_group
 from lighthouse_protocol.identity import parse_address
 
 Inodes = frozenset[str]
@@ -58,16 +58,15 @@ class Connections:
 
     def are_over(self) -> bool:
         """Check whether the sockets were shut down, here or by a peer. If one was, shut down the others."""
-        if not self._are_over and self._has_lost_a_peer():
-            self.shut_down()
-        return self._are_over
-
-    def _has_lost_a_peer(self) -> bool:
+        if self._are_over:
+            return True
         ends = select.poll()
         for each in self._sockets:
             if (descriptor := each.fileno()) >= 0:
                 ends.register(descriptor, select.POLLRDHUP)
-        return bool(ends.poll(0))
+        if ends.poll(0):
+            self.shut_down()
+        return self._are_over
 
 
 def open_sockets() -> Inodes:
@@ -84,7 +83,12 @@ def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
         size: Number of ranks.
     """
     published = b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
-    return Connections(_appeared(before, lambda *ends: any(_sockaddr(*end) in published for end in ends)))
+
+    def is_published(family: int, host: str, port: int) -> bool:
+        flow = bytes(4) if family == socket.AF_INET6 else b""  # a sockaddr: family, port, IPv6 flow label, address
+        return port.to_bytes(2, "big") + flow + socket.inet_pton(family, host) in published
+
+    return Connections(_appeared(before, lambda own, peer: is_published(*own) or is_published(*peer)))
 
 
 def of_store(before: Inodes, port: int) -> Connections:
@@ -106,8 +110,12 @@ def _appeared(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[soc
             duplicate = socket.socket(fileno=os.dup(descriptor))
         except OSError:
             continue
-        ends = _ends(duplicate)
-        if ends is not None and is_wanted(*ends):
+        family = duplicate.family
+        try:
+            ends = [(family, *each[:2]) for each in (duplicate.getsockname(), duplicate.getpeername())]
+        except OSError:  # a listening socket, or a peer that has closed
+            ends = []
+        if ends and family in (socket.AF_INET, socket.AF_INET6) and is_wanted(*ends):
             found.append(duplicate)
         else:
             duplicate.close()
@@ -124,24 +132,6 @@ def _descriptors() -> dict[str, int]:
         if link.startswith("socket:"):
             found[link] = int(name)
     return found
-
-
-def _ends(connection: socket.socket) -> tuple[End, End] | None:
-    """Return the own and the peer's end of a connection."""
-    family = connection.family
-    if family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    try:
-        own, peer = connection.getsockname(), connection.getpeername()
-    except OSError:  # a listening socket, or a peer that has closed
-        return None
-    return (family, *own[:2]), (family, *peer[:2])
-
-
-def _sockaddr(family: int, host: str, port: int) -> bytes:
-    """Return the part of a sockaddr after the family: port, IPv6 flow label, address."""
-    flow = bytes(4) if family == socket.AF_INET6 else b""
-    return port.to_bytes(2, "big") + flow + socket.inet_pton(family, host)
 
 
 SLICE_S = 0.05
@@ -297,7 +287,7 @@ class GlooGroup:
         self.backend: Any = ProcessGroupGloo(store, rank, size, options)
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
         self._connections = of_gloo(before, store, size)
-        enlist(self)
+        register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """Sum the tensor over all ranks, in place.

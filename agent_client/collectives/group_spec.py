@@ -66,11 +66,11 @@ class Abortable(Protocol):
 _groups: "WeakSet[Abortable]" = WeakSet()
 
 
-def enlist(group: Abortable) -> None:
+def register_group(group: Abortable) -> None:
     _groups.add(group)
 
 
-def held() -> list[Abortable]:
+def registered() -> list[Abortable]:
     """Return the registered groups.
 
     The caller keeps them alive, so that Python frees them in the end. torch's C++ objects hold the interpreter's lock

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from agent_client.collectives.group_spec import Connector, GroupSpec, enlist
+from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
 from agent_client.collectives.nccl import NcclConnector
 
 START_TIMEOUT_S = 120.0
@@ -111,7 +111,7 @@ class IsolatedGroup:
         except RuntimeError:
             self.abort()
             raise
-        enlist(self)
+        register_group(self)
 
     def __del__(self) -> None:
         self._channel.close()
@@ -125,7 +125,11 @@ class IsolatedGroup:
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
-        descriptors = self._grow(size) if size > self._memory.numel() else []
+        descriptors: list[int] = []
+        if size > self._memory.numel():  # the child maps the larger memory, too
+            descriptors = [os.memfd_create("lighthouse")]
+            os.ftruncate(descriptors[0], max(_LEAST_BYTES, size))
+            self._memory = mapped(os.dup(descriptors[0]))
         dtype = str(tensor.dtype).removeprefix("torch.")
         with torch.no_grad():
             shared = self._memory[:size].view(tensor.dtype).view(tensor.shape)
@@ -137,13 +141,6 @@ class IsolatedGroup:
         """Kill the child, whose connections the kernel closes. Safe in any thread; repeated calls have no effect."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def _grow(self, size: int) -> list[int]:
-        """Map a larger memory. Return its descriptor for the child."""
-        descriptor = os.memfd_create("lighthouse")
-        os.ftruncate(descriptor, max(_LEAST_BYTES, size))
-        self._memory = mapped(os.dup(descriptor))
-        return [descriptor]
 
     def _ask(self, order: dict[str, Any], within_s: float, descriptors: list[int] | None = None) -> None:
         try:

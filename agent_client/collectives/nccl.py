@@ -25,7 +25,7 @@ from torch import distributed
 from torch.distributed import PrefixStore, Store, distributed_c10d
 
 from agent_client.collectives.gloo import connect_store
-from agent_client.collectives.group_spec import Connector, GroupSpec, enlist
+from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
 from agent_client.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class Fence:
         self._lock = threading.Lock()
         self._is_down = False
 
-    def let_down(self) -> bool:
+    def announce_abort(self) -> bool:
         """Announce an abort. Return whether it is the first."""
         with self._lock:
             was_down, self._is_down = self._is_down, True
@@ -156,7 +156,7 @@ class NcclGroup:
             except RuntimeError:
                 self.abort()
                 raise
-        enlist(self)
+        register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """Sum the tensor over all ranks, in place, and wait for the sum. A CPU tensor is copied to the device and back.
@@ -181,7 +181,7 @@ class NcclGroup:
 
     def abort(self) -> None:
         """End all running collectives. Safe in any thread; repeated calls have no effect."""
-        if self._fence.let_down():
+        if self._fence.announce_abort():
             self._backend.abort()
 
 

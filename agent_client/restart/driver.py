@@ -98,14 +98,8 @@ class RankDriver:
                     self._process.interrupt(reason)
                 case events.Kill(reason):
                     self._process.kill(reason)
-                case events.StandBy(counters):
-                    log.info("generation %d runs without this rank, which is a spare", counters.number)
-                case events.LighthouseLost(reason):
-                    log.warning("lighthouse unreachable: %s", reason)
-                case events.SlotTaken(reason):
-                    log.warning("the lighthouse does not admit this rank yet: %s", reason)
-                case events.LighthouseBack(term):
-                    log.warning("lighthouse reachable again%s", f" (term {term})" if term else "")
+                case events.Notice(text, is_warning):
+                    log.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
 
     def close(self) -> None:
         """Cancel the stream, if there is one."""

@@ -127,7 +127,7 @@ class RankRound:
                 return ""
             return runner.machine.failure or "the other participants do something else"
 
-        return self._gathering.bring(own, disagreement)
+        return self._gathering.exchange(own, disagreement)
 
 
 MAX_VALUE_CHARS = 1000

@@ -16,7 +16,7 @@ import time
 import uuid
 from datetime import timedelta
 
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -181,7 +181,7 @@ class LighthouseRendezvous(RendezvousHandler):
             store = self._connect(node, joined, ends_at)
         if store is None or node.is_over:
             return None
-        mine = RoundStore(PrefixStore(f"torchrun/{joined.number}", store), lambda: node.is_over)
+        mine = RoundStore(f"torchrun/{joined.number}", store, lambda: node.is_over)
         try:
             if self.use_agent_store:
                 info = RendezvousStoreInfo(store.host, store.port)
@@ -203,7 +203,7 @@ class LighthouseRendezvous(RendezvousHandler):
                     KeyKind.ITERATION,
                     _STORE,
                     str(Address(self._host, store.port)).encode(),
-                    slot=node.slot,
+                    slot=node.machine.slot,
                     secret=self._secret,
                     timeout_s=CALL_TIMEOUT_S,
                 )
@@ -292,7 +292,7 @@ class LighthouseRendezvous(RendezvousHandler):
             case None if self._is_shut_down:
                 return self._left_error()
             case None:
-                has_lighthouse = node.has_lighthouse
+                has_lighthouse = node.machine.has_lighthouse
                 node.leave()
                 self._node = None
                 least, limit_s = self._params.min_nodes, self.options.join_timeout

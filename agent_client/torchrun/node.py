@@ -6,11 +6,10 @@ over. `RoundStore` wraps the store of one round so that waits in it end with the
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistStoreError, PrefixStore, Store
 
 from agent_client.restart.rank_thread import DriverThread, Stream
 from agent_client.restart.rules import events
@@ -45,7 +44,8 @@ class Node(DriverThread):
         self._round: events.Run | None = None
         self._is_over = False
         self._failure = -1
-        self._outcome: Outcome | None = None
+        self.outcome: Outcome | None = None
+        """Final outcome of the run for this node, or None while there may be another round."""
         self._has_left = False
 
     def leave(self) -> None:
@@ -58,25 +58,12 @@ class Node(DriverThread):
     # -- state
 
     @property
-    def slot(self) -> int:
-        return self.machine.slot
-
-    @property
     def is_spare(self) -> bool:
         return self.machine.phase is RankPhase.SPARE
 
     @property
-    def has_lighthouse(self) -> bool:
-        return self.machine.has_lighthouse
-
-    @property
     def is_in_round(self) -> bool:
         return self._round is not None
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """Final outcome of the run for this node, or None while there may be another round."""
-        return self._outcome
 
     @property
     def is_over(self) -> bool:
@@ -84,7 +71,7 @@ class Node(DriverThread):
 
         The end of the whole run does not count: it lets the other nodes finish.
         """
-        return self._is_over and not isinstance(self._outcome, RunCompleted)
+        return self._is_over and not isinstance(self.outcome, RunCompleted)
 
     def is_over_within(self, limit_s: float) -> bool:
         """Wait up to `limit_s` for the end of the round.
@@ -114,7 +101,7 @@ class Node(DriverThread):
                 self.put(events.Raised("its workers have failed, or were stopped"))
                 self._is_over = True
             self.put(events.Waiting())
-            while self._outcome is None and not self._has_left:
+            while self.outcome is None and not self._has_left:
                 newest, now = self._round, time.monotonic()
                 if newest is not None and newest.number > before:
                     if not self._is_over:
@@ -136,7 +123,7 @@ class Node(DriverThread):
         """End the run for all nodes. Return whether the lighthouse confirmed that within `limit_s`."""
         self.put(events.Closing())
         with self._changed:
-            return self._changed.wait_for(lambda: self._outcome is not None, limit_s)
+            return self._changed.wait_for(lambda: self.outcome is not None, limit_s)
 
     # -- called by the driver and the stream
 
@@ -147,7 +134,7 @@ class Node(DriverThread):
 
     def end(self, ended: events.Ended) -> None:
         with self._changed:
-            self._outcome = ended.outcome
+            self.outcome = ended.outcome
             self._changed.notify_all()
 
     def sample(self) -> ProgressSample | None:
@@ -179,59 +166,28 @@ class RoundOver(DistStoreError):
     """A node of the round was lost, has failed, or another node wants to join."""
 
 
-class RoundStore(Store):
-    """Passes calls on to `inner`. Waits end when the round ends. Agents exchange their ranks here."""
+class RoundStore(PrefixStore):
+    """Store of one round. Waits end when the round ends. Agents exchange their ranks here."""
 
-    def __init__(self, inner: Store, is_over: Callable[[], bool]) -> None:
-        super().__init__()
-        self._inner = inner
+    def __init__(self, prefix: str, store: Store, is_over: Callable[[], bool]) -> None:
+        super().__init__(prefix, store)
         self._is_over = is_over
 
-    @property
-    def timeout(self) -> timedelta:
-        return self._inner.timeout  # pyright: ignore[reportAttributeAccessIssue]
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._inner.set_timeout(timeout)
-
-    def set(self, key: str, value: Any) -> None:
-        self._inner.set(key, value)
-
     def get(self, key: str) -> bytes:
-        self._wait([key], self.timeout)
-        return self._inner.get(key)
-
-    def add(self, key: str, value: int) -> int:
-        return self._inner.add(key, value)
-
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        return self._inner.compare_set(key, expected_value, desired_value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._inner.check(keys)
-
-    def delete_key(self, key: str) -> bool:
-        return self._inner.delete_key(key)
-
-    def num_keys(self) -> int:
-        return self._inner.num_keys()
+        self.wait([key])
+        return super().get(key)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._wait(keys, self.timeout)
-        return self._inner.multi_get(keys)
-
-    def multi_set(self, keys: list[str], values: list[str]) -> None:
-        self._inner.multi_set(keys, values)  # pyright: ignore[reportAttributeAccessIssue]
+        self.wait(keys)
+        return super().multi_get(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._wait(keys, self.timeout if timeout is None else timeout)
-
-    def _wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        ends_at = time.monotonic() + timeout.total_seconds()
+        limit: timedelta = self.timeout if timeout is None else timeout  # pyright: ignore[reportAttributeAccessIssue]
+        ends_at = time.monotonic() + limit.total_seconds()
         while True:
             left_s = ends_at - time.monotonic()
             try:
-                return self._inner.wait(list(keys), timedelta(seconds=min(SLICE_S, max(LEAST_S, left_s))))
+                return super().wait(list(keys), timedelta(seconds=min(SLICE_S, max(LEAST_S, left_s))))
             except DistStoreError:
                 if self._is_over():
                     raise RoundOver(f"the round is over, and {', '.join(keys)} will not be set in its store") from None

@@ -103,7 +103,7 @@ def test_two_groups_of_two(is_lost: bool) -> None:
     def bring(at: int) -> Any:
         replica_rank, group_rank = divmod(at, 2)
         try:
-            return gathering(replica_rank, group_rank, over[group_rank], within[replica_rank]).bring(b"%d" % at)
+            return gathering(replica_rank, group_rank, over[group_rank], within[replica_rank]).exchange(b"%d" % at)
         except EvaluationInterrupted as e:
             return str(e)
 

@@ -45,9 +45,9 @@ class Group:
 def test_every_living_group_is_aborted() -> None:
     groups = [Group(), Group(RuntimeError("it was of no use already")), Group()]
     for group in groups:
-        open_groups.enlist(group)
+        open_groups.register_group(group)
     gone = Group()
-    open_groups.enlist(gone)
+    open_groups.register_group(gone)
     del gone
     open_groups.abort_all()
     assert [group.aborts for group in groups] == [1, 1, 1]

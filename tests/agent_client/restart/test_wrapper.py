@@ -334,7 +334,7 @@ def test_what_a_peer_s_end_makes_fail_is_no_failure_of_this_rank(
 ) -> None:
     """It is told of the peer a moment later. If it is not, it has failed by itself."""
     group = WithoutPeer()
-    open_groups.enlist(group)
+    open_groups.register_group(group)
 
     @Wrapper(use_global_iteration=True)
     def train(call_wrapper: CallWrapper) -> None:
@@ -368,7 +368,7 @@ def test_a_host_that_stands_still_takes_no_patience(
     """The cause is told when it goes on."""
     monkeypatch.setattr(call, "time", HostThatStandsStill())
     group = WithoutPeer()
-    open_groups.enlist(group)
+    open_groups.register_group(group)
 
     @Wrapper(use_global_iteration=True)
     def train(call_wrapper: CallWrapper) -> None:
