@@ -55,7 +55,13 @@ def _fork_child(orders: socket.socket) -> bool:
     pid = os.fork()
     if pid == 0:
         orders.close()
-        _run_child(server_pid, socket.socket(fileno=descriptors[0]))
+        try:
+            die_with_parent(server_pid, signal.SIGKILL)
+            serve(socket.socket(fileno=descriptors[0]))
+        except BaseException:  # noqa: BLE001  no error may get lost
+            traceback.print_exc()
+        finally:
+            os._exit(0)
     os.close(descriptors[0])
     pidfd = os.pidfd_open(pid)
     socket.send_fds(orders, [b"."], [pidfd])
@@ -64,16 +70,6 @@ def _fork_child(orders: socket.socket) -> bool:
 
 
 # -- in a child
-
-
-def _run_child(server_pid: int, channel: socket.socket) -> NoReturn:
-    try:
-        die_with_parent(server_pid, signal.SIGKILL)
-        serve(channel)
-    except BaseException:  # noqa: BLE001  no error may get lost
-        traceback.print_exc()
-    finally:
-        os._exit(0)
 
 
 def serve(channel: socket.socket) -> None:

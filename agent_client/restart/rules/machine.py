@@ -64,9 +64,7 @@ class Reconnect:
     1. There is one stream at a time, each with a number. Messages of older streams are ignored.
     2. A stream is accepted when its first message arrives. If it is not accepted in time, or ends, another is opened
        after a delay with jitter, which doubles until a stream is accepted.
-    3. The rank repeats its present state on each new stream, because messages on an older one may be lost.
-    4. A refusal that no retry can change is final. A rank whose slot is taken retries for a while: its dead predecessor
-       may not be detected yet.
+    3. A rank whose slot is taken retries for a while: its dead predecessor may not be detected yet.
     """
 
     accept_timeout_s: float
