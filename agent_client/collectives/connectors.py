@@ -19,7 +19,7 @@ ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
 PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 
 
-class GlooConnector:
+class GlooConnector(Connector):
     def connect(self, spec: GroupSpec) -> RankGroup:
         return GlooGroup(
             PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s)),
@@ -29,9 +29,6 @@ class GlooConnector:
             connect_timeout_s=spec.connect_timeout_s,
             timeout_s=spec.timeout_s,
         )
-
-    def close(self) -> None:
-        """Do nothing: no resource outlives a group."""
 
 
 def connector(name: str, device: int | None = None) -> Connector:

@@ -18,13 +18,13 @@ import signal
 import socket
 import sys
 import traceback
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.group_spec import GroupSpec, RankGroup
-from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
+from agent_client.collectives.isolated import MAX_MESSAGE_BYTES, mapped
 from lighthouse_runtime.process.children import die_with_parent
 
 
@@ -55,7 +55,13 @@ def _fork_child(orders: socket.socket) -> bool:
     pid = os.fork()
     if pid == 0:
         orders.close()
-        _run_child(server_pid, socket.socket(fileno=descriptors[0]))
+        try:
+            die_with_parent(server_pid, signal.SIGKILL)
+            serve(socket.socket(fileno=descriptors[0]))
+        except BaseException:  # noqa: BLE001  no error may get lost
+            traceback.print_exc()
+        finally:
+            os._exit(0)
     os.close(descriptors[0])
     pidfd = os.pidfd_open(pid)
     socket.send_fds(orders, [b"."], [pidfd])
@@ -66,47 +72,27 @@ def _fork_child(orders: socket.socket) -> bool:
 # -- in a child
 
 
-def _run_child(server_pid: int, channel: socket.socket) -> NoReturn:
-    try:
-        die_with_parent(server_pid, signal.SIGKILL)
-        Child(channel).serve()
-    except BaseException:  # noqa: BLE001  no error may get lost
-        traceback.print_exc()
-    finally:
-        os._exit(0)
-
-
-class Child:
-    """One rank of one group."""
-
-    def __init__(self, channel: socket.socket) -> None:
-        self._channel = channel
-        self._group: RankGroup | None = None
-        self._memory = torch.empty(0, dtype=torch.uint8)
-
-    def serve(self) -> None:
-        """Answer orders until the parent closes its end."""
-        while True:
-            message, descriptors, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
-            if not message:
-                return
-            if descriptors:
-                self._memory = mapped(descriptors[0])
-            self._channel.send(json.dumps(self._answer(json.loads(message))).encode())
-
-    def _answer(self, order: dict[str, Any]) -> dict[str, str]:
+def serve(channel: socket.socket) -> None:
+    """Answer orders for one rank of one group, until the parent closes its end."""
+    group: RankGroup | None = None
+    memory = torch.empty(0, dtype=torch.uint8)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 1)
+        if not message:
+            return
+        if descriptors:
+            memory = mapped(descriptors[0])
+        order, answer = json.loads(message), dict[str, str]()
         try:
             if "connect" in order:
-                self._group = connector(order["backend"], order["device"]).connect(GroupSpec(**order["connect"]))
+                group = connector(order["backend"], order["device"]).connect(GroupSpec(**order["connect"]))
             else:
-                self._reduce(getattr(torch, order["reduce"]), order["count"], order["timeout_s"])
+                assert group is not None
+                dtype: torch.dtype = getattr(torch, order["reduce"])
+                group.all_reduce(memory[: order["count"] * dtype.itemsize].view(dtype), order["timeout_s"])
         except Exception as e:  # noqa: BLE001  the parent reports it
-            return {"error": str(e) or type(e).__name__}
-        return {}
-
-    def _reduce(self, dtype: torch.dtype, count: int, timeout_s: float | None) -> None:
-        assert self._group is not None
-        self._group.all_reduce(self._memory[: count * dtype.itemsize].view(dtype), timeout_s)
+            answer = {"error": str(e) or type(e).__name__}
+        channel.send(json.dumps(answer).encode())
 
 
 if __name__ == "__main__":

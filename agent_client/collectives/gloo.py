@@ -31,7 +31,7 @@ import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import AllToAllOptions
 
-from agent_client.collectives.group_spec import enlist
+from agent_client.collectives.group_spec import register_group
 from lighthouse_protocol.identity import parse_address
 
 Inodes = frozenset[str]
@@ -58,16 +58,15 @@ class Connections:
 
     def are_over(self) -> bool:
         """Check whether the sockets were shut down, here or by a peer. If one was, shut down the others."""
-        if not self._are_over and self._has_lost_a_peer():
-            self.shut_down()
-        return self._are_over
-
-    def _has_lost_a_peer(self) -> bool:
+        if self._are_over:
+            return True
         ends = select.poll()
         for each in self._sockets:
             if (descriptor := each.fileno()) >= 0:
                 ends.register(descriptor, select.POLLRDHUP)
-        return bool(ends.poll(0))
+        if ends.poll(0):
+            self.shut_down()
+        return self._are_over
 
 
 def open_sockets() -> Inodes:
@@ -84,7 +83,12 @@ def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
         size: Number of ranks.
     """
     published = b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
-    return Connections(_appeared(before, lambda *ends: any(_sockaddr(*end) in published for end in ends)))
+
+    def is_published(family: int, host: str, port: int) -> bool:
+        flow = bytes(4) if family == socket.AF_INET6 else b""  # a sockaddr: family, port, IPv6 flow label, address
+        return port.to_bytes(2, "big") + flow + socket.inet_pton(family, host) in published
+
+    return Connections(_appeared(before, lambda own, peer: is_published(*own) or is_published(*peer)))
 
 
 def of_store(before: Inodes, port: int) -> Connections:
@@ -106,8 +110,12 @@ def _appeared(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[soc
             duplicate = socket.socket(fileno=os.dup(descriptor))
         except OSError:
             continue
-        ends = _ends(duplicate)
-        if ends is not None and is_wanted(*ends):
+        family = duplicate.family
+        try:
+            ends = [(family, *each[:2]) for each in (duplicate.getsockname(), duplicate.getpeername())]
+        except OSError:  # a listening socket, or a peer that has closed
+            ends = []
+        if ends and family in (socket.AF_INET, socket.AF_INET6) and is_wanted(*ends):
             found.append(duplicate)
         else:
             duplicate.close()
@@ -124,24 +132,6 @@ def _descriptors() -> dict[str, int]:
         if link.startswith("socket:"):
             found[link] = int(name)
     return found
-
-
-def _ends(connection: socket.socket) -> tuple[End, End] | None:
-    """Return the own and the peer's end of a connection."""
-    family = connection.family
-    if family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    try:
-        own, peer = connection.getsockname(), connection.getpeername()
-    except OSError:  # a listening socket, or a peer that has closed
-        return None
-    return (family, *own[:2]), (family, *peer[:2])
-
-
-def _sockaddr(family: int, host: str, port: int) -> bytes:
-    """Return the part of a sockaddr after the family: port, IPv6 flow label, address."""
-    flow = bytes(4) if family == socket.AF_INET6 else b""
-    return port.to_bytes(2, "big") + flow + socket.inet_pton(family, host)
 
 
 SLICE_S = 0.05
@@ -209,7 +199,16 @@ def _outlive(works: Sequence[Any], _backend: Any) -> None:
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
     """Wait for a message, whose wait cannot be divided into slices. A separate thread waits until it ends."""
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
-    threading.Thread(target=_report, args=(work, timeout, outcome), name="gloo message", daemon=True).start()
+
+    def report() -> None:
+        try:
+            work.wait(timeout)
+        except RuntimeError as e:
+            outcome.put(e)
+        else:
+            outcome.put(None)
+
+    threading.Thread(target=report, name="gloo message", daemon=True).start()
     while True:
         was_aborted = is_aborted()
         with contextlib.suppress(queue.Empty):
@@ -219,15 +218,6 @@ def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta
             raise RuntimeError(_GIVEN_UP)
     if error is not None:
         raise error
-
-
-def _report(work: Any, timeout: timedelta, outcome: "queue.SimpleQueue[RuntimeError | None]") -> None:
-    try:
-        work.wait(timeout)
-    except RuntimeError as e:
-        outcome.put(e)
-    else:
-        outcome.put(None)
 
 
 def _ends_within(work: Any, timeout_s: float) -> bool:
@@ -250,22 +240,18 @@ def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
 
     Older versions of torch do not name these threads; there, all threads that Python has not started must be asleep.
     """
-    found = {task.name: _look_at(task) for task in tasks.iterdir()}
+    found: dict[str, tuple[str, str]] = {}
+    """Name and state (as in proc(5)) of each thread."""
+    for task in tasks.iterdir():
+        with contextlib.suppress(OSError):  # it has ended
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+            found[task.name] = name, rest.split()[0]
     if {name for name, _ in found.values()} >= THREADS:
         states = {state for name, state in found.values() if name in THREADS}
     else:
         known = {str(each.native_id) for each in threading.enumerate() if not each.name.startswith("Dummy-")}
-        states = {state for thread, (name, state) in found.items() if name and thread not in known}
+        states = {state for thread, (_, state) in found.items() if thread not in known}
     return states == {"S"}
-
-
-def _look_at(task: Path) -> tuple[str, str]:
-    """Return name and state (as in proc(5)) of a thread, or empty texts if it has ended."""
-    try:
-        name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
-    except OSError:
-        return "", ""
-    return name, rest.split()[0]
 
 
 class GlooGroup:
@@ -295,10 +281,13 @@ class GlooGroup:
         self._timeout_s = timeout_s
         self._for_torch: list[GlooGroup] = []
         before = open_sockets()
-        self.backend: Any = ProcessGroupGloo(store, rank, size, _options(host, connect_timeout_s))
+        options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
+        options._devices = [ProcessGroupGloo.create_device(hostname=host)]
+        options._timeout = timedelta(seconds=connect_timeout_s)
+        self.backend: Any = ProcessGroupGloo(store, rank, size, options)
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
         self._connections = of_gloo(before, store, size)
-        enlist(self)
+        register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """Sum the tensor over all ranks, in place.
@@ -365,10 +354,10 @@ class GlooGroup:
 
     def _is_over(self) -> bool:
         """Check whether the group was aborted, here or by a peer. gloo itself may only notice by the timeout."""
-        is_over = self._connections.are_over()
-        if is_over:
+        if self._connections.are_over():
             self.abort()
-        return is_over
+            return True
+        return False
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
@@ -386,10 +375,3 @@ def connect_store(address: str, timeout_s: float) -> TCPStore:
         )
     except (RuntimeError, ValueError) as e:
         raise RuntimeError(f"no TCPStore answers at {address}: {e}") from e
-
-
-def _options(host: str, timeout_s: float) -> Any:
-    options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
-    options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = timedelta(seconds=timeout_s)
-    return options

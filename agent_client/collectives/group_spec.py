@@ -5,12 +5,10 @@ The registry makes it possible to abort all groups when the code that uses them 
 
 import contextlib
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 from weakref import WeakSet
 
 from torch import Tensor
-
-from lighthouse_protocol.rules.access import STORE_WORD, prove
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,15 +26,6 @@ class GroupSpec:
     connect_timeout_s: float
     timeout_s: float
     """Default time limit of a collective."""
-
-
-def store_prefix(name: str, secret: str) -> str:
-    """Return the prefix under which the members of a quorum connect in a store.
-
-    It consists of `name` and a digest that only the members can compute, which keeps quorums apart. It hides nothing:
-    torch's store lists its keys to any caller. Without a secret it is `name`.
-    """
-    return f"{name}/{prove(secret, STORE_WORD, name)}" if secret else name
 
 
 class RankGroup(Protocol):
@@ -66,29 +55,22 @@ class Connector(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what outlives a group: by default nothing."""
 
 
 class Abortable(Protocol):
     def abort(self) -> None: ...
 
 
-@runtime_checkable
-class Connected(Protocol):
-    """A group that notices when a peer is lost."""
-
-    @property
-    def has_lost_a_peer(self) -> bool: ...
-
-
 _groups: "WeakSet[Abortable]" = WeakSet()
 
 
-def enlist(group: Abortable) -> None:
+def register_group(group: Abortable) -> None:
     _groups.add(group)
 
 
-def held() -> list[Abortable]:
+def registered() -> list[Abortable]:
     """Return the registered groups.
 
     The caller keeps them alive, so that Python frees them in the end. torch's C++ objects hold the interpreter's lock
@@ -106,4 +88,4 @@ def abort_all() -> None:
 
 def have_lost_a_peer() -> bool:
     """Check whether a peer has left one of the groups, by its end or by an abort."""
-    return any(isinstance(group, Connected) and group.has_lost_a_peer for group in list(_groups))
+    return any(getattr(group, "has_lost_a_peer", False) for group in list(_groups))

@@ -20,7 +20,7 @@ from torch.futures import Future
 
 from agent_client.collectives import gloo as gloo_wait
 from agent_client.collectives.gloo import Connections, of_gloo, open_sockets
-from agent_client.collectives.group_spec import enlist
+from agent_client.collectives.group_spec import register_group
 from agent_client.collectives.observed import first_tensor, never_compiled
 
 _ABORTED = "the process group was aborted because the generation of its run ended"
@@ -48,7 +48,7 @@ class InterruptibleGroup(ProcessGroup):
         self._under_way: deque[Any] = deque(maxlen=_UNDER_WAY)
         weakref.finalize(self, gloo_wait.keep_briefly, self._under_way).atexit = False
         self._is_aborted = False
-        enlist(self)
+        register_group(self)
 
     def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
         """Register a backend for one device. A backend may serve several devices."""
@@ -57,24 +57,6 @@ class InterruptibleGroup(ProcessGroup):
         if isinstance(backend, ProcessGroupGloo) and backend not in self._gloo:
             store = PrefixStore(f"{device.type}/", self._store)
             self._gloo[backend] = of_gloo(self._before, store, self.size()) if self.size() > 1 else Connections()
-
-    def get_group_store(self) -> Store:
-        return self._ranks.get_group_store()
-
-    def _set_default_backend(self, backend_type: Any) -> None:
-        for group in (super(), self._ranks):
-            group._set_default_backend(backend_type)
-
-    def _set_group_name(self, name: Any) -> None:
-        for group in (super(), self._ranks):
-            group._set_group_name(name)
-
-    def _set_group_desc(self, desc: str) -> None:
-        for group in (super(), self._ranks):
-            group._set_group_desc(desc)
-
-    def _start_coalescing(self, device: torch.device) -> None:
-        self._ranks._start_coalescing(device)
 
     def abort(self) -> None:
         """End all running collectives, here and at the peers. Safe in any thread; repeated calls have no effect."""
@@ -166,21 +148,6 @@ class InterruptibleWork(Work):
     def synchronize(self) -> None:
         self.wait()
 
-    def is_completed(self) -> bool:
-        return self._work.is_completed()
-
-    def is_success(self) -> bool:
-        return self._work.is_success()
-
-    def exception(self) -> Any:
-        return self._work.exception()
-
-    def result(self) -> Any:
-        return self._work.result()
-
-    def source_rank(self) -> int:
-        return self._work.source_rank()
-
     def get_future(self) -> Any:
         """Return a future of ours. A wait for torch's own future in C++ cannot be ended."""
         if self._future is None:
@@ -251,10 +218,24 @@ def _interruptible(method: str) -> Callable[..., Any]:
     return never_compiled(lambda self, *args, **options: self.run(method, *args, **options))
 
 
-def _makes_work(method: str) -> bool:
-    """Check for methods that return Work, according to pybind's docstrings."""
-    return "-> c10d::Work" in (getattr(ProcessGroup, method).__doc__ or "")
+def _forwarding(attribute: str, method: str) -> Callable[..., Any]:
+    return lambda self, *args: getattr(getattr(self, attribute), method)(*args)
 
 
-for _method in filter(_makes_work, dir(ProcessGroup)):
-    setattr(InterruptibleGroup, _method, _interruptible(_method))
+def _in_both(method: str) -> Callable[..., None]:
+    def call(self: InterruptibleGroup, value: Any) -> None:
+        getattr(ProcessGroup, method)(self, value)
+        getattr(self._ranks, method)(value)  # pyright: ignore[reportPrivateUsage]
+
+    return call
+
+
+for _method in dir(ProcessGroup):
+    if "-> c10d::Work" in (getattr(ProcessGroup, _method).__doc__ or ""):  # pybind's docstring
+        setattr(InterruptibleGroup, _method, _interruptible(_method))
+for _method in ("_set_default_backend", "_set_group_name", "_set_group_desc"):
+    setattr(InterruptibleGroup, _method, _in_both(_method))
+for _method in ("get_group_store", "_start_coalescing"):
+    setattr(InterruptibleGroup, _method, _forwarding("_ranks", _method))
+for _method in ("is_completed", "is_success", "exception", "result", "source_rank"):
+    setattr(InterruptibleWork, _method, _forwarding("_work", _method))

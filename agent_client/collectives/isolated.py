@@ -7,6 +7,7 @@ Tensors go through memory that both processes map, so each is copied in and out 
 import contextlib
 import dataclasses
 import json
+import mmap
 import os
 import select
 import signal
@@ -18,18 +19,18 @@ from typing import Any
 
 import torch
 
-from agent_client.collectives.group_spec import GroupSpec, enlist
+from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
 from agent_client.collectives.nccl import NcclConnector
-from agent_client.collectives.shared_memory import MAX_MESSAGE_BYTES, mapped
 
 START_TIMEOUT_S = 120.0
 """Time limit for the fork server, which imports torch."""
 SLACK_S = 5.0
 """How long after its own timeout a child may still answer before it is killed."""
 _LEAST_BYTES = 2**20
+MAX_MESSAGE_BYTES = 65536
 
 
-class IsolatedConnector:
+class IsolatedConnector(Connector):
     """Holds the fork server, and restarts it if it ends. `close` or the end of this process stops it."""
 
     def __init__(self, backend: str = "gloo") -> None:
@@ -110,7 +111,7 @@ class IsolatedGroup:
         except RuntimeError:
             self.abort()
             raise
-        enlist(self)
+        register_group(self)
 
     def __del__(self) -> None:
         self._channel.close()
@@ -124,7 +125,11 @@ class IsolatedGroup:
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
-        descriptors = self._grow(size) if size > self._memory.numel() else []
+        descriptors: list[int] = []
+        if size > self._memory.numel():  # the child maps the larger memory, too
+            descriptors = [os.memfd_create("lighthouse")]
+            os.ftruncate(descriptors[0], max(_LEAST_BYTES, size))
+            self._memory = mapped(os.dup(descriptors[0]))
         dtype = str(tensor.dtype).removeprefix("torch.")
         with torch.no_grad():
             shared = self._memory[:size].view(tensor.dtype).view(tensor.shape)
@@ -136,13 +141,6 @@ class IsolatedGroup:
         """Kill the child, whose connections the kernel closes. Safe in any thread; repeated calls have no effect."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-
-    def _grow(self, size: int) -> list[int]:
-        """Map a larger memory. Return its descriptor for the child."""
-        descriptor = os.memfd_create("lighthouse")
-        os.ftruncate(descriptor, max(_LEAST_BYTES, size))
-        self._memory = mapped(os.dup(descriptor))
-        return [descriptor]
 
     def _ask(self, order: dict[str, Any], within_s: float, descriptors: list[int] | None = None) -> None:
         try:
@@ -165,3 +163,14 @@ class IsolatedGroup:
         if not message:
             raise RuntimeError("the child of the process group has ended, or was killed to end what it waited for")
         return json.loads(message)
+
+
+def mapped(descriptor: int) -> torch.Tensor:
+    """Map the memory behind `descriptor` and close the descriptor.
+
+    Returns:
+        The memory as uint8. It is unmapped with the last tensor that uses it.
+    """
+    memory = mmap.mmap(descriptor, 0)
+    os.close(descriptor)
+    return torch.frombuffer(memory, dtype=torch.uint8)

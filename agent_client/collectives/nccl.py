@@ -18,14 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 from torch.distributed import PrefixStore, Store, distributed_c10d
 
 from agent_client.collectives.gloo import connect_store
-from agent_client.collectives.group_spec import GroupSpec, enlist
+from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
 from agent_client.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ POLL_S = 0.0001
 NEVER = timedelta(days=365)
 
 
-class NcclConnector:
+class NcclConnector(Connector):
     def __init__(self, device: int | None = None) -> None:
         """Choose the CUDA device.
 
@@ -68,7 +68,7 @@ class NcclConnector:
         if not distributed.is_nccl_available() or not torch.cuda.is_available():
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
-        if may_end_the_process(_default_backends()):
+        if distributed.is_initialized() and may_end_the_process(distributed_c10d.get_backend_config()):
             log.warning("%s", WARNING)
         os.environ.setdefault(DUMP, "0")  # for the default group, if it is still to be made
 
@@ -83,9 +83,6 @@ class NcclConnector:
             timeout_s=spec.timeout_s,
         )
 
-    def close(self) -> None:
-        """Do nothing: no resource outlives a group."""
-
 
 class Fence:
     """Orders completions and the abort of a group, so that all threads see a collective on the same side."""
@@ -94,14 +91,14 @@ class Fence:
         self._lock = threading.Lock()
         self._is_down = False
 
-    def let_down(self) -> bool:
+    def announce_abort(self) -> bool:
         """Announce an abort. Return whether it is the first."""
         with self._lock:
             was_down, self._is_down = self._is_down, True
         return not was_down
 
-    def has_passed(self, done: "Event") -> bool:
-        """Check whether `done` has completed.
+    def has_passed(self, done: Any) -> bool:
+        """Check whether the CUDA event `done` has completed.
 
         Raises:
             RuntimeError: An abort was announced.
@@ -112,38 +109,12 @@ class Fence:
             return done.query()
 
 
-class Event(Protocol):
-    """The part of a CUDA event that is used here."""
-
-    def query(self) -> bool: ...
-
-
-class Result(Protocol):
-    """Result code of a collective; 0 is success."""
-
-    def done(self) -> bool: ...
-
-    def value(self) -> int: ...
-
-
-class Work(Protocol):
-    """The part of NCCL's Work that is used here."""
-
-    def is_completed(self) -> bool:
-        """Check whether the work has ended or failed. This looks for NCCL's errors."""
-        ...
-
-    def get_future_result(self) -> Result:
-        """Return the result, which is done as soon as any thread has seen an error."""
-        ...
-
-
-def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
+def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
     """Wait until `done`, an event recorded after `work`, has passed the fence.
 
     Args:
         work: Work of NCCL.
-        done: Event.
+        done: CUDA event.
         fence: Fence of the group.
         ends_at: Deadline on time.monotonic().
 
@@ -151,22 +122,13 @@ def wait_for(work: Work, done: Event, fence: Fence, ends_at: float) -> None:
         RuntimeError: The group was aborted, a peer is lost, or the deadline has passed.
     """
     while not fence.has_passed(done):
-        if work.is_completed() and _has_failed(work):
-            raise RuntimeError("NCCL has lost a peer")
+        if work.is_completed():  # this looks for NCCL's errors
+            result = work.get_future_result()  # done as soon as any thread has seen an error
+            if result.done() and result.value() != 0:
+                raise RuntimeError("NCCL has lost a peer")
         if time.monotonic() >= ends_at:
             raise RuntimeError("the NCCL collective did not end in time: a peer is lost, stopped or slow")
         time.sleep(POLL_S)
-
-
-def _has_failed(work: Work) -> bool:
-    """Check for an error.
-
-    Older versions of torch cannot report one. The wait then ends with the quorum or with its time limit.
-    """
-    if not hasattr(work, "get_future_result"):
-        return False
-    result = work.get_future_result()
-    return result.done() and result.value() != 0
 
 
 class NcclGroup:
@@ -183,15 +145,18 @@ class NcclGroup:
         self._device = device
         self._timeout_s = timeout_s
         self._fence = Fence()
+        options: Any = distributed.ProcessGroupNCCL.Options()
+        options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never comes
+        options._timeout = NEVER  # each collective has its own limit
         with _environment(**QUIET, TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
-            self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, _options())
+            self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, options)
             try:
                 self._backend.eager_connect_single_device(device)
                 self.all_reduce(torch.zeros(1, device=device), connect_timeout_s)
             except RuntimeError:
                 self.abort()
                 raise
-        enlist(self)
+        register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
         """Sum the tensor over all ranks, in place, and wait for the sum. A CPU tensor is copied to the device and back.
@@ -204,8 +169,10 @@ class NcclGroup:
             there = tensor.to(self._device)
             work = self._backend.allreduce([there])
             work.wait()  # makes the current stream wait, not this thread
+            done = torch.cuda.Event()
+            done.record()
             try:
-                wait_for(work, _recorded(), self._fence, time.monotonic() + limit_s)
+                wait_for(work, done, self._fence, time.monotonic() + limit_s)
             except RuntimeError:
                 self.abort()
                 raise
@@ -214,26 +181,8 @@ class NcclGroup:
 
     def abort(self) -> None:
         """End all running collectives. Safe in any thread; repeated calls have no effect."""
-        if self._fence.let_down():
+        if self._fence.announce_abort():
             self._backend.abort()
-
-
-def _recorded() -> torch.cuda.Event:
-    event = torch.cuda.Event()
-    event.record()
-    return event
-
-
-def _options() -> Any:
-    options: Any = distributed.ProcessGroupNCCL.Options()
-    options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never comes
-    options._timeout = NEVER  # each collective has its own limit
-    return options
-
-
-def _default_backends() -> str:
-    """Return the backends of the default group, such as "cpu:gloo,cuda:nccl", or an empty text without one."""
-    return distributed_c10d.get_backend_config() if distributed.is_initialized() else ""
 
 
 @contextlib.contextmanager

@@ -93,7 +93,8 @@ class ObservedGroup(ProcessGroup):
         this._set_group_name(self.ranks.group_name)
 
     def observe(self, method: str, *args: Any, **options: Any) -> Any:
-        entered = self.progress.torchs(_COLLECTIVES[method], _shape(args))
+        tensor = first_tensor(args)
+        entered = self.progress.torchs(_COLLECTIVES[method], () if tensor is None else tuple(tensor.shape))
         work = None
         try:
             work = getattr(self.ranks, method)(*args, **options)
@@ -108,11 +109,6 @@ def first_tensor(args: tuple[Any, ...]) -> Tensor | None:
     while isinstance(first, list | tuple) and first:
         first = cast("Any", first)[0]
     return first if isinstance(first, Tensor) else None
-
-
-def _shape(args: tuple[Any, ...]) -> tuple[int, ...]:
-    tensor = first_tensor(args)
-    return () if tensor is None else tuple(tensor.shape)
 
 
 def _observed(method: str) -> Callable[..., Any]:

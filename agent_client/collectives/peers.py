@@ -17,8 +17,9 @@ from torch import Tensor
 
 from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.group_spec import GroupSpec, RankGroup, store_prefix
+from agent_client.collectives.group_spec import GroupSpec, RankGroup
 from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.rules.access import STORE_WORD, prove
 
 log = logging.getLogger(__name__)
 
@@ -169,13 +170,14 @@ class Peers:
                 group.abort()
 
     def _connect(self, assignment: Assignment) -> RankGroup:
+        prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}"
+        if assignment.compares and assignment.secret:
+            # A digest that only the members can compute keeps quorums apart. It hides nothing: torch's store lists its
+            # keys to any caller. Scripts with another client know no secret; if one takes part, use the plain name.
+            prefix += f"/{prove(assignment.secret, STORE_WORD, prefix)}"
         spec = GroupSpec(
             store_address=assignment.store_address,
-            # Scripts with another client know no secret. If one takes part, use the documented name.
-            prefix=store_prefix(
-                f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}",
-                assignment.secret if assignment.compares else "",
-            ),
+            prefix=prefix,
             rank=assignment.replica_rank,
             size=assignment.replica_world_size,
             host=self._host,

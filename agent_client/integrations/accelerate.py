@@ -1,11 +1,5 @@
 """Accelerator of Hugging Face Accelerate whose steps all replica groups commit or discard together.
 
-    from agent_client.integrations.accelerate import FaultTolerantAccelerator
-
-    accelerator = FaultTolerantAccelerator(max_steps=1000)
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
-    for batch in loader: ...                  # ends when 1000 steps are committed
-
 The loop stays as it is: `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and `zero_grad()` in any order.
 """
 
@@ -116,7 +110,9 @@ class FaultTolerantAccelerator(Accelerator):
             if each is inner:
                 return optimizer
             if each is training:
-                return self._by_the_step(each)
+                accumulate, steps = self.gradient_accumulation_steps, self._max_steps
+                by_step = StepLoader.of(each, agent, accumulate=accumulate, steps=steps, seed=self._data_seed)
+                return _OnDevice(by_step, self, None if steps is None else steps * accumulate)
             return super(FaultTolerantAccelerator, self).prepare(
                 FaultTolerantScheduler(each, agent) if isinstance(each, LRScheduler) else each
             )
@@ -136,11 +132,6 @@ class FaultTolerantAccelerator(Accelerator):
             self._is_last, self.drawn = self.drawn.is_last, None
         if self.agent is not None:
             self.gradient_state._set_sync_gradients(self._is_last)
-
-    def _by_the_step(self, loader: DataLoader[Any]) -> "_OnDevice":
-        accumulate = self.gradient_accumulation_steps
-        by_step = StepLoader.of(loader, self.agent, accumulate=accumulate, steps=self._max_steps, seed=self._data_seed)
-        return _OnDevice(by_step, self, None if self._max_steps is None else self._max_steps * accumulate)
 
 
 class _OnDevice:

@@ -1,10 +1,5 @@
 """Lightning strategy whose steps all replica groups commit or discard together.
 
-    from agent_client.integrations.lightning import FaultTolerantStrategy
-
-    trainer = L.Trainer(strategy=FaultTolerantStrategy(), max_steps=1000)
-    trainer.fit(module, loader)
-
 `trainer.global_step` is the number of committed steps, and an epoch ends when all groups together have trained on each
 sample, so loggers, validations, checkpoints and the end come at the same step in all groups. A StepLoader
 chooses the batches by the step. Each group keeps its own checkpoints.
@@ -134,17 +129,16 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Run the backward passes of all microbatches of this rank."""
         loss = super().backward(closure_loss, *args, **kwargs)
-        while self._others:
-            super().backward(self._loss_of(self._others.pop(0)), *args, **kwargs)
-        return loss
-
-    def _loss_of(self, batch: Any) -> torch.Tensor:
         module, trainer = self.lightning_module, self.lightning_module.trainer
-        batch = module._on_before_batch_transfer(trainer.precision_plugin.convert_input(batch), dataloader_idx=0)
-        named, module._current_fx_name = module._current_fx_name, "training_step"  # the training step may log
-        result = self.training_step(self.batch_to_device(batch, dataloader_idx=0), *self._arguments)
-        module._current_fx_name = named
-        return (result["loss"] if isinstance(result, Mapping) else result) / trainer.accumulate_grad_batches
+        while self._others:
+            batch = trainer.precision_plugin.convert_input(self._others.pop(0))
+            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+            named, module._current_fx_name = module._current_fx_name, "training_step"  # the training step may log
+            result = self.training_step(self.batch_to_device(batch, dataloader_idx=0), *self._arguments)
+            module._current_fx_name = named
+            other = result["loss"] if isinstance(result, Mapping) else result
+            super().backward(other / trainer.accumulate_grad_batches, *args, **kwargs)
+        return loss
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Run the closure, vote, and apply the gradients. Lightning counts the step when this returns."""

@@ -31,19 +31,7 @@ def exists(name: str) -> bool:
         return False
 
 
-def trainer() -> str:
-    """Return the name of the module to run.
-
-    Raises:
-        SystemExit: torchtitan is not installed.
-    """
-    found = next((name for name in TRAINERS if exists(name)), None)
-    if found is None:
-        raise SystemExit("torchtitan is not installed: pip install torchtitan")
-    return found
-
-
-def mend() -> None:
+def serve_present_hyperparameters() -> None:
     """Make the optimizers serve their present hyperparameters. They would serve the initial values.
 
     torchft requests the state on another thread, while FSDP's forward pass replaces parameters of the modules, so it
@@ -73,7 +61,10 @@ def serving_present(state_dict: Callable[[Any], dict[str, Any]]) -> Callable[[An
 
 
 def main() -> None:
-    run_module(trainer(), before=mend)
+    trainer = next(filter(exists, TRAINERS), None)
+    if trainer is None:
+        raise SystemExit("torchtitan is not installed: pip install torchtitan")
+    run_module(trainer, before=serve_present_hyperparameters)
 
 
 if __name__ == "__main__":

@@ -1,15 +1,9 @@
 """Hugging Face Trainer whose steps all replica groups commit or discard together.
 
-    from agent_client.integrations.transformers import FaultTolerantTrainer
-
-    trainer = FaultTolerantTrainer(model=model, args=TrainingArguments(max_steps=1000, ...), train_dataset=data)
-    trainer.train()
-
 The Agent's counts replace the Trainer's: `state.global_step` is the number of committed steps, and an epoch ends when
 all groups together have trained on each sample. So logs, checkpoints, evaluations and the end come at the same step in
-all groups.
-Other counts of the Trainer and its callbacks (the best metric, the patience of early stopping) heal as well. A
-StepLoader chooses the batches by the step. Each group needs its own `output_dir` for its checkpoints.
+all groups. Other counts of the Trainer and its callbacks (the best metric, the patience of early stopping) heal as
+well. A StepLoader chooses the batches by the step. Each group needs its own `output_dir` for its checkpoints.
 """
 
 import contextlib

@@ -7,16 +7,18 @@ their numbers from the lighthouse (rank_thread.py) or from `LocalAttempts`, whic
 
 import contextlib
 import logging
+import os
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Generator
+from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from agent_client.restart.interrupter import Interrupter, InterruptibleSection, Interruption
 from agent_client.restart.options import Hook, Options
 from agent_client.restart.process_groups import ProcessGroups
+from agent_client.restart.rank_thread import RankThread
 from agent_client.restart.rules.events import Ended, Run
-from agent_client.restart.run_session import RankEnvironment, RunSession
 from agent_client.restart.store import RestartAbort, State, StoreMixin
 from agent_client.step import stop_signals as at_exit
 from lighthouse_protocol.messages.run import RunCompleted, RunCounters, RunStopped, RunTerms
@@ -28,13 +30,17 @@ log = logging.getLogger(__name__)
 class Attempts(Protocol):
     """Source of attempts.
 
-    Call `ready` or `returned`, then `wait`. After a Run call `raised` or `returned`; after Ended call nothing.
+    Call `ready` or `returned`, then `wait`. After a Run call `begin`, then `raised` or `returned`; after Ended call
+    nothing.
     """
 
     def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None, /
+    ) -> None: ...
     def ready(self) -> None: ...
     def wait(self) -> Run | Ended: ...
+    def begin(self, run: Run) -> None: ...
     def raised(self, reason: str) -> None: ...
     def returned(self) -> None: ...
     def stepped(self, step: int | None) -> None: ...
@@ -47,8 +53,9 @@ class LocalAttempts:
     Only faults of this process count. Faults of other processes do not interrupt it.
     """
 
-    def __init__(self, rank: int, world_size: int, terms: RunTerms) -> None:
+    def __init__(self, rank: int, world_size: int, terms: RunTerms, state: State) -> None:
         self._place = rank, world_size
+        self._state = state
         self._terms = terms
         self._counters = RunCounters()
         self._has_returned = False
@@ -79,6 +86,9 @@ class LocalAttempts:
         self._began_at, self._has_stepped = time.monotonic(), False
         self._counters = RunCounters(number, job_restarts=number, ranks_restarts=number)
         return Run(self._counters, *self._place)
+
+    def begin(self, run: Run) -> None:
+        self._state.take(run.counters, run.rank, run.world_size)
 
     def raised(self, reason: str) -> None:
         now = time.monotonic()
@@ -158,18 +168,15 @@ class WrappedCall(Generic[T]):
         self._function = function
         self._options = options
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
-        self._environment = RankEnvironment(self._state)
         self._section = InterruptibleSection()
         self._groups = ProcessGroups(launch.lighthouse_address if options.use_global_iteration else "")
         self._interrupter = Interrupter(self._section, [self._groups.abort, lambda: self._hook(options.abort)])
-        self._link: RunSession | None = None
         self._attempts: Attempts
         if options.use_global_iteration:
-            self._link = RunSession(options, launch, self._interrupter, self._environment)
-            self._attempts = self._link.thread
+            self._attempts = RankThread(options, launch, self._interrupter, self._state)
             self._state.store = StoreMixin()
         else:
-            self._attempts = LocalAttempts(launch.slot, launch.slots, options.terms(launch))
+            self._attempts = LocalAttempts(launch.slot, launch.slots, options.terms(launch), self._state)
         self._call_wrapper = CallWrapper(self._state, self._attempts)
         self._result: T | None = None
         self._last_error = ""
@@ -184,17 +191,12 @@ class WrappedCall(Generic[T]):
             LighthouseError: This process may not take part.
             SystemExit, KeyboardInterrupt: The function raised it.
         """
-        with contextlib.closing(self._groups), self._link or contextlib.nullcontext(), self._attempts:
+        with contextlib.closing(self._groups), self._attempts:
             try:
                 ended = self._repeat()
-            except (SystemExit, KeyboardInterrupt) as e:
-                if isinstance(e, RestartAbort):
-                    log.error("this rank ends the run: %s", e.reason)  # the exit code alone gives no reason
-                if self._link is not None:
-                    self._link.abort(e)
+            except RestartAbort as e:
+                log.error("this rank ends the run: %s", e.reason)  # the exit code alone gives no reason
                 raise
-            if self._link is not None:
-                self._link.ended(ended)
         return self._outcome(ended)
 
     def _repeat(self) -> Ended:
@@ -215,10 +217,8 @@ class WrappedCall(Generic[T]):
         """Run the function once. Return whether it has returned."""
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
-        with self._environment, self._groups.of(run.number):
-            self._environment.take(run)
-            if self._link is not None:
-                self._link.began(run)
+        with _restored("RANK", "WORLD_SIZE"), self._groups.of(run.number):
+            self._attempts.begin(run)
             self._interrupter.begin()
             try:
                 self._result = self._section.run(self._call, lambda: self._attempts.is_over(run.number))
@@ -279,9 +279,22 @@ class WrappedCall(Generic[T]):
                 return self._result
             case RunStopped(reason, who):
                 text = f"the run is stopped: {reason}{f' ({who})' if who else ''}"
-                if self._link is not None and self._last_error:  # the reason of a local run contains it
+                if self._options.use_global_iteration and self._last_error:  # the reason of a local run contains it
                     text += f"; the last error of this rank: {self._last_error}"
                 log.error("%s", text)  # the exit code alone gives no reason
                 raise RestartAbort(text)
             case error:
                 raise error
+
+
+@contextlib.contextmanager
+def _restored(*names: str) -> Generator[None]:
+    """Restore variables of the environment at the end."""
+    before = {name: os.environ.get(name) for name in names}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value

@@ -1,10 +1,10 @@
 """Driver of a rank's machine: feeds it events, and performs its effects in order.
 
-The driver is synchronous. Time, streams and the wrapped function are ports, so the simulator runs this very code.
+The driver is synchronous. Its `Process` is a port, so the simulator runs this very code.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,10 +26,14 @@ class Stream(Protocol):
 
 
 class Process(Protocol):
-    """The process of the rank: its streams, and the wrapped function."""
+    """The process of a rank: its clock, its streams and the wrapped function."""
+
+    def now(self) -> float:
+        """Return the time of a monotonic clock in seconds."""
+        ...
 
     def connect(self, session: int) -> Stream:
-        """Open the stream with the given number."""
+        """Open the stream with that number."""
         ...
 
     def run(self, run: events.Run) -> None: ...
@@ -54,31 +58,23 @@ class Process(Protocol):
 class RankDriver:
     """Runs one machine on one thread."""
 
-    def __init__(self, machine: RankMachine, clock: Callable[[], float], process: Process) -> None:
-        """Connect the machine to its ports.
-
-        Args:
-            machine: Machine of the rank.
-            clock: Monotonic clock in seconds.
-            process: Performs the effects.
-        """
+    def __init__(self, machine: RankMachine, process: Process) -> None:
         self.machine = machine
-        self._clock = clock
         self._process = process
         self._stream: tuple[int, Stream] | None = None
 
     def start(self) -> None:
-        self._perform(self.machine.start(self._clock()))
+        self._perform(self.machine.start(self._process.now()))
 
     def feed(self, event: events.RankEvent) -> None:
-        self._perform(self.machine.handle(event, self._clock()))
+        self._perform(self.machine.handle(event, self._process.now()))
 
     def tick(self) -> None:
-        self._perform(self.machine.tick(self._clock()))
+        self._perform(self.machine.tick(self._process.now()))
 
     def deadline(self) -> float | None:
         """Return when to call `tick`, by the clock, or None."""
-        return self.machine.deadline(self._clock())
+        return self.machine.deadline(self._process.now())
 
     def _perform(self, effects: Sequence[events.RankEffect]) -> None:
         for effect in effects:
@@ -88,7 +84,9 @@ class RankDriver:
                     self._stream = session, self._process.connect(session)
                 case events.Send(session, message):
                     if self._stream is not None and self._stream[0] == session:
-                        self._stream[1].send(self._with_progress(message))
+                        if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:
+                            message = replace(message, progress=self._process.sample())
+                        self._stream[1].send(message)
                 case events.Disconnect(session):
                     if self._stream is not None and self._stream[0] == session:
                         self.close()
@@ -100,19 +98,8 @@ class RankDriver:
                     self._process.interrupt(reason)
                 case events.Kill(reason):
                     self._process.kill(reason)
-                case events.StandBy(counters):
-                    log.info("generation %d runs without this rank, which is a spare", counters.number)
-                case events.LighthouseLost(reason):
-                    log.warning("lighthouse unreachable: %s", reason)
-                case events.SlotTaken(reason):
-                    log.warning("the lighthouse does not admit this rank yet: %s", reason)
-                case events.LighthouseBack(term):
-                    log.warning("lighthouse reachable again%s", f" (term {term})" if term else "")
-
-    def _with_progress(self, message: FromRunRank) -> FromRunRank:
-        if isinstance(message, RankHeartbeat) and self.machine.phase is RankPhase.RUNNING:
-            return replace(message, progress=self._process.sample())
-        return message
+                case events.Notice(text, is_warning):
+                    log.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
 
     def close(self) -> None:
         """Cancel the stream, if there is one."""

@@ -112,7 +112,10 @@ class InterruptibleSection:
             code = frame.f_code
             if code.co_filename == _IMPORTLIB or is_uninterrupted(code):
                 return True
-            if spares_brief and _is_brief(frame):
+            # A finalizer would swallow the exception. Other brief code transfers a descriptor or a process.
+            module, name = frame.f_globals.get("__name__"), code.co_name
+            is_brief = name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
+            if spares_brief and is_brief:
                 return True
             frame = frame.f_back
         return False
@@ -132,12 +135,6 @@ class InterruptibleSection:
                 return
             except Interruption:
                 continue
-
-
-def _is_brief(frame: FrameType) -> bool:
-    """Check for a finalizer, which would swallow the exception, or code that transfers a descriptor or a process."""
-    module, name = frame.f_globals.get("__name__"), frame.f_code.co_name
-    return name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
 
 
 def _listen() -> bool:

@@ -56,7 +56,7 @@ class ProcessGroups:
         with self._lock:
             open_groups = sys.modules.get("agent_client.collectives.group_spec")
             if open_groups is not None:
-                self._aborted += open_groups.held()
+                self._aborted += open_groups.registered()
             try:
                 if self._torch is not None:
                     self._torch.abort()  # first, because NCCL groups that do not end together may wait for each other

@@ -1,10 +1,11 @@
-"""Threads of a rank in a run: `DriverThread` runs the machine. `RankThread` is the one for a wrapped function.
+"""Threads of a rank in a run. `DriverThread` runs the machine; `RankThread` is a wrapped function's part in its run.
 
 The driver belongs to its thread. Other threads put their events into its inbox. A separate thread reads each stream.
 
 `fork_and_monitor` is here as well. It puts a plain script under a supervisor.
 """
 
+import json
 import logging
 import os
 import queue
@@ -15,21 +16,25 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
-from typing import NoReturn, Protocol, Self
+from pathlib import Path
+from types import TracebackType
+from typing import Protocol, Self
 
 from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
 from agent_client.progress.script_groups import SelfReporter
-from agent_client.restart.driver import Process, RankDriver
-from agent_client.restart.driver import Stream as DriverStream
-from agent_client.restart.interrupter import Interrupter
-from agent_client.restart.options import NO_NAME, Launch
+from agent_client.restart import driver
+from agent_client.restart.interrupter import Interrupter, Interruption
+from agent_client.restart.options import NO_NAME, Launch, Options
 from agent_client.restart.rules import events
 from agent_client.restart.rules.machine import RankMachine
+from agent_client.restart.store import RestartAbort, State, last_generation, present_runs
+from agent_client.step.observer import stop_observing
 from lighthouse_protocol.messages.incident import EvidenceAsked
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.messages.run import RankHeartbeat, ToRunRank
+from lighthouse_protocol.messages.run import RankHeartbeat, RunCompleted, ToRunRank
 from lighthouse_protocol.refusals import InternalError, LighthouseError
+from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_runtime.process.commands import START_MANAGER
 
 log = logging.getLogger(__name__)
@@ -38,7 +43,7 @@ log = logging.getLogger(__name__)
 CLOSES_WITHIN_S = 5.0
 
 
-class Stream(DriverStream, Protocol):
+class Stream(driver.Stream, Protocol):
     """A stream that can be read, such as lighthouse_runtime.client.streams.RankStream."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
@@ -49,8 +54,11 @@ class _Sign(Enum):
     LEAVE = "leave the run"
 
 
-class DriverThread(Process, ABC):
-    """Runs a rank's machine and reads its streams. A subclass does what the machine orders, on the driver's thread."""
+class DriverThread(ABC):
+    """The process of a rank, whose machine runs on a thread of its own.
+
+    The driver calls `run`, `end`, `sample`, `interrupt` and `kill` on that thread.
+    """
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
         """Prepare the thread; `start` starts it.
@@ -59,8 +67,10 @@ class DriverThread(Process, ABC):
             machine: Machine of the rank.
             open_stream: Opens a stream to the lighthouse.
         """
-        self.driver = RankDriver(machine, time.monotonic, self)
+        self.machine = machine
+        self.driver = driver.RankDriver(machine, self)
         self._open_stream = open_stream
+        self._reporter = SelfReporter()
         self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
 
@@ -74,6 +84,41 @@ class DriverThread(Process, ABC):
         """Leave the run. The stream is cancelled, so the lighthouse notices at once."""
         self._inbox.put(_Sign.LEAVE)
         self._thread.join(CLOSES_WITHIN_S)
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def connect(self, session: int) -> Stream:
+        stream = self._open_stream()
+        threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
+        return stream
+
+    @abstractmethod
+    def run(self, run: events.Run) -> None: ...
+
+    @abstractmethod
+    def end(self, ended: events.Ended) -> None: ...
+
+    @abstractmethod
+    def sample(self) -> ProgressSample | None: ...
+
+    @abstractmethod
+    def interrupt(self, reason: str) -> None: ...
+
+    @abstractmethod
+    def kill(self, reason: str) -> None: ...
+
+    def failed(self, error: InternalError) -> None:
+        """Handle a failure of the driver's thread, which is a defect."""
+        self.end(events.Ended(error))
+
+    def received(self, message: ToRunRank, stream: Stream) -> None:
+        """Handle a message on the thread that reads it, before the driver receives it."""
+        if isinstance(message, EvidenceAsked):
+            self._reporter.answer(message.number, stream.send)
+
+    def before_event(self) -> None:  # noqa: B027  does nothing by default
+        """Do something before the driver receives an event."""
 
     def _live(self) -> None:
         try:
@@ -97,11 +142,6 @@ class DriverThread(Process, ABC):
         except queue.Empty:
             return _Sign.TIME
 
-    def connect(self, session: int) -> Stream:
-        stream = self._open_stream()
-        threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
-        return stream
-
     def _read(self, session: int, stream: Stream) -> None:
         error: LighthouseError | None = None
         try:
@@ -115,29 +155,38 @@ class DriverThread(Process, ABC):
             error = InternalError(f"the stream has failed: {e}")
         self._inbox.put(events.StreamClosed(session, error, random.random()))
 
-    @abstractmethod
-    def before_event(self) -> None:
-        """Feed what must come before the next event."""
-
-    @abstractmethod
-    def failed(self, error: InternalError) -> None:
-        """End the rank after a failure of the driver's thread, which is a defect."""
-
-    @abstractmethod
-    def received(self, message: ToRunRank, stream: Stream) -> None:
-        """Handle a message before the driver receives it. Runs on the thread that reads the stream."""
-
 
 REPORT_INTERVAL_S = 0.1
 SAMPLE_INTERVAL_S = 0.5
 
+_completed: set[tuple[str, str, str]] = set()
+"""Lighthouse, job and name of the runs that this process has seen complete."""
+
 
 class RankThread(DriverThread):
-    """Context manager around a rank's part in its run; leaving it leaves the run."""
+    """This process's part in a run, and the values that StoreMixin reads. A context manager; its end leaves the run."""
 
-    def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream], interrupter: Interrupter) -> None:
-        super().__init__(machine, open_stream)
+    def __init__(self, options: Options, launch: Launch, interrupter: Interrupter, state: State) -> None:
+        """Prepare without connecting.
+
+        Raises:
+            ConfigurationError: No lighthouse is set, or this process has completed the run already.
+        """
+        if not launch.lighthouse:
+            raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
+        self._key = (launch.lighthouse, launch.job, launch.run)
+        if self._key in _completed:
+            raise ConfigurationError(f"run {launch.run!r} is complete; set another LIGHTHOUSE_RUN_ID for the next")
+        self.client = LighthouseClient(launch.lighthouse, job=launch.job, run=launch.run)
+        self.run_id = launch.run
+        self.slot = launch.slot
+        self.secret = launch.secret
+        self.timeout_s = options.store_timeout_s
+        self.state = state
+        super().__init__(RankMachine(launch.entry(options.terms(launch)), options.rank_config()), self.client.rank)
+        self._launch = launch
         self._interrupter = interrupter
+        self._previous: int | None = None
         self._verdicts: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
         self._ended: events.Ended | None = None
         self._over = -1
@@ -147,14 +196,24 @@ class RankThread(DriverThread):
         self._reported_at = 0.0
         self._progress = Progress()  # of the function in this generation
         self._sampled_at = 0.0
-        self._reporter = SelfReporter()
 
     def __enter__(self) -> Self:
+        if self._launch.attempt > 0:
+            try:
+                self._previous = last_generation(self.client, self.run_id, self.slot, self.timeout_s)
+            except LighthouseError as e:
+                log.info("the previous generation is unknown: %s", e)
+        present_runs.append(self)
+        stop_observing()
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        if isinstance(e, SystemExit | KeyboardInterrupt):
+            self._stop_run(e)
         self.leave()
+        present_runs.remove(self)
+        self.client.close()
 
     # -- for the function's thread
 
@@ -167,7 +226,29 @@ class RankThread(DriverThread):
 
         Blocks while this rank is a spare, and while other ranks are not ready.
         """
-        return self._ended or self._verdicts.get()
+        verdict = self._ended or self._verdicts.get()
+        if isinstance(verdict, events.Ended) and isinstance(verdict.outcome, RunCompleted):
+            _completed.add(self._key)
+        return verdict
+
+    def begin(self, run: events.Run) -> None:
+        """Set the place of this rank in a new generation. Log the generation if it follows a restart."""
+        self.state.take(run.counters, run.rank, run.world_size)
+        if self._previous is not None or self._launch.attempt > 0:
+            previous = "unknown" if self._previous is None else self._previous
+            log.info("Rank %d: Restart complete. Previous: %s, Current: %d", run.rank, previous, run.number)
+        self._previous = run.number
+
+    def advance(self) -> int:
+        """Wait for the next generation, at the request of the function. A spare waits here, too."""
+        self._interrupter.end()
+        self.ready()
+        verdict = self.wait()
+        if isinstance(verdict, events.Ended):
+            raise Interruption
+        self.begin(verdict)
+        self._interrupter.begin()
+        return verdict.number
 
     def raised(self, reason: str) -> None:
         self.put(events.Raised(reason))
@@ -192,13 +273,35 @@ class RankThread(DriverThread):
         """Check whether that generation must not run any longer."""
         return self._over >= number or self._ended is not None
 
+    def _stop_run(self, end: SystemExit | KeyboardInterrupt) -> None:
+        """Stop the run when this process ends by RestartAbort, an exit with its code, or KeyboardInterrupt.
+
+        A supervisor sees the end of the process itself, so it only needs the reason. It reads the error file that
+        torch's @record would write.
+        """
+        if self._launch.is_supervised:
+            path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+            if isinstance(end, RestartAbort) and path is not None:
+                try:
+                    Path(path).write_text(json.dumps({"message": f"RestartAbort: {end.reason}"}))
+                except OSError as e:
+                    log.warning("cannot report to the supervisor why this rank ends the run (%s): %s", end.reason, e)
+            return
+        if isinstance(end, KeyboardInterrupt) or end.code == RestartAbort().code:
+            reason = f"rank {self.state.rank}: {end if str(end) else 'interrupted'}"
+            try:
+                self.client.stop_run(reason, timeout_s=self.timeout_s)
+            except LighthouseError as e:
+                log.warning("cannot ask the other ranks to stop (%s): %s", reason, e)
+
     # -- called on the driver's thread and on the streams' threads
 
     def failed(self, error: InternalError) -> None:
-        self.end(events.Ended(error))
+        super().failed(error)
         self.interrupt(str(error))
 
     def before_event(self) -> None:
+        """Report the last step."""
         if self._step > self._steps_reported:
             self._steps_reported = self._step
             self.driver.feed(events.StepDone(self._step))
@@ -206,9 +309,7 @@ class RankThread(DriverThread):
     def received(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
             stream.send(RankHeartbeat(progress=self._progress.sample()))  # the judgement needs its present position
-            self._reporter.answer(message.number, stream.send)
-
-    # -- called by the driver
+        super().received(message, stream)
 
     def run(self, run: events.Run) -> None:
         self._running = run.number
@@ -265,15 +366,11 @@ def fork_and_monitor(*options: str) -> None:
     launch = Launch.read()
     if launch.is_supervised:
         return
-    _become(
-        [
-            sys.executable,
-            "-P",
-            "-c",  # not -m, which would find a module of the same name in the script's folder
-            START_MANAGER,
-            *command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options),
-        ]
-    )
+    sys.stdout.flush()
+    sys.stderr.flush()
+    own = command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options)
+    # not -m, which would find a module of the same name in the script's folder
+    os.execv(sys.executable, [sys.executable, "-P", "-c", START_MANAGER, *own])
 
 
 def command(
@@ -308,9 +405,3 @@ def command(
     elif not variables.get("REPLICA_GROUP_ID"):
         words += ["--replica-id", "monitored"]
     return [*words, *options, "--", *invocation]
-
-
-def _become(words: Sequence[str]) -> NoReturn:
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execv(words[0], list(words))

@@ -9,6 +9,7 @@ replacement (docs/reference/restart-names.md).
 """
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -26,16 +27,14 @@ MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
-    """A run that this process takes part in (run_session.py)."""
+    """A run that this process takes part in (rank_thread.py)."""
 
     client: LighthouseClient
-    run: str
+    run_id: str
+    state: "State"
     slot: int
     secret: str
     timeout_s: float
-
-    @property
-    def iteration(self) -> int: ...
 
     def advance(self) -> int: ...
 
@@ -91,7 +90,7 @@ class StoreMixin:
 
     def get_global_iteration(self) -> int:
         """Return the number of this process's generation."""
-        return _run().iteration
+        return _run().state.iteration
 
     def coordinate_global_iteration_advance(
         self, world_size: int | None = None, timeout: timedelta | None = None, is_coordinator: bool = False
@@ -102,8 +101,8 @@ class StoreMixin:
     def handle_rank_restart(self, world_size: int | None = None, timeout: timedelta | None = None) -> int:
         """Record the present number for this rank and return it. The arguments are ignored."""
         run = _run()
-        self.record_iteration_for_rank(run.slot, run.iteration)
-        return run.iteration
+        self.record_iteration_for_rank(run.slot, run.state.iteration)
+        return run.state.iteration
 
     def record_iteration_for_rank(self, rank: int, iteration: int) -> None:
         """Record an iteration for a rank, in this generation's keys."""
@@ -118,15 +117,15 @@ class StoreMixin:
         try:
             return int(self.get_key(KeyKind.ITERATION, _last(rank)))
         except UnknownName:
-            seen = last_generation(run.client, run.run, rank, run.timeout_s)
-        return run.iteration if seen is None else seen
+            seen = last_generation(run.client, run.run_id, rank, run.timeout_s)
+        return run.state.iteration if seen is None else seen
 
     def get_active_ranks_for_coordination(
         self, world_size: int | None = None, timeout: timedelta | None = None
     ) -> set[int]:
         """Return the ranks that are alive and not spares, as the lighthouse sees them. The arguments are ignored."""
         run = _run()
-        found = [status for status in run.client.runs(run.run, timeout_s=run.timeout_s) if status.run == run.run]
+        found = [status for status in run.client.runs(run.run_id, timeout_s=run.timeout_s) if status.run == run.run_id]
         return {rank.slot for status in found for rank in status.ranks if rank.state in ("active", "ready", "finished")}
 
     def set_key(self, kind: KeyKind, name: str, value: str) -> None:
@@ -142,7 +141,7 @@ class StoreMixin:
         """
         run = _run()
         run.client.put_key(
-            run.iteration, kind, name, value.encode(), slot=run.slot, secret=run.secret, timeout_s=run.timeout_s
+            run.state.iteration, kind, name, value.encode(), slot=run.slot, secret=run.secret, timeout_s=run.timeout_s
         )
 
     def get_key(self, kind: KeyKind, name: str, generation: int | None = None) -> str:
@@ -158,9 +157,9 @@ class StoreMixin:
             WrongState: Another generation has formed.
         """
         run = _run()
-        _, keys = run.client.get_keys(run.iteration, kind, name, of=generation, timeout_s=run.timeout_s)
+        _, keys = run.client.get_keys(run.state.iteration, kind, name, of=generation, timeout_s=run.timeout_s)
         if (kind, name) not in keys:
-            number = run.iteration if generation is None else generation
+            number = run.state.iteration if generation is None else generation
             raise UnknownName(f"key: {kind}_{number}_{name} was not set")
         return keys[kind, name].decode()
 
@@ -171,7 +170,7 @@ class StoreMixin:
         Every access asks the lighthouse. Raises WrongState if another generation has formed.
         """
         run = _run()
-        _, keys = run.client.get_keys(run.iteration, previous=True, timeout_s=run.timeout_s)
+        _, keys = run.client.get_keys(run.state.iteration, previous=True, timeout_s=run.timeout_s)
         return {(str(kind), name): value.decode() for (kind, name), value in keys.items()}
 
 
@@ -263,7 +262,8 @@ class State:
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def take(self, counters: RunCounters, rank: int, world_size: int) -> None:
-        """Set the numbers of a new generation."""
+        """Set the numbers of a new generation, and RANK and WORLD_SIZE."""
+        os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
         self.rank, self.world_size = rank, world_size
         self.iteration = counters.number
         self.global_iteration_counter = counters.global_iteration

@@ -54,7 +54,11 @@ class TorchScope:
         self._store: Store | None = None
         self._rendezvous_count = 0
         self._connections: list[Connections] = []
-        self._caches = _freeze()
+        # Scanning all objects takes most of a restart, so exclude those that exist from garbage collection.
+        gc.collect()
+        gc.unfreeze()  # the script may have frozen its imports, whose caches would not be found
+        self._caches = _caches()
+        gc.freeze()
         self._frozen = gc.get_freeze_count()
 
     def close(self) -> None:
@@ -99,7 +103,9 @@ class TorchScope:
             self._frozen = 0
         _clear_caches(self._caches)
         gc.collect()  # frees DataLoader iterators and groups, which ends their workers and threads
-        _give_memory_back()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+        if trim is not None:  # the C library would keep the memory while the next generation allocates its model
+            trim(0)
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
         """Meet like torch's `rendezvous`, but in a store of this generation."""
@@ -127,25 +133,22 @@ class TorchScope:
                 store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
                 StoreMixin().set_key(KeyKind.ITERATION, _STORE, str(Address(host, store.port)))
             else:
-                address = _told(timeout.total_seconds())
+                limit_s = timeout.total_seconds()
+                try:
+                    found = until_set(lambda: StoreMixin().get_key(KeyKind.ITERATION, _STORE), limit_s)
+                except TimeoutError:
+                    raise TimeoutError(
+                        f"rank 0 has not called init_process_group within {limit_s:g} s, so there is no store "
+                        "to meet at"
+                    ) from None
+                assert found is not None
+                address = parse_address(found, _STORE)
                 connect_timeout = min(timeout, CONNECT_TIMEOUT)
                 store = TCPStore(address.host, address.port or 0, is_master=False, timeout=connect_timeout)
                 store.set_timeout(timeout)
             self._connections.append(gloo_connections.of_store(before, store.port))
             self._store = store
         return self._store
-
-
-def _told(limit_s: float) -> Address:
-    """Wait until the first rank has published the address of the generation's store, and return it."""
-    try:
-        found = until_set(lambda: StoreMixin().get_key(KeyKind.ITERATION, _STORE), limit_s)
-    except TimeoutError:
-        raise TimeoutError(
-            f"rank 0 has not called init_process_group within {limit_s:g} s, so there is no store to meet at"
-        ) from None
-    assert found is not None
-    return parse_address(found, _STORE)
 
 
 def _forget_unfinished_groups() -> None:
@@ -158,25 +161,6 @@ def _forget_unfinished_groups() -> None:
         getattr(world, name).clear()
     distributed_c10d._unregister_all_process_groups()  # pyright: ignore[reportPrivateUsage]
     world.group_count = 0
-
-
-def _give_memory_back() -> None:
-    # The C library would keep this generation's memory while the next one allocates its model.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-    if trim is not None:
-        trim(0)
-
-
-def _freeze() -> list[Any]:
-    """Exclude existing objects from garbage collection, and return the caches of torch.distributed among them.
-
-    Scanning all objects takes most of a restart.
-    """
-    gc.collect()
-    gc.unfreeze()  # the script may have frozen its imports, whose caches would not be found
-    caches = _caches()
-    gc.freeze()
-    return caches
 
 
 def _clear_caches(frozen: Sequence[Any]) -> None:

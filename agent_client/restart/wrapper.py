@@ -9,7 +9,7 @@ import inspect
 import logging
 import os
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar
 
@@ -102,12 +102,17 @@ class Wrapper:
 
     def __call__(self, function: Callable[P, T]) -> Callable[..., T | None]:
         signature = inspect.signature(function)
-        name = _parameter(signature)
+        taken = next(filter(_is_call_wrapper, signature.parameters.values()), None)
 
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> T | None:
-            own = None if name in kwargs else name
-            given = _bind(function, signature, own, args, kwargs)
+            own = None if taken is None or taken.name in kwargs else taken.name
+            # Bind the arguments that every attempt receives. If they do not fit, no restart would fix that.
+            others = [parameter for parameter in signature.parameters.values() if parameter.name != own]
+            try:
+                given = dict(signature.replace(parameters=others).bind(*args, **kwargs).arguments)
+            except TypeError as e:
+                raise TypeError(f"{function.__qualname__}(): {e}") from None
 
             def call(call_wrapper: CallWrapper) -> T:
                 arguments = given if own is None else {**given, own: call_wrapper}
@@ -120,26 +125,7 @@ class Wrapper:
         return wrapped
 
 
-def _parameter(signature: inspect.Signature) -> str | None:
-    """Return the parameter that receives the CallWrapper, found by its annotation or its name."""
-    for parameter in signature.parameters.values():
-        annotation = parameter.annotation
-        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
-        if parameter.name == "call_wrapper" or CallWrapper.__name__ in text:
-            return parameter.name
-    return None
-
-
-def _bind(
-    function: Callable[..., Any], signature: inspect.Signature, own: str | None, args: Sequence[Any], kwargs: Any
-) -> dict[str, Any]:
-    """Bind the arguments that every attempt receives, without the parameter `own`, which the wrapper fills in.
-
-    Raises:
-        TypeError: The arguments do not fit, which no restart would fix.
-    """
-    others = [parameter for parameter in signature.parameters.values() if parameter.name != own]
-    try:
-        return dict(signature.replace(parameters=others).bind(*args, **kwargs).arguments)
-    except TypeError as e:
-        raise TypeError(f"{function.__qualname__}(): {e}") from None
+def _is_call_wrapper(parameter: inspect.Parameter) -> bool:
+    annotation = parameter.annotation
+    text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+    return parameter.name == "call_wrapper" or CallWrapper.__name__ in text

@@ -13,6 +13,7 @@ import json
 import struct
 import sys
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
@@ -21,7 +22,7 @@ from typing import NamedTuple, Protocol
 import torch
 from xxhash import xxh3_64, xxh3_128_hexdigest
 
-from agent_client.state.snapshot import empty_bytes, has_no_gaps, in_memory_order, is_dense, kept_strides, with_layout
+from agent_client.state.snapshot import empty_bytes, has_no_gaps, in_memory_order, kept_strides, with_layout
 from agent_client.state.tree import DTYPES, MAX_DIMENSIONS, CorruptState, Json, State, assemble, disassemble
 
 MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
@@ -68,7 +69,10 @@ class Encoding:
             yield memoryview(self.head)[start:]
         first = max(0, bisect_right(self._starts, start) - 1)
         for number, tensor in enumerate(self._tensors[first:], first):
-            yield from self._tensor(tensor.detach(), self._first_pieces[number], max(0, start - self._starts[number]))
+            skipped, within = divmod(max(0, start - self._starts[number]), PIECE_BYTES + CHECKSUM_BYTES)
+            for piece in range(skipped, count_pieces(tensor)):
+                yield from self._piece(tensor, self._first_pieces[number] + piece, piece * PIECE_BYTES, within)
+                within = 0
 
     def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes from `start` to `stop`, both counted from the end of the head."""
@@ -85,17 +89,8 @@ class Encoding:
         begins = ((it, first) for it in self._tensors for first in range(0, max(it.nbytes, 1), PIECE_BYTES))
         for piece, (tensor, first) in enumerate(begins):
             if piece not in self._checksums:
-                checksum = xxh3_64()
-                for chunk in self._split(tensor.detach(), first, min(first + PIECE_BYTES, tensor.nbytes)):
-                    checksum.update(chunk)
-                self._checksums[piece] = checksum.digest()
+                deque(self._piece(tensor, piece, first, 0), maxlen=0)
             yield self._checksums[piece]
-
-    def _tensor(self, tensor: torch.Tensor, first_piece: int, start: int) -> Iterator[memoryview]:
-        skipped, within = divmod(start, PIECE_BYTES + CHECKSUM_BYTES)
-        for piece in range(skipped, count_pieces(tensor)):
-            yield from self._piece(tensor, first_piece + piece, piece * PIECE_BYTES, within)
-            within = 0
 
     def _piece(self, tensor: torch.Tensor, piece: int, first: int, skip: int) -> Iterator[memoryview]:
         """Yield a piece and its checksum, which is computed once, here or in `checksums`."""
@@ -140,17 +135,13 @@ def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def _describe(tensors: Sequence[torch.Tensor]) -> list[tuple[str | Sequence[int], ...]]:
-    return [(str(tensor.dtype).removeprefix("torch."), tensor.shape, *_strides(tensor)) for tensor in tensors]
-
-
-def _strides(tensor: torch.Tensor) -> list[Sequence[int]]:
-    """Return the strides of a copy, or nothing if they are row-major."""
-    strides = kept_strides(tensor)
-    return [strides] if strides != row_major_strides(tensor.shape) and tensor.numel() else []
-
-
-def row_major_strides(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(accumulate(reversed([*shape, 1][1:]), mul))[::-1]
+    described: list[tuple[str | Sequence[int], ...]] = []
+    for tensor in tensors:
+        layout = str(tensor.dtype).removeprefix("torch."), tensor.shape
+        strides = kept_strides(tensor)
+        row_major = tuple(accumulate(reversed([*tensor.shape, 1][1:]), mul))[::-1]
+        described.append((*layout, strides) if strides != row_major and tensor.numel() else layout)
+    return described
 
 
 def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
@@ -172,7 +163,7 @@ def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
     """
     if first == last:
         return
-    if is_dense(tensor):
+    if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         # not reshape: a tensor of one element is contiguous whatever its strides, and view() insists on 1
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         yield flat[first:last].cpu().numpy().data
@@ -190,20 +181,6 @@ def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
     for at in rows:
         yield from _raw(tensor[at], max(0, first - at * row), min(row, last - at * row))
 
-
-__all__ = [
-    "CHUNK_BYTES",
-    "MAX_HEADER_BYTES",
-    "CorruptState",
-    "Encoding",
-    "Head",
-    "TruncatedState",
-    "allocate",
-    "decode",
-    "encode",
-    "piece_views",
-    "read_head",
-]
 
 _MAX_DIMENSION = 2**62
 """torch itself refuses dimensions whose product is too large."""
@@ -251,10 +228,6 @@ class _Reader:
         if self.take(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
             raise CorruptState(f"the checksum of {what} is wrong: damaged in transit, or changed while it was sent")
 
-    def expect_end(self) -> None:
-        if self._source.readinto(memoryview(bytearray(1))):
-            raise CorruptState(f"the state ends after {self.consumed} bytes, but there are more")
-
 
 def decode(
     source: Source,
@@ -278,12 +251,13 @@ def decode(
     """
     reader = _Reader(source, chunk_bytes)
     head = _read_head(reader)
-    _check_length(head.length, length)
+    if length is not None and head.length != length:
+        raise CorruptState(f"the header describes {head.length} bytes, but {length} were announced")
     if expect is not None:
         expect(assemble(head.skeleton, head.layouts))
     tensors = [_read_tensor(reader, layout, index) for index, layout in enumerate(head.layouts)]
-    if length is None:
-        reader.expect_end()
+    if length is None and source.readinto(memoryview(bytearray(1))):
+        raise CorruptState(f"the state ends after {reader.consumed} bytes, but there are more")
     return assemble(head.skeleton, tensors)
 
 
@@ -312,25 +286,6 @@ def read_head(source: Source) -> Head:
 
 
 def _read_head(reader: _Reader) -> Head:
-    skeleton, layouts = _check_header(_read_header(reader))
-    return Head(skeleton, layouts, reader.consumed)
-
-
-def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Allocate a tensor on the CPU for each layout. The system commits memory only as it is filled."""
-    return [_shaped(_allocate(layout.nbytes, index), layout) for index, layout in enumerate(layouts)]
-
-
-def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
-    """Yield the memory of each piece of tensors that `allocate` has made."""
-    for tensor in tensors:
-        flat = tensor.as_strided((tensor.numel(),), (1,))
-        view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())
-        for first in range(0, max(len(view), 1), PIECE_BYTES):
-            yield view[first : first + PIECE_BYTES]
-
-
-def _read_header(reader: _Reader) -> bytes:
     checksum = xxh3_64()
     prefix = reader.take(PREFIX.size, checksum)
     magic, version, length = PREFIX.unpack(prefix)
@@ -346,20 +301,33 @@ def _read_header(reader: _Reader) -> bytes:
     header = reader.take(length, checksum)
     if sent != checksum.digest():
         raise CorruptState("the checksum of the header is wrong: it was damaged in transit")
-    return header
-
-
-def _check_header(header: bytes) -> tuple[Json, list[torch.Tensor]]:
-    """Return the skeleton, and the tensors on the meta device."""
     try:
         parsed = json.loads(header.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise CorruptState(f"the header of the state is not the JSON it should be: {error}") from error
     match parsed:
         case {"tree": tree, "tensors": [*tensors]}:
-            return tree, [_lay_out(entry, index) for index, entry in enumerate(tensors)]
+            layouts = [_lay_out(entry, index) for index, entry in enumerate(tensors)]
+            return Head(tree, layouts, reader.consumed)
         case _:
             raise CorruptState("the header of the state lacks its tree or its tensors")
+
+
+def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Allocate a tensor on the CPU for each layout. The system commits memory only as it is filled."""
+    return [
+        with_layout(_allocate(layout.nbytes, index), layout.dtype, layout.shape, layout.stride())
+        for index, layout in enumerate(layouts)
+    ]
+
+
+def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
+    """Yield the memory of each piece of tensors that `allocate` has made."""
+    for tensor in tensors:
+        flat = tensor.as_strided((tensor.numel(),), (1,))
+        view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())
+        for first in range(0, max(len(view), 1), PIECE_BYTES):
+            yield view[first : first + PIECE_BYTES]
 
 
 def _refuse_constant(name: str) -> None:
@@ -369,7 +337,10 @@ def _refuse_constant(name: str) -> None:
 def _lay_out(entry: Json, index: int) -> torch.Tensor:
     match entry:
         case [str() as name, [*shape], *rest] if len(shape) <= MAX_DIMENSIONS and all(map(_is_dimension, shape)):
-            dtype = _dtype(name)
+            if (dtype := DTYPES.get(name)) is None:
+                raise CorruptState(
+                    f"torch {torch.__version__} has no dtype {name[:40]!r}: run the same torch on both sides"
+                )
         case _:
             raise CorruptState(f"tensor {index} is not described by a dtype and a shape")
     try:
@@ -390,17 +361,6 @@ def _is_dimension(value: Json) -> bool:
     return type(value) is int and 0 <= value <= _MAX_DIMENSION
 
 
-def _dtype(name: str) -> torch.dtype:
-    if (dtype := DTYPES.get(name)) is None:
-        raise CorruptState(f"torch {torch.__version__} has no dtype {name[:40]!r}: run the same torch on both sides")
-    return dtype
-
-
-def _check_length(described: int, announced: int | None) -> None:
-    if announced is not None and described != announced:
-        raise CorruptState(f"the header describes {described} bytes, but {announced} were announced")
-
-
 def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Tensor:
     raw = _allocate(layout.nbytes, index)
     view = raw.numpy().data
@@ -408,10 +368,6 @@ def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Ten
         checksum = xxh3_64()
         reader.fill(view[first : first + PIECE_BYTES], checksum)
         reader.check(checksum, f"tensor {index}")
-    return _shaped(raw, layout)
-
-
-def _shaped(raw: torch.Tensor, layout: torch.Tensor) -> torch.Tensor:
     return with_layout(raw, layout.dtype, layout.shape, layout.stride())
 
 

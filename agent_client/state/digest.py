@@ -45,7 +45,8 @@ class Digests:
         self._window_bytes = window_bytes
         self._names: list[int] = []
         self._windows: list[list[Piece]] = [[]]
-        self._memory: dict[torch.device, _Memory] = {}
+        self._memory: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
+        """Words, their upper halves and the weights."""
 
     @property
     def count(self) -> int:
@@ -74,30 +75,34 @@ class Digests:
             if tensor is not None:
                 flat = tensor.reshape(-1)[piece.start : piece.stop].view(torch.uint8)
                 by_device.setdefault(tensor.device, []).append(flat)
-        return _fetched([self._sums(parts) for parts in by_device.values()])
+        sums: list[Tensor] = []
+        events: list[torch.cuda.Event] = []
+        for device, parts in by_device.items():
+            both = self._sums(parts)
+            if device.type != "cuda":
+                sums.append(both.cpu())
+                continue
+            pinned = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
+            sums.append(pinned.copy_(both, non_blocking=True))
+            with torch.cuda.device(device):
+                events.append(torch.cuda.Event())
+                events[-1].record()
+        return PendingDigest(sums, events)
 
     def _sums(self, parts: Sequence[Tensor]) -> Tensor:
         size = sum(part.numel() for part in parts)
         count = -(-size // WORD_BYTES)
-        memory = self._memory.get(parts[0].device)
-        if memory is None or len(memory.weights) < count:
-            memory = self._memory[parts[0].device] = _Memory(count, parts[0].device)
-        words, halves, weights = memory.words[:count], memory.halves[:count], memory.weights[:count]
+        device = parts[0].device
+        if device not in self._memory or len(self._memory[device][0]) < count:
+            empty = torch.empty(count, dtype=torch.int64, device=device)
+            self._memory[device] = empty, torch.empty_like(empty), _weights(count).to(device)
+        words, halves, weights = (buffer[:count] for buffer in self._memory[device])
         words[-1:] = 0
         torch.cat(list(parts), out=words.view(torch.uint8)[:size])
         torch.bitwise_right_shift(words, HALF_BITS, out=halves)
         if words.is_cuda:  # torch.dot does not support integers on CUDA
             return torch.stack([words.mul_(weights).sum(), halves.mul_(weights).sum()])
         return torch.stack([torch.dot(words, weights), torch.dot(halves, weights)])
-
-
-class _Memory:
-    """Buffers for up to `count` words."""
-
-    def __init__(self, count: int, device: torch.device) -> None:
-        self.words = torch.empty(count, dtype=torch.int64, device=device)
-        self.halves = torch.empty_like(self.words)
-        self.weights = _weights(count).to(device)
 
 
 def _weights(count: int) -> Tensor:
@@ -115,21 +120,6 @@ def _local(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.layout is not torch.strided or tensor.device.type == "meta":
         return None
     return tensor.detach()
-
-
-def _fetched(sums: Sequence[Tensor]) -> PendingDigest:
-    found: list[Tensor] = []
-    events: list[torch.cuda.Event] = []
-    for tensor in sums:
-        if not tensor.is_cuda:
-            found.append(tensor.cpu())
-            continue
-        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        found.append(pinned.copy_(tensor, non_blocking=True))
-        with torch.cuda.device(tensor.device):
-            events.append(torch.cuda.Event())
-            events[-1].record()
-    return PendingDigest(found, events)
 
 
 def _wrapped(value: int) -> int:

@@ -18,7 +18,7 @@ import re
 import shutil
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -288,7 +288,7 @@ def _write_tensors(folder: Path, state: FrozenState) -> list[Chunk]:
     places: dict[str, Any] = {result.index.fqn: result.storage_data for result in written}
     empty: Any = None
     return [
-        Chunk(**{**asdict(chunk), "start": place.offset, "length": place.length}) if place else chunk
+        replace(chunk, start=place.offset, length=place.length) if place else chunk
         for chunk in state.chunks
         for place in [places.get(chunk.name, empty)]
     ]
@@ -333,7 +333,11 @@ def _read_tensors(
     for rank in sorted(
         {int(metadata.storage_data[item.storage_index].relative_path.split("/")[0][5:]) for item in items}
     ):
-        _check_file(folder / f"rank-{rank}" / TENSORS, parts[rank])
+        path, part = folder / f"rank-{rank}" / TENSORS, parts[rank]
+        if (size := path.stat().st_size) != part.file_bytes:
+            raise ValueError(f"{path} is damaged: it has {size} bytes instead of {part.file_bytes}")
+        if _checksum(path) != part.sha256:
+            raise ValueError(f"{path} is damaged: its checksum differs")
     reader = FileSystemReader(folder)
     reader.set_up_storage_reader(metadata, True)
     reader.read_data(LoadPlan(items), Planner()).wait()
@@ -378,14 +382,6 @@ def _read_part(folder: Path) -> Part:
         return Part(**inner)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CorruptState(f"{path} cannot be used: it is damaged: {error}") from error
-
-
-def _check_file(path: Path, part: Part) -> None:
-    size = path.stat().st_size
-    if size != part.file_bytes:
-        raise ValueError(f"{path} is damaged: it has {size} bytes instead of {part.file_bytes}")
-    if _checksum(path) != part.sha256:
-        raise ValueError(f"{path} is damaged: its checksum differs")
 
 
 def _checksum(path: Path) -> str:

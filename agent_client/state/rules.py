@@ -51,28 +51,28 @@ def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) 
     return found
 
 
-def common_interval(told: Sequence[int]) -> int:
+def common_interval(intervals: Sequence[int]) -> int:
     """Return the number of steps between two comparisons, or 0 if a participant does not compare."""
-    return max(told) if all(every > 0 for every in told) else 0
+    return max(intervals) if all(every > 0 for every in intervals) else 0
 
 
-def differs(own: Digest, told: Sequence[Digest | None]) -> bool:
-    """Check whether `own`, which is not among the digests in `told`, differs from the right one."""
-    wrong = outliers(told)
-    right = next((digest for place, digest in enumerate(told) if digest is not None and place not in wrong), own)
+def differs(own: Digest, digests: Sequence[Digest | None]) -> bool:
+    """Check whether `own`, which is not among the digests in `digests`, differs from the right one."""
+    wrong = outliers(digests)
+    right = next((digest for place, digest in enumerate(digests) if digest is not None and place not in wrong), own)
     return own != right
 
 
-def outliers(told: Sequence[Digest | None]) -> tuple[int, ...]:
+def outliers(digests: Sequence[Digest | None]) -> tuple[int, ...]:
     """Return the replica_rank of each participant with a wrong digest."""
     sets: dict[Digest, list[int]] = {}
-    for place, digest in enumerate(told):
+    for place, digest in enumerate(digests):
         if digest is not None:
             sets.setdefault(digest, []).append(place)
     if len(sets) < 2:
         return ()
     right = max(sets.values(), key=lambda places: (len(places), -places[0]))
-    return tuple(place for place, digest in enumerate(told) if digest is not None and place not in right)
+    return tuple(place for place, digest in enumerate(digests) if digest is not None and place not in right)
 
 
 @dataclass(slots=True)

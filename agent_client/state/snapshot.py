@@ -7,7 +7,6 @@ page fault for each 4 KiB, and the faults take longer than the copy.
 import contextlib
 import mmap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 import torch
 
@@ -72,11 +71,6 @@ def with_layout(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], str
     return raw.view(dtype).as_strided(shape, strides)
 
 
-def is_dense(tensor: torch.Tensor) -> bool:
-    """Check that the memory holds the values themselves, in row-major order and without gaps."""
-    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-
-
 MAX_NAMED = 10
 
 
@@ -115,63 +109,47 @@ def install_matches(expected: State, received: State) -> None:
         StateMismatch: The structures differ. The message names the paths.
     """
     differences = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
-    if differences:
-        unnamed = len(differences) - 1
-        more = f", and {unnamed} more" if unnamed else ""
-        raise StateMismatch(_report(differences), differences[0] + more)
-
-
-def _report(differences: Sequence[str]) -> str:
-    unnamed = len(differences) - MAX_NAMED
-    more = [f"and {unnamed} more"] if unnamed > 0 else []
-    lines = "".join(f"\n  {line}" for line in [*differences[:MAX_NAMED], *more])
-    return (
-        f"the received state does not match the local one, which was not changed:{lines}\n"
-        "Every replica group must build the same model and optimizer: compare their configurations and versions."
+    if not differences:
+        return
+    more = len(differences) - MAX_NAMED
+    lines = [*differences[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]
+    others = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
+    raise StateMismatch(
+        "the received state does not match the local one, which was not changed:"
+        + "".join(f"\n  {line}" for line in lines)
+        + "\nEvery replica group must build the same model and optimizer: compare their configurations and versions.",
+        differences[0] + others,
     )
 
 
 Path = tuple[object, ...]
-Difference = tuple[Path, str]
 
 
-def _differences(expected: State, received: State, path: Path) -> Iterator[Difference]:
+def _differences(expected: State, received: State, path: Path) -> Iterator[tuple[Path, str]]:
     here, there = _kind(expected), _kind(received)
     if expected is None or (here in ("dict", "sequence") and not expected):
         return
     if here != there:
         yield path, f"{here} here, {there} received"
     elif here == "dict":
-        yield from _dict_differences(expected, received, path)
+        for key, child in expected.items():
+            if key in received:
+                yield from _differences(child, received[key], (*path, key))
+            else:
+                yield (*path, key), "missing in what was received"
+        yield from (((*path, key), "received, but unknown here") for key in received if key not in expected)
     elif here == "sequence":
-        yield from _sequence_differences(expected, received, path)
+        if all(_kind(child) == "value" for child in (*expected, *received)):
+            return
+        if len(expected) != len(received):
+            yield path, f"{len(expected)} elements here, {len(received)} received"
+        for index, (child, other) in enumerate(zip(expected, received, strict=False)):
+            yield from _differences(child, other, (*path, index))
     elif here == "tensor":
-        yield from _tensor_differences(expected, received, path)
-
-
-def _dict_differences(expected: Mapping[Any, Any], received: Mapping[Any, Any], path: Path) -> Iterator[Difference]:
-    for key, child in expected.items():
-        if key in received:
-            yield from _differences(child, received[key], (*path, key))
-        else:
-            yield (*path, key), "missing in what was received"
-    yield from (((*path, key), "received, but unknown here") for key in received if key not in expected)
-
-
-def _sequence_differences(expected: Sequence[Any], received: Sequence[Any], path: Path) -> Iterator[Difference]:
-    if _is_plain(expected) and _is_plain(received):
-        return
-    if len(expected) != len(received):
-        yield path, f"{len(expected)} elements here, {len(received)} received"
-    for index, (child, other) in enumerate(zip(expected, received, strict=False)):
-        yield from _differences(child, other, (*path, index))
-
-
-def _tensor_differences(expected: torch.Tensor, received: torch.Tensor, path: Path) -> Iterator[Difference]:
-    if expected.shape != received.shape:
-        yield path, f"shape {tuple(expected.shape)} here, {tuple(received.shape)} received"
-    if expected.dtype != received.dtype:
-        yield path, f"{expected.dtype} here, {received.dtype} received"
+        if expected.shape != received.shape:
+            yield path, f"shape {tuple(expected.shape)} here, {tuple(received.shape)} received"
+        if expected.dtype != received.dtype:
+            yield path, f"{expected.dtype} here, {received.dtype} received"
 
 
 def _kind(node: object) -> str:
@@ -180,7 +158,3 @@ def _kind(node: object) -> str:
     if isinstance(node, Mapping):
         return "dict"
     return "sequence" if isinstance(node, list | tuple) else "value"
-
-
-def _is_plain(nodes: Sequence[object]) -> bool:
-    return all(_kind(node) == "value" for node in nodes)

@@ -12,7 +12,7 @@ gradients with different scales have no meaningful mean.
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -94,7 +94,8 @@ class TrainState:
         """Check whether `part`, say a scheduler, is registered, or held by something that is."""
         for registered in self.others.values():
             held = [registered, *getattr(registered, "__dict__", {}).values()]
-            if any(part is each for each in held) or any(part is each for one in held for each in _elements(one)):
+            held += [each for container in held if isinstance(container, list | tuple) for each in container]
+            if any(part is each for each in held):
                 return True
         return False
 
@@ -287,10 +288,6 @@ class TrainState:
 
     def _optimized(self) -> Iterator[torch.Tensor]:
         return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
-
-
-def _elements(container: object) -> Iterable[object]:
-    return container if isinstance(container, list | tuple) else ()
 
 
 def live_objects(*kinds: type) -> list[Any]:

@@ -71,7 +71,8 @@ def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
     """
     assembly = _Assembly(tensors)
     state = assembly.build(skeleton, 0)
-    assembly.check_complete()
+    if assembly.unused:
+        raise CorruptState(f"{len(assembly.unused)} tensors belong nowhere in the state")
     return state
 
 
@@ -95,9 +96,12 @@ class _Disassembly:
         if len(self._path) > MAX_DEPTH:
             raise ValueError(f"{self._where()} is nested deeper than {MAX_DEPTH} levels, or contains itself")
         if type(node) is bytes:
-            return {"y": self._add(_as_tensor(node))}
+            flat = torch.frombuffer(bytearray(node), dtype=torch.uint8) if node else torch.empty(0, dtype=torch.uint8)
+            return {"y": self._add(flat)}
         if isinstance(node, torch.Tensor):
-            return {"b": self._add(self._sendable(node))}
+            if reason := _unsendable(node):
+                raise TypeError(f"{self._where()} is a {_name(node)} {reason}")
+            return {"b": self._add(node)}
         if type(node) is np.ndarray and node.dtype.isnative and (name := node.dtype.name) in NUMPY_DTYPES:
             return {"n": [name, self._add(torch.from_numpy(np.array(node)))]}
         return self._container(node)
@@ -131,11 +135,6 @@ class _Disassembly:
             raise TypeError(f"{self._where()} has the key {key!r}, a {_name(key)}: use str, int, or a tuple of those")
         return self._child(key, key)
 
-    def _sendable(self, tensor: torch.Tensor) -> torch.Tensor:
-        if reason := _unsendable(tensor):
-            raise TypeError(f"{self._where()} is a {_name(tensor)} {reason}")
-        return tensor
-
     def _add(self, tensor: torch.Tensor) -> int:
         self.tensors.append(tensor)
         return len(self.tensors) - 1
@@ -147,7 +146,7 @@ class _Disassembly:
 class _Assembly:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
-        self._unused = set(range(len(tensors)))
+        self.unused = set(range(len(tensors)))
 
     def build(self, node: Json, depth: int) -> State:
         if depth > MAX_DEPTH + 1:
@@ -168,11 +167,20 @@ class _Assembly:
             case "b", int():
                 return self._take(body)
             case "y", int():
-                return _as_bytes(self._take(body))
+                tensor = self._take(body)
+                if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
+                    raise CorruptState(f"{tensor.dtype} of shape {tuple(tensor.shape)} cannot be bytes")
+                return b"" if tensor.is_meta else tensor.numpy().tobytes()
             case "i" | "f", str():
-                return _number(tag, body)
+                try:
+                    return int(body, 16) if tag == "i" else struct.unpack(">d", bytes.fromhex(body))[0]
+                except (ValueError, struct.error) as error:
+                    raise CorruptState(f"{body[:40]!r} is not a number") from error
             case "n", [str() as name, int() as index]:
-                return _as_array(name, self._take(index))
+                tensor = self._take(index)
+                if name not in NUMPY_DTYPES or DTYPES.get(name) is not tensor.dtype:
+                    raise CorruptState(f"{tensor.dtype} cannot be an array of {name[:20]!r}")
+                return np.empty(0, name) if tensor.is_meta else tensor.numpy()
             case "q", [list() as items, None | int() as maxlen] if (
                 maxlen is None or len(items) <= maxlen < MAX_PLAIN_INT
             ):
@@ -184,7 +192,12 @@ class _Assembly:
             case "c", list():
                 return Counter[Any](self._items(body, depth))
             case "o", [list() as items, metadata]:
-                return _ordered(self._items(items, depth), self.build(metadata, depth))
+                ordered, metadata = OrderedDict(self._items(items, depth)), self.build(metadata, depth)
+                if not isinstance(metadata, dict | None):
+                    raise CorruptState("the metadata of an OrderedDict is not a dict")
+                if metadata is not None:
+                    vars(ordered)["_metadata"] = metadata
+                return ordered
             case _:
                 raise CorruptState(f"the skeleton of the state holds an unknown or malformed element {tag[:20]!r}")
 
@@ -200,46 +213,10 @@ class _Assembly:
         return items
 
     def _take(self, index: int) -> torch.Tensor:
-        if index not in self._unused:
+        if index not in self.unused:
             raise CorruptState(f"the state names tensor {index} twice, or has no such tensor")
-        self._unused.remove(index)
+        self.unused.remove(index)
         return self._tensors[index]
-
-    def check_complete(self) -> None:
-        if self._unused:
-            raise CorruptState(f"{len(self._unused)} tensors belong nowhere in the state")
-
-
-def _as_tensor(content: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(content), dtype=torch.uint8) if content else torch.empty(0, dtype=torch.uint8)
-
-
-def _as_bytes(tensor: torch.Tensor) -> bytes:
-    if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
-        raise CorruptState(f"{tensor.dtype} of shape {tuple(tensor.shape)} cannot be bytes")
-    return b"" if tensor.is_meta else tensor.numpy().tobytes()
-
-
-def _as_array(name: str, tensor: torch.Tensor) -> "np.ndarray[Any, Any]":
-    if name not in NUMPY_DTYPES or DTYPES.get(name) is not tensor.dtype:
-        raise CorruptState(f"{tensor.dtype} cannot be an array of {name[:20]!r}")
-    return np.empty(0, name) if tensor.is_meta else tensor.numpy()
-
-
-def _ordered(items: dict[Any, Any], metadata: State) -> OrderedDict[Any, Any]:
-    if not isinstance(metadata, dict | None):
-        raise CorruptState("the metadata of an OrderedDict is not a dict")
-    ordered = OrderedDict(items)
-    if metadata is not None:
-        ordered.__dict__["_metadata"] = metadata
-    return ordered
-
-
-def _number(tag: str, digits: str) -> int | float:
-    try:
-        return int(digits, 16) if tag == "i" else struct.unpack(">d", bytes.fromhex(digits))[0]
-    except (ValueError, struct.error) as error:
-        raise CorruptState(f"{digits[:40]!r} is not a number") from error
 
 
 def _is_key(key: object) -> TypeGuard[str | int | float | bool | tuple[Any, ...] | None]:

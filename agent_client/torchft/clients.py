@@ -15,8 +15,6 @@ from datetime import timedelta
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from google.protobuf.message import Message
-
 from lighthouse_protocol.coordinator import NO_FILES, TlsFiles, parse_coordinator
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
@@ -119,17 +117,12 @@ def quorum_result(answer: torchft_pb2.ManagerQuorumResponse) -> QuorumResult:
 
 def quorum(answer: torchft_pb2.LighthouseQuorumResponse) -> Quorum:
     created = answer.quorum.created
-    return Quorum(
-        quorum_id=answer.quorum.quorum_id,
-        participants=[_member(member) for member in answer.quorum.participants],
-        created=Timestamp(created.seconds, created.nanos),
-    )
-
-
-def _member(member: torchft_pb2.QuorumMember) -> QuorumMember:
-    told = _fields(member, QuorumMember)
-    told["data"] = json.loads(member.data) if member.data else None
-    return QuorumMember(**told)
+    participants: list[QuorumMember] = []
+    for member in answer.quorum.participants:
+        fields = _fields(member, QuorumMember)
+        fields["data"] = json.loads(member.data) if member.data else None
+        participants.append(QuorumMember(**fields))
+    return Quorum(answer.quorum.quorum_id, participants, Timestamp(created.seconds, created.nanos))
 
 
 def _fields(message: Any, kind: type) -> dict[str, Any]:
@@ -188,6 +181,10 @@ class LighthouseClient:
         Returns:
             Quorum: The quorum.
         """
+        try:
+            text = json.dumps(data) if data is not None else ""
+        except (TypeError, ValueError) as e:
+            raise RuntimeError(f"data: {e}") from None
         requester = torchft_pb2.QuorumMember(
             replica_id=replica_id,
             address=address or "",
@@ -195,7 +192,7 @@ class LighthouseClient:
             step=step or 0,
             world_size=world_size or 0,
             shrink_only=shrink_only or False,
-            data=_as_json(data),
+            data=text,
         )
         request = torchft_pb2.LighthouseQuorumRequest(requester=requester)
         answer = torchft_pb2.LighthouseQuorumResponse
@@ -210,7 +207,7 @@ class LighthouseClient:
         """
         request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id)
         answer = torchft_pb2.LighthouseHeartbeatResponse
-        self._channel.call(Rpc(_LIGHTHOUSE + "Heartbeat", request, answer, _nothing), timeout)
+        self._channel.call(Rpc(_LIGHTHOUSE + "Heartbeat", request, answer, lambda _: None), timeout)
 
 
 _connected = threading.Event()
@@ -327,14 +324,3 @@ def _torchft_errors() -> Generator[None]:
         raise TimeoutError(f'status: Cancelled, message: "Timeout expired", details: {e}') from None
     except LighthouseError as e:
         raise RuntimeError(str(e)) from None
-
-
-def _as_json(data: dict[Hashable, object] | None) -> str:
-    try:
-        return json.dumps(data) if data is not None else ""
-    except (TypeError, ValueError) as e:
-        raise RuntimeError(f"data: {e}") from None
-
-
-def _nothing(_: Message) -> None:
-    return None

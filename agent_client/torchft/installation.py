@@ -10,7 +10,6 @@ import types
 from collections.abc import Mapping
 
 from agent_client.torchft import clients, servers
-from agent_client.torchft import clients as results
 
 NATIVE = "torchft._torchft"
 NAMES: Mapping[str, type] = {
@@ -20,10 +19,10 @@ NAMES: Mapping[str, type] = {
         servers.LighthouseServer,
         clients.ManagerClient,
         servers.ManagerServer,
-        results.Quorum,
-        results.QuorumMember,
-        results.QuorumResult,
-        results.Timestamp,
+        clients.Quorum,
+        clients.QuorumMember,
+        clients.QuorumResult,
+        clients.Timestamp,
     )
 }
 
@@ -40,7 +39,8 @@ def install() -> None:
     native = sys.modules.get(NATIVE)
     if native is not None and getattr(native, "ManagerClient", None) is clients.ManagerClient:
         return
-    sys.modules[NATIVE] = ours = _module()
+    sys.modules[NATIVE] = ours = types.ModuleType(NATIVE, "torchft's native module, as lighthouse-ft serves it.")
+    ours.__dict__.update(NAMES)
     try:
         torchft = importlib.import_module("torchft")
     except ModuleNotFoundError as e:
@@ -50,13 +50,8 @@ def install() -> None:
     torchft.__dict__["_torchft"] = ours
     if native is not None:
         _replace(native)
-    _replace_ddp_hook()
-
-
-def _module() -> types.ModuleType:
-    module = types.ModuleType(NATIVE, "torchft's native module, as lighthouse-ft serves it.")
-    module.__dict__.update(NAMES)
-    return module
+    hook = importlib.import_module("agent_client.torchft.ddp_hook").sum_bucket
+    importlib.import_module("torchft.ddp").DistributedDataParallel._comm_hook = staticmethod(hook)
 
 
 def _replace(native: types.ModuleType) -> None:
@@ -66,8 +61,3 @@ def _replace(native: types.ModuleType) -> None:
         taken = {name: id(value) for name, value in getattr(module, "__dict__", {}).items() if id(value) in ours_by_id}
         for name, identity in taken.items():
             setattr(module, name, ours_by_id[identity])
-
-
-def _replace_ddp_hook() -> None:
-    hook = importlib.import_module("agent_client.torchft.ddp_hook").sum_bucket
-    importlib.import_module("torchft.ddp").DistributedDataParallel._comm_hook = staticmethod(hook)

@@ -102,7 +102,12 @@ class ManagerServer:
         connect_timeout: timedelta,
         quorum_retries: int,
     ) -> None:
-        _check_lighthouse(lighthouse_addr, connect_timeout)
+        with Channel(lighthouse_addr, connect_timeout, files_from()) as lighthouse:
+            try:
+                lighthouse.call(rpcs.health(timeout_s=connect_timeout.total_seconds()), connect_timeout)
+            except RuntimeError as e:  # torchft's own, which our managers cannot join
+                advice = "start `lighthouse serve` there; torchft's managers need it, too"
+                raise RuntimeError(f"{lighthouse_addr} is not a Lighthouse server ({e}); {advice}") from None
         options = {
             "--replica-id": split_replica_id(replica_id)[0],
             "--advertise": hostname,
@@ -131,20 +136,6 @@ class ManagerServer:
     def shutdown(self) -> None:
         """Stop the server. The group leaves."""
         self._process.stop()
-
-
-def _check_lighthouse(address: str, connect_timeout: timedelta) -> None:
-    """Wait for the lighthouse.
-
-    Raises:
-        RuntimeError: It does not answer, or is torchft's own, which our managers cannot join.
-    """
-    with Channel(address, connect_timeout, files_from()) as lighthouse:
-        try:
-            lighthouse.call(rpcs.health(timeout_s=connect_timeout.total_seconds()), connect_timeout)
-        except RuntimeError as e:
-            advice = "start `lighthouse serve` there; torchft's managers need it, too"
-            raise RuntimeError(f"{address} is not a Lighthouse server ({e}); {advice}") from None
 
 
 def _end_with_manager(status: int) -> None:

@@ -8,7 +8,6 @@
   soon as the round has ended.
 """
 
-import functools
 import logging
 import os
 import secrets
@@ -17,7 +16,7 @@ import time
 import uuid
 from datetime import timedelta
 
-from torch.distributed import DistError, PrefixStore, TCPStore
+from torch.distributed import DistError, TCPStore
 from torch.distributed.elastic.rendezvous import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -98,12 +97,17 @@ class LighthouseRendezvous(RendezvousHandler):
             RendezvousError: There is no such round.
         """
         node, limit_s = self._live_node(), self.options.join_timeout
-        while (told := node.join(limit_s)) is not None:
-            if (info := self._join_round(node, told, time.monotonic() + limit_s)) is not None:
-                log.info("round %d of %s: node %d of %d", told.number, self.get_run_id(), told.rank, told.world_size)
+        while (joined := node.join(limit_s)) is not None:
+            if (info := self._join_round(node, joined, time.monotonic() + limit_s)) is not None:
+                log.info(
+                    "round %d of %s: node %d of %d", joined.number, self.get_run_id(), joined.rank, joined.world_size
+                )
                 return info
             if not node.is_over:
-                raise self._no_store_error(told)
+                raise RendezvousTimeoutError(
+                    f"round {joined.number} of {self.get_run_id()} has formed, but this node has not reached its store "
+                    f"within {limit_s:g} s (join_timeout): can it connect to any port of the other nodes?"
+                )
         raise self._no_round_error(node)
 
     def is_closed(self) -> bool:
@@ -144,11 +148,11 @@ class LighthouseRendezvous(RendezvousHandler):
         if node is None:
             self._client.close()
             return True
-        is_told = not node.is_in_round or self._close(node)
+        is_reported = not node.is_in_round or self._close(node)
         node.leave()
         self._client.close()
         self._served = None
-        return is_told
+        return is_reported
 
     # -- for elastic_agent.py
 
@@ -170,38 +174,36 @@ class LighthouseRendezvous(RendezvousHandler):
 
     # -- a round
 
-    def _join_round(self, node: Node, told: Run, ends_at: float) -> RendezvousInfo | None:
+    def _join_round(self, node: Node, joined: Run, ends_at: float) -> RendezvousInfo | None:
         """Connect to the round's store. Return None if the round or the time limit ends first."""
-        store = self._serve(node, told) if told.rank == 0 else None
+        store = self._serve(node, joined) if joined.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
-            store = self._connect(node, told, ends_at)
+            store = self._connect(node, joined, ends_at)
         if store is None or node.is_over:
             return None
-        mine = RoundStore(PrefixStore(f"torchrun/{told.number}", store), lambda: node.is_over)
+        mine = RoundStore(f"torchrun/{joined.number}", store, lambda: node.is_over)
         try:
-            info = self._bootstrap(told, mine, store)
+            if self.use_agent_store:
+                info = RendezvousStoreInfo(store.host, store.port)
+            else:
+                info = RendezvousStoreInfo.build(joined.rank, mine, local_addr=self._host)
         except DistError:
             if node.is_over_within(self.options.loss_timeout):
                 return None
             raise
-        return RendezvousInfo(mine, told.rank, told.world_size, info)
+        return RendezvousInfo(mine, joined.rank, joined.world_size, info)
 
-    def _bootstrap(self, told: Run, mine: RoundStore, store: TCPStore) -> RendezvousStoreInfo:
-        if self.use_agent_store:
-            return RendezvousStoreInfo(store.host, store.port)
-        return RendezvousStoreInfo.build(told.rank, mine, local_addr=self._host)
-
-    def _serve(self, node: Node, told: Run) -> TCPStore | None:
+    def _serve(self, node: Node, joined: Run) -> TCPStore | None:
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
         self._served = store  # the store of the previous round ends with its last worker
         while not node.is_over:
             try:
                 self._client.put_key(
-                    told.number,
+                    joined.number,
                     KeyKind.ITERATION,
                     _STORE,
                     str(Address(self._host, store.port)).encode(),
-                    slot=node.slot,
+                    slot=node.machine.slot,
                     secret=self._secret,
                     timeout_s=CALL_TIMEOUT_S,
                 )
@@ -213,11 +215,17 @@ class LighthouseRendezvous(RendezvousHandler):
                 return store
         return None
 
-    def _connect(self, node: Node, told: Run, ends_at: float) -> TCPStore | None:
+    def _connect(self, node: Node, joined: Run, ends_at: float) -> TCPStore | None:
         """Try once to connect to the round's store. Return None if that fails for now."""
-        ask = functools.partial(self._store_address, told.number)
+
+        def published() -> Address:
+            _, keys = self._client.get_keys(joined.number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
+            if (KeyKind.ITERATION, _STORE) not in keys:
+                raise UnknownName("key: the store of the round is not known yet")
+            return parse_address(keys[KeyKind.ITERATION, _STORE].decode(), _STORE)
+
         try:
-            where = until_set(ask, ends_at - time.monotonic(), lambda: node.is_over)
+            where = until_set(published, ends_at - time.monotonic(), lambda: node.is_over)
             if where is None:
                 return None
             store = TCPStore(where.host, where.port or 0, is_master=False, timeout=CONNECT_TIMEOUT)
@@ -229,12 +237,6 @@ class LighthouseRendezvous(RendezvousHandler):
             return None
         store.set_timeout(STORE_TIMEOUT)
         return store
-
-    def _store_address(self, number: int) -> Address:
-        _, keys = self._client.get_keys(number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
-        if (KeyKind.ITERATION, _STORE) not in keys:
-            raise UnknownName("key: the store of the round is not known yet")
-        return parse_address(keys[KeyKind.ITERATION, _STORE].decode(), _STORE)
 
     # -- joining and leaving
 
@@ -266,19 +268,13 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node
 
     def _close(self, node: Node) -> bool:
-        is_told = node.outcome is not None or node.close(self.options.close_timeout)
-        if not is_told:
+        is_reported = node.outcome is not None or node.close(self.options.close_timeout)
+        if not is_reported:
             log.warning("cannot report the end of %s to the lighthouse", self.get_run_id())
-        return is_told
+        return is_reported
 
     def _left_error(self) -> RendezvousClosedError:
         return RendezvousClosedError(f"this node has left {self.get_run_id()}: it was shut down")
-
-    def _no_store_error(self, told: Run) -> RendezvousTimeoutError:
-        return RendezvousTimeoutError(
-            f"round {told.number} of {self.get_run_id()} has formed, but this node has not reached its store within "
-            f"{self.options.join_timeout:g} s (join_timeout): can it connect to any port of the other nodes?"
-        )
 
     def _no_round_error(self, node: Node) -> RendezvousError:
         run_id, outcome = self.get_run_id(), node.outcome
@@ -296,7 +292,7 @@ class LighthouseRendezvous(RendezvousHandler):
             case None if self._is_shut_down:
                 return self._left_error()
             case None:
-                has_lighthouse = node.has_lighthouse
+                has_lighthouse = node.machine.has_lighthouse
                 node.leave()
                 self._node = None
                 least, limit_s = self._params.min_nodes, self.options.join_timeout

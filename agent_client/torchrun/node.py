@@ -6,21 +6,18 @@ over. `RoundStore` wraps the store of one round so that waits in it end with the
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
-from torch.distributed import DistStoreError, Store
+from torch.distributed import DistStoreError, PrefixStore, Store
 
-from agent_client.progress.script_groups import SelfReporter
 from agent_client.restart.rank_thread import DriverThread, Stream
 from agent_client.restart.rules import events
 from agent_client.restart.rules.events import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
-from lighthouse_protocol.messages.incident import EvidenceAsked
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RunCompleted, RunStopped, ToRunRank
-from lighthouse_protocol.refusals import InternalError, LighthouseError
+from lighthouse_protocol.refusals import LighthouseError
 
 WAITS_FOR_S = 0.25  # poll interval of `join`: a spare that becomes active then gets the whole limit
 _SLICES = 40
@@ -41,14 +38,14 @@ class Node(DriverThread):
             open_stream: Opens a stream to the lighthouse.
         """
         # torchrun ends the workers, so the machine must never kill this process.
-        self._machine = RankMachine(entry, RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S))
-        super().__init__(self._machine, open_stream)
-        self._reporter = SelfReporter()
+        config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
+        super().__init__(RankMachine(entry, config), open_stream)
         self._changed = threading.Condition()
         self._round: events.Run | None = None
         self._is_over = False
         self._failure = -1
-        self._outcome: Outcome | None = None
+        self.outcome: Outcome | None = None
+        """Final outcome of the run for this node, or None while there may be another round."""
         self._has_left = False
 
     def leave(self) -> None:
@@ -61,25 +58,12 @@ class Node(DriverThread):
     # -- state
 
     @property
-    def slot(self) -> int:
-        return self._machine.slot
-
-    @property
     def is_spare(self) -> bool:
-        return self._machine.phase is RankPhase.SPARE
-
-    @property
-    def has_lighthouse(self) -> bool:
-        return self._machine.has_lighthouse
+        return self.machine.phase is RankPhase.SPARE
 
     @property
     def is_in_round(self) -> bool:
         return self._round is not None
-
-    @property
-    def outcome(self) -> Outcome | None:
-        """Final outcome of the run for this node, or None while there may be another round."""
-        return self._outcome
 
     @property
     def is_over(self) -> bool:
@@ -87,7 +71,7 @@ class Node(DriverThread):
 
         The end of the whole run does not count: it lets the other nodes finish.
         """
-        return self._is_over and not isinstance(self._outcome, RunCompleted)
+        return self._is_over and not isinstance(self.outcome, RunCompleted)
 
     def is_over_within(self, limit_s: float) -> bool:
         """Wait up to `limit_s` for the end of the round.
@@ -105,20 +89,24 @@ class Node(DriverThread):
     # -- requests
 
     def join(self, limit_s: float) -> events.Run | None:
-        """Wait for the next round that includes this node. A spare waits without limit.
+        """Leave the current round, and wait for the next one that includes this node. A spare waits without limit.
 
         Returns:
             The round, or None if there was none within `limit_s`, the node has left, or the run has ended (`outcome`).
         """
-        before = self._begin_to_wait()
         ends_at = time.monotonic() + limit_s
         with self._changed:
-            while self._outcome is None and not self._has_left:
-                told, now = self._round, time.monotonic()
-                if told is not None and told.number > before:
+            before = -1 if self._round is None else self._round.number
+            if self._round is not None and not self._is_over:
+                self.put(events.Raised("its workers have failed, or were stopped"))
+                self._is_over = True
+            self.put(events.Waiting())
+            while self.outcome is None and not self._has_left:
+                newest, now = self._round, time.monotonic()
+                if newest is not None and newest.number > before:
                     if not self._is_over:
-                        return told
-                    before = told.number
+                        return newest
+                    before = newest.number
                     self.put(events.Waiting())
                 if self.is_spare:
                     ends_at = now + limit_s
@@ -126,16 +114,6 @@ class Node(DriverThread):
                     return None
                 self._changed.wait(min(WAITS_FOR_S, ends_at - now))
         return None
-
-    def _begin_to_wait(self) -> int:
-        """Leave the current round. Return its number, or -1 if there is none."""
-        with self._changed:
-            told = self._round
-            if told is not None and not self._is_over:
-                self.put(events.Raised("its workers have failed, or were stopped"))
-                self._is_over = True
-            self.put(events.Waiting())
-        return -1 if told is None else told.number
 
     def finish(self) -> None:
         """Report that the workers have succeeded."""
@@ -145,12 +123,9 @@ class Node(DriverThread):
         """End the run for all nodes. Return whether the lighthouse confirmed that within `limit_s`."""
         self.put(events.Closing())
         with self._changed:
-            return self._changed.wait_for(lambda: self._outcome is not None, limit_s)
+            return self._changed.wait_for(lambda: self.outcome is not None, limit_s)
 
     # -- called by the driver and the stream
-
-    def before_event(self) -> None:
-        """Do nothing: a node counts no steps."""
 
     def run(self, run: events.Run) -> None:
         with self._changed:
@@ -159,7 +134,7 @@ class Node(DriverThread):
 
     def end(self, ended: events.Ended) -> None:
         with self._changed:
-            self._outcome = ended.outcome
+            self.outcome = ended.outcome
             self._changed.notify_all()
 
     def sample(self) -> ProgressSample | None:
@@ -174,17 +149,13 @@ class Node(DriverThread):
         """Do nothing: torchrun ends its workers."""
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
-        if isinstance(message, EvidenceAsked):
-            self._reporter.answer(message.number, stream.send)
+        super().received(message, stream)
         if isinstance(message, GenerationEnded):
             with self._changed:
                 self._failure = max(self._failure, message.number if message.is_failure else -1)
                 if self._round is not None and message.number == self._round.number:
                     self._is_over = True
                 self._changed.notify_all()
-
-    def failed(self, error: InternalError) -> None:
-        self.end(events.Ended(error))
 
 
 SLICE_S = 0.1
@@ -195,59 +166,28 @@ class RoundOver(DistStoreError):
     """A node of the round was lost, has failed, or another node wants to join."""
 
 
-class RoundStore(Store):
-    """Passes calls on to `inner`. Waits end when the round ends. Agents exchange their ranks here."""
+class RoundStore(PrefixStore):
+    """Store of one round. Waits end when the round ends. Agents exchange their ranks here."""
 
-    def __init__(self, inner: Store, is_over: Callable[[], bool]) -> None:
-        super().__init__()
-        self._inner = inner
+    def __init__(self, prefix: str, store: Store, is_over: Callable[[], bool]) -> None:
+        super().__init__(prefix, store)
         self._is_over = is_over
 
-    @property
-    def timeout(self) -> timedelta:
-        return self._inner.timeout  # pyright: ignore[reportAttributeAccessIssue]
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        self._inner.set_timeout(timeout)
-
-    def set(self, key: str, value: Any) -> None:
-        self._inner.set(key, value)
-
     def get(self, key: str) -> bytes:
-        self._wait([key], self.timeout)
-        return self._inner.get(key)
-
-    def add(self, key: str, value: int) -> int:
-        return self._inner.add(key, value)
-
-    def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
-        return self._inner.compare_set(key, expected_value, desired_value)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._inner.check(keys)
-
-    def delete_key(self, key: str) -> bool:
-        return self._inner.delete_key(key)
-
-    def num_keys(self) -> int:
-        return self._inner.num_keys()
+        self.wait([key])
+        return super().get(key)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        self._wait(keys, self.timeout)
-        return self._inner.multi_get(keys)
-
-    def multi_set(self, keys: list[str], values: list[str]) -> None:
-        self._inner.multi_set(keys, values)  # pyright: ignore[reportAttributeAccessIssue]
+        self.wait(keys)
+        return super().multi_get(keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        self._wait(keys, self.timeout if timeout is None else timeout)
-
-    def _wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        ends_at = time.monotonic() + timeout.total_seconds()
+        limit: timedelta = self.timeout if timeout is None else timeout  # pyright: ignore[reportAttributeAccessIssue]
+        ends_at = time.monotonic() + limit.total_seconds()
         while True:
             left_s = ends_at - time.monotonic()
             try:
-                return self._inner.wait(list(keys), timedelta(seconds=min(SLICE_S, max(LEAST_S, left_s))))
+                return super().wait(list(keys), timedelta(seconds=min(SLICE_S, max(LEAST_S, left_s))))
             except DistStoreError:
                 if self._is_over():
                     raise RoundOver(f"the round is over, and {', '.join(keys)} will not be set in its store") from None

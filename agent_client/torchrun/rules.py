@@ -51,17 +51,17 @@ class Options:
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known - NOT_NEEDED):
             raise ValueError(f"--rdzv-conf has no option {unknown[0]!r}; its options are {', '.join(sorted(known))}")
-        return cls(**{name: _seconds(name, value) for name, value in given.items() if name in known})
-
-
-def _seconds(name: str, value: object) -> float:
-    try:
-        seconds = float(str(value))
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds < float("inf"):
-        raise ValueError(f"--rdzv-conf {name}={value}: it is a number of seconds above 0, for example {name}=30")
-    return seconds
+        found: dict[str, float] = {}
+        for name in filter(known.__contains__, given):
+            try:
+                found[name] = float(str(given[name]))
+            except ValueError:
+                found[name] = -1.0
+            if not 0 < found[name] < float("inf"):
+                raise ValueError(
+                    f"--rdzv-conf {name}={given[name]}: it is a number of seconds above 0, for example {name}=30"
+                )
+        return cls(**found)
 
 
 MAX_SPARES = 256

@@ -1,11 +1,5 @@
 """Checkpoints of one replica group, from which a job continues after all of its replica groups have died.
 
-    checkpoints = CheckpointFolder(folder, agent)
-    checkpoints.resume()                                   # before the first step
-    ...
-    if optimizer.step() and agent.current_step % 100 == 0:
-        checkpoints.save()
-
 Each replica group writes its own checkpoints into its own folder, and the groups may hold different steps. Each group
 resumes at the step and tag of its checkpoint. In the first quorum the groups at the highest step are the source,
 and the others heal. The ranks of a group share the folder, or each have one on a local disk.
@@ -203,7 +197,11 @@ class CheckpointFolder:
         held, reasons = self._held(), list[str]()
         usable = self._usable(held, reasons)
         while True:
-            of_ranks = self._of_all_ranks(usable)
+            rows = torch.zeros(self._ranks, MOST_TAGS, 2, dtype=torch.int64)
+            for place, tag in enumerate(sorted(usable, reverse=True)[:MOST_TAGS]):
+                rows[self._rank, place] = torch.tensor([tag.step + 1, tag.quorum_id])  # 0 is an empty place
+            summed: list[list[list[int]]] = self._agent.sum_over_group(rows).tolist()
+            of_ranks = [{Tag(step - 1, quorum_id) for step, quorum_id in row if step} for row in summed]
             tag = newest_common(of_ranks)
             if tag is None:
                 break
@@ -335,13 +333,6 @@ class CheckpointFolder:
             "begin at step 0"
         )
 
-    def _of_all_ranks(self, usable: Collection[Tag]) -> list[set[Tag]]:
-        rows = torch.zeros(self._ranks, MOST_TAGS, 2, dtype=torch.int64)
-        for place, tag in enumerate(sorted(usable, reverse=True)[:MOST_TAGS]):
-            rows[self._rank, place] = torch.tensor([tag.step + 1, tag.quorum_id])  # 0 is an empty place
-        summed: list[list[list[int]]] = self._agent.sum_over_group(rows).tolist()
-        return [{Tag(step - 1, quorum_id) for step, quorum_id in row if step} for row in summed]
-
     def _sum(self, numbers: list[int]) -> list[int]:
         return self._agent.sum_over_group(torch.tensor(numbers, dtype=torch.int64)).tolist()
 
@@ -350,13 +341,13 @@ class CheckpointFolder:
     def _write(self, tag: Tag, state: FrozenState, done: "Future[None]") -> None:
         try:
             is_written = self._try(tag, lambda: self._write_part(tag, state))
-            if self._try(tag, lambda: self._settle(tag)) and is_written and self._warned:
+            if self._try(tag, lambda: (self._complete(), self._rotate(tag))) and is_written and self._warned:
                 log.info("%s: the part of rank %d of step %d was written", self._folder, self._rank, tag.step)
                 self._warned.clear()
         finally:
             done.set_result(None)
 
-    def _try(self, tag: Tag, task: Callable[[], None]) -> bool:
+    def _try(self, tag: Tag, task: Callable[[], object]) -> bool:
         try:
             task()
         except Exception as error:  # noqa: BLE001  whatever a disk or a library raises must not end training
@@ -365,7 +356,8 @@ class CheckpointFolder:
         return True
 
     def _write_part(self, tag: Tag, state: FrozenState) -> None:
-        self._drop_unfinished()
+        while len(self._own) > 1:  # other ranks have not finished these; they may still finish the last
+            shutil.rmtree(self._own.pop(0), ignore_errors=True)
         staging = self._folder / f".{_name(tag)}.{self._nonce}"
         part = staging / f"rank-{self._rank}"
         if part.exists() or (self._folder / _name(tag)).exists():
@@ -380,15 +372,6 @@ class CheckpointFolder:
             ranks=self._ranks,
             disk=self._disk,
         )
-
-    def _settle(self, tag: Tag) -> None:
-        self._complete()
-        self._rotate(tag)
-
-    def _drop_unfinished(self) -> None:
-        """Remove own saves that other ranks have not finished, except the last, which may still be in progress."""
-        while len(self._own) > 1:
-            shutil.rmtree(self._own.pop(0), ignore_errors=True)
 
     def _complete(self, *, every: bool = False) -> None:
         """Rename into place each save that has the parts of all ranks that share the folder.

@@ -113,7 +113,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         if self.training:
             self._agent.internals.begin_forward(self, accumulates=not self.require_backward_grad_sync)
             self._shared.begin_step()
-            self._forget_untold_pass()
+            self._drop_unreduced_pass()
             if self._reduction.is_expected and not self.require_backward_grad_sync:
                 self._reset_reducer()  # otherwise torch would reduce this pass instead of the missing one
         self._reduction.is_expected |= self.require_backward_grad_sync
@@ -155,7 +155,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @torch.no_grad()
     def contribute_zeros(self) -> bool:
-        self._forget_untold_pass()
+        self._drop_unreduced_pass()
         if self._reduction.buckets is not None:
             return False
         self._shared.restore()  # undo the changes by this batch
@@ -198,7 +198,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def settle(self, *, is_committed: bool) -> None:
         self._shared.settle(is_committed=is_committed)
 
-    def _forget_untold_pass(self) -> None:
+    def _drop_unreduced_pass(self) -> None:
         """Forget a pass that raised before it had reduced anything, so that the next one belongs to the same step.
 
         In a group of several ranks torch would wait here for the others. There the next pass raises torch's own error.
@@ -312,7 +312,6 @@ class _Reduction:
     passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
     """Forward passes whose backward pass has not run. The references die with the graphs."""
     _layout: list[Part] = field(default_factory=list[Part])
-    _names: dict[int, str] = field(default_factory=dict[int, str])
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
         """Note the size and dtype of every bucket.
@@ -324,9 +323,7 @@ class _Reduction:
 
     def name(self, bucket: int) -> str:
         """Return the name of a bucket, which is the same in all replica groups."""
-        if bucket not in self._names:
-            self._names[bucket] = f"{self.module}, bucket {bucket}"
-        return self._names[bucket]
+        return f"{self.module}, bucket {bucket}"
 
     def rest(self, bucket: int) -> list[Part]:
         """Return the buckets that follow."""

@@ -18,7 +18,6 @@ averages over it become the mean over the participants. Everything else is refus
 
 import functools
 import itertools
-from collections.abc import Callable
 from typing import Any, NoReturn
 
 import torch
@@ -163,36 +162,31 @@ class ManagedGroup(ProcessGroup):
             raise RuntimeError("the managed process group has no agent yet: set its `agent` before the first step")
         operation = opts.reduceOp if isinstance(opts, AllreduceOptions) else opts
         if operation is not None and not any(operation == mean for mean in (ReduceOp.SUM, ReduceOp.AVG)):
-            self._refuse(f"all_reduce with {getattr(operation, 'op', operation)}")
+            self.refuse(f"all_reduce with {getattr(operation, 'op', operation)}")
         for tensor in tensors:
             self.agent.all_reduce(tensor, within_group=False).result()
         done: torch.futures.Future[list[Tensor]] = torch.futures.Future()
         done.set_result(tensors)
         return c10d._create_work_from_future(done)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def _refuse(self, what: str) -> NoReturn:
+    def refuse(self, what: str, *_: object, **__: object) -> NoReturn:
         raise RuntimeError(f"{what} over replica groups: only sums and means of tensors work, as groups come and go")
 
 
 def managed_mesh(replicas: ManagedGroup, shards: DeviceMesh, name: str = "replicate") -> DeviceMesh:
     """Return `shards` with one more dimension in front, called `name`, for the replica groups."""
-    _register(replicas)
+    torchs: Any = distributed_c10d  # looks up groups and their names here
+    torchs._register_process_group(replicas.group_name, replicas)
+    world = torchs._world
+    world.pg_map[replicas] = (replicas.getBackendName(), HashStore())
+    world.pg_names[replicas] = replicas.group_name
+    world.pg_group_ranks[replicas] = {torchs.get_rank(): 0}
     return DeviceMesh.from_group(
         [replicas, *shards.get_all_groups()],
         shards.device_type,
         shards.mesh.unsqueeze(0),
         mesh_dim_names=(name, *(shards.mesh_dim_names or ("shard",))),
     )
-
-
-def _register(group: ManagedGroup) -> None:
-    """Register the group where torch.distributed looks up groups and their names."""
-    torchs: Any = distributed_c10d
-    torchs._register_process_group(group.group_name, group)
-    world = torchs._world
-    world.pg_map[group] = (group.getBackendName(), HashStore())
-    world.pg_names[group] = group.group_name
-    world.pg_group_ranks[group] = {torchs.get_rank(): 0}
 
 
 _REFUSED = (
@@ -202,12 +196,5 @@ _REFUSED = (
 )
 
 
-def _refusing(name: str) -> Callable[..., NoReturn]:
-    def refuse(self: ManagedGroup, *args: object, **options: object) -> NoReturn:
-        self._refuse(name.strip("_"))  # pyright: ignore[reportPrivateUsage]
-
-    return refuse
-
-
 for _name in _REFUSED.split():
-    setattr(ManagedGroup, _name, _refusing(_name))
+    setattr(ManagedGroup, _name, functools.partialmethod(ManagedGroup.refuse, _name.strip("_")))

@@ -316,7 +316,13 @@ class DiLoCo(OuterSteps):
                 f"delay {delay} at least 0 and below their quotient; mixing {mixing} from 0 to 1"
             )
         state = OuterState(parameters)
-        _take_over(outer_optimizer, inner_optimizer, dict(zip(parameters, state.tensors, strict=True)))
+        tensors = dict(zip(parameters, state.tensors, strict=True))
+        if outer_optimizer.state:
+            raise ValueError("outer_optimizer: has state already; restore it by the Agent's checkpoint")
+        if not parameters_of(inner_optimizer) <= parameters_of(outer_optimizer) <= tensors.keys():
+            raise ValueError("outer_optimizer: needs all that the inner one moves, and parameters of the model only")
+        for group in outer_optimizer.param_groups:  # it works on the global parameters
+            group["params"] = [tensors[parameter] for parameter in group["params"]]
         state.optimizer = outer_optimizer
         super().__init__(inner_optimizer, agent, state, interval=interval, delay=delay, attempts=attempts)
         self._outer = outer_optimizer
@@ -330,7 +336,10 @@ class DiLoCo(OuterSteps):
 
     def _settle(self, is_committed: bool) -> None:
         if is_committed:
-            self._step_outer()
+            for index, mean in self._means.items():
+                self._state.tensors[index].grad = mean.result()
+            self._outer.step()  # skips the parameters of other fragments, which have no gradient
+            self._outer.zero_grad()
         local = self._state.local
         for index in self._means:
             if is_committed and self._mixing:
@@ -338,13 +347,6 @@ class DiLoCo(OuterSteps):
             else:
                 local[index].copy_(self._state.tensors[index])
         self._means = {}
-
-    def _step_outer(self) -> None:
-        """Step the outer optimizer. Parameters of other fragments have no gradient, so it skips them."""
-        for index, mean in self._means.items():
-            self._state.tensors[index].grad = mean.result()
-        self._outer.step()
-        self._outer.zero_grad()
 
 
 def _split(parameters: Sequence[Tensor], fragments: int | Sequence[torch.nn.Module]) -> list[list[int]]:
@@ -369,13 +371,3 @@ def _balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
         found[smallest].append(index)
         totals[smallest] += sizes[index]
     return [sorted(fragment) for fragment in found]
-
-
-def _take_over(outer: Optimizer, inner: Optimizer, tensors: dict[Tensor, Tensor]) -> None:
-    """Make the outer optimizer work on the global parameters."""
-    if outer.state:
-        raise ValueError("outer_optimizer: has state already; restore it by the Agent's checkpoint")
-    if not parameters_of(inner) <= parameters_of(outer) <= tensors.keys():
-        raise ValueError("outer_optimizer: needs all that the inner one moves, and parameters of the model only")
-    for group in outer.param_groups:
-        group["params"] = [tensors[parameter] for parameter in group["params"]]

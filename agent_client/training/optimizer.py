@@ -58,8 +58,19 @@ class FaultTolerantOptimizer(Optimizer):
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         for each in optimizers:
             refuse_optimizer(each, votes_each_step=self.votes_each_step)
-            if self.votes_each_step:
-                _check(each, agent)
+            if not self.votes_each_step:
+                continue
+            closure = inspect.signature(each.step).parameters.get("closure")
+            if closure is not None and closure.default is inspect.Parameter.empty:
+                raise ConfigurationError(
+                    f"{type(each).__name__} evaluates the model several times in one step, and moves the parameters "
+                    "in between; a step is voted on once. Use an optimizer whose step() needs no closure, or LocalSGD"
+                )
+            if not agent.state.holds(each):
+                raise ConfigurationError(
+                    f"this {type(each).__name__} is not in the Agent's TrainState: a returning group would continue "
+                    "with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
+                )
         if len(optimizers) > 1:
             agent.internals.refuse_catch_up("several optimizers")
         [self.wrapped] = optimizers if len(optimizers) == 1 else [_Together(optimizers)]
@@ -118,7 +129,19 @@ class FaultTolerantOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 self.last_loss = closure()
-        self._refuse_second_vote()
+        last = self._agent.internals.last_vote
+        voter = last[0]() if last is not None else None
+        if (
+            last is not None
+            and voter is not None
+            and voter is not self
+            and last[1] == self._agent.internals.machine.moves
+        ):
+            # A group that returns between the two votes would vote for another optimizer than its peers.
+            raise ConfigurationError(
+                "two optimizers have been stepped after one backward pass, each with its own vote. A step is "
+                "voted on only once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"
+            )
         is_committed = self._agent.should_commit()
         self._agent.internals.last_vote = weakref.ref(self), self._agent.internals.machine.moves
         if not is_committed:
@@ -130,24 +153,6 @@ class FaultTolerantOptimizer(Optimizer):
                 self.wrapped.step()
         self._agent.internals.call_on_commit()
         return True
-
-    def _refuse_second_vote(self) -> None:
-        """Refuse a second vote after the same backward pass.
-
-        A group that returns between the two votes would vote for another optimizer than its peers.
-        """
-        last = self._agent.internals.last_vote
-        voter = last[0]() if last is not None else None
-        if (
-            last is not None
-            and voter is not None
-            and voter is not self
-            and last[1] == self._agent.internals.machine.moves
-        ):
-            raise ConfigurationError(
-                "two optimizers have been stepped after one backward pass, each with its own vote. A step is "
-                "voted on only once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"
-            )
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
         return self.wrapped.state_dict()
@@ -209,24 +214,6 @@ class _Together(Optimizer):
 
     def __repr__(self) -> str:
         return repr(self.optimizers)
-
-
-def _check(optimizer: Optimizer, agent: Agent) -> None:
-    if _needs_closure(optimizer):
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} evaluates the model several times in one step, and moves the parameters "
-            "in between; a step is voted on once. Use an optimizer whose step() needs no closure, or LocalSGD"
-        )
-    if not agent.state.holds(optimizer):
-        raise ConfigurationError(
-            f"this {type(optimizer).__name__} is not in the Agent's TrainState: a returning group would "
-            "continue with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"
-        )
-
-
-def _needs_closure(optimizer: Optimizer) -> bool:
-    parameter = inspect.signature(optimizer.step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 class FaultTolerantScheduler(LRScheduler):

@@ -45,7 +45,7 @@ class Salvage:
     """Parameters in the order of the map of used parameters."""
     _buckets: list[_Kept] = field(default_factory=list[_Kept])
     _used: tuple[Tensor, str] | None = None
-    _has_told: bool = False
+    _is_logged: bool = False
 
     @property
     def held_bytes(self) -> int:
@@ -55,8 +55,8 @@ class Salvage:
         if bucket.index() == 0:
             self._buckets, self._used = [], None
         self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
-        if bucket.is_last() and not self._has_told:
-            self._has_told = True
+        if bucket.is_last() and not self._is_logged:
+            self._is_logged = True
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
@@ -70,26 +70,22 @@ class Salvage:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
             sizes = [parameter.numel() for parameter in kept.parameters]
             for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
-                mean = _in_bucket(mean, parameter)
+                # As torch does: in the memory order of the parameter, if that has no gaps.
+                if has_no_gaps(parameter.shape, parameter.stride()):
+                    mean = mean.as_strided(parameter.shape, parameter.stride())
+                else:
+                    mean = mean.view(parameter.shape)
                 if parameter.grad is None:
                     missing[id(parameter)] = mean
                 else:
                     parameter.grad.copy_(mean)
-        if self._used is not None:
-            self._settle_unused(*self._used, missing)
-
-    def _settle_unused(self, used: Tensor, name: str, missing: dict[int, Tensor]) -> None:
-        """Remove gradients of parameters that no group used, and set those of parameters that only peers used."""
+        if self._used is None:
+            return
+        # Remove gradients of parameters that no group used, and set those of parameters that only peers used.
+        used, name = self._used
         by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
         for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
             if anywhere and id(parameter) in missing:
                 parameter.grad = missing[id(parameter)].clone()
             elif here and not anywhere:
                 parameter.grad = None
-
-
-def _in_bucket(part: Tensor, parameter: Tensor) -> Tensor:
-    """View a part of a flat bucket as torch does: in the memory order of the parameter, if that has no gaps."""
-    if has_no_gaps(parameter.shape, parameter.stride()):
-        return part.as_strided(parameter.shape, parameter.stride())
-    return part.view(parameter.shape)

@@ -5,7 +5,7 @@ all groups take the buffers of the first participant that contributes. They are 
 all dtypes, so they are bitwise equal. A discarded step restores the buffers from its beginning.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import groupby
@@ -64,19 +64,25 @@ class SharedBuffers:
             with torch.no_grad():
                 self._before = (*began, [alike.flat() for alike in self._alike()])
 
+    @torch.no_grad()
     def agree(self) -> None:
         """Begin to receive the buffers of the first participant. Without peers, do nothing."""
         self._coming = []
         if self._machine.has_peers:
-            for _, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
+            for device, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
                 found = list(on_device)
-                self._coming.append((found, self._internals.take_from_first(_packed(found))))
+                head = torch.zeros(HEAD_BYTES, dtype=torch.uint8, device=device)
+                head[0] = MARK
+                packed = torch.cat([head, *(alike.flat().view(torch.uint8) for alike in found)])
+                self._coming.append((found, self._internals.take_from_first(packed)))
 
     @torch.no_grad()
     def settle(self, *, is_committed: bool) -> None:
         if is_committed:
             for found, packed in self._coming:
-                _unpack(packed.result(), found)
+                contents = packed.result()[HEAD_BYTES:].split([alike.nbytes for alike in found])
+                for alike, content in zip(found, contents, strict=True):
+                    alike.assign(content.view(alike.dtype))
         else:
             self.restore()
         self._before, self._coming = None, []
@@ -84,7 +90,7 @@ class SharedBuffers:
     @torch.no_grad()
     def restore(self) -> None:
         """Undo the changes by the forward passes of this step."""
-        # Otherwise a peer's state was installed since.
+        # With another tag, a peer's state was installed since.
         if self._before is not None and self._before[0] == self._machine.tag:
             for alike, before in zip(self._alike(), self._before[2], strict=True):
                 alike.assign(before)
@@ -97,17 +103,3 @@ class SharedBuffers:
                 found.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         keys = sorted(found, key=lambda key: (str(key[0]), -key[1].itemsize, str(key[1])))
         return [_Alike(found[key]) for key in keys]
-
-
-@torch.no_grad()
-def _packed(found: Sequence[_Alike]) -> Tensor:
-    """Return the head and the bytes of the buffers."""
-    head = torch.zeros(HEAD_BYTES, dtype=torch.uint8, device=found[0].buffers[0].device)
-    head[0] = MARK
-    return torch.cat([head, *(alike.flat().view(torch.uint8) for alike in found)])
-
-
-def _unpack(packed: Tensor, found: Sequence[_Alike]) -> None:
-    contents: Iterator[Tensor] = iter(packed[HEAD_BYTES:].split([alike.nbytes for alike in found]))
-    for alike, content in zip(found, contents, strict=True):
-        alike.assign(content.view(alike.dtype))

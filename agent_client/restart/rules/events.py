@@ -103,13 +103,6 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class StandBy:
-    """Report that a generation runs without this rank, which is a spare."""
-
-    counters: RunCounters
-
-
-@dataclass(frozen=True, slots=True)
 class Interrupt:
     """Interrupt the function, which is still running. Repeated until it has ended."""
 
@@ -131,30 +124,14 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
-class LighthouseLost:
-    """Report that the lighthouse is unreachable."""
+class Notice:
+    """Log this text."""
 
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SlotTaken:
-    """Report that another process has this rank's slot. The rank retries until a time limit."""
-
-    reason: str
+    text: str
+    is_warning: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class LighthouseBack:
-    """Report that the lighthouse is reachable again."""
-
-    term: int
-    """As in RankWelcome."""
-
-
-RankEffect = (
-    Connect | Disconnect | Send | Run | StandBy | Interrupt | Kill | Ended | LighthouseLost | SlotTaken | LighthouseBack
-)
+RankEffect = Connect | Disconnect | Send | Run | Interrupt | Kill | Ended | Notice
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,7 @@ class Reconnect:
     1. There is one stream at a time, each with a number. Messages of older streams are ignored.
     2. A stream is accepted when its first message arrives. If it is not accepted in time, or ends, another is opened
        after a delay with jitter, which doubles until a stream is accepted.
-    3. The rank repeats its present state on each new stream, because messages on an older one may be lost.
-    4. A refusal that no retry can change is final. A rank whose slot is taken retries for a while: its dead predecessor
-       may not be detected yet.
+    3. A rank whose slot is taken retries for a while: its dead predecessor may not be detected yet.
     """
 
     accept_timeout_s: float
@@ -76,7 +74,8 @@ class Reconnect:
     since: float | None = None
     is_lost: bool = False
     _delay_s: float = FIRST_DELAY_S
-    _next_at: float | None = None
+    next_at: float | None = None
+    """When to open a stream, or to cancel one that was never accepted."""
     _refused_since: float | None = None
 
     def open(self, now: float) -> int:
@@ -84,13 +83,13 @@ class Reconnect:
         self.session += 1
         self.is_open = True
         self.since = now if self.since is None else self.since
-        self._next_at = now + self.accept_timeout_s
+        self.next_at = now + self.accept_timeout_s
         return self.session
 
     def accept(self) -> bool:
         """Record the first message. Return whether the connection was reported as lost before."""
         was_lost, self.is_lost = self.is_lost, False
-        self.since, self._next_at, self._delay_s, self._refused_since = None, None, FIRST_DELAY_S, None
+        self.since, self.next_at, self._delay_s, self._refused_since = None, None, FIRST_DELAY_S, None
         return was_lost
 
     def close(self, now: float, jitter: float) -> bool:
@@ -107,7 +106,7 @@ class Reconnect:
     def _close(self, now: float, jitter: float) -> None:
         self.is_open = False
         self.since = now if self.since is None else self.since
-        self._next_at = now + self._delay_s * (0.5 + jitter)
+        self.next_at = now + self._delay_s * (0.5 + jitter)
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
@@ -119,15 +118,11 @@ class Reconnect:
 
     def give_up(self) -> None:
         """Open no other stream."""
-        self.is_open, self._next_at = False, None
+        self.is_open, self.next_at = False, None
 
     def is_due(self, now: float) -> bool:
         """Check whether it is time to open a stream, or to cancel one that was never accepted."""
-        return self._next_at is not None and now >= self._next_at
-
-    @property
-    def next_at(self) -> float | None:
-        return self._next_at
+        return self.next_at is not None and now >= self.next_at
 
 
 _WAITS = (RankPhase.READY, RankPhase.SPARE)
@@ -204,15 +199,15 @@ class RankMachine:
         effects: list[events.RankEffect] = [*self._leaving.tick(now)]
         if self.has_ended:
             return effects
-        effects += self._pass_silence(now)
-        effects += self._pass_stream(now)
-        return effects + self._pass_beat(now)
+        effects += self._check_silence(now)
+        effects += self._check_stream(now)
+        return effects + self._check_heartbeat(now)
 
     def deadline(self, now: float) -> float | None:
         """Return when to call `tick` next. It is after `now` once `handle` or `tick` has run for `now`."""
         moments: list[float | None] = [self._leaving.deadline]
         if not self.has_ended:
-            moments += [self._stream.next_at, self._gives_up_at(), self._silent_at()]
+            moments += [self._stream.next_at, self._give_up_at(), self._silent_at()]
             moments += [self._beat_at, self._report_at] if self._stream.is_open else []
         return min((moment for moment in moments if moment is not None), default=None)
 
@@ -248,23 +243,24 @@ class RankMachine:
             return []
         return [events.Send(self._stream.session, message) for message in messages]
 
-    def _is_of_now(self, session: int) -> bool:
+    def _is_current(self, session: int) -> bool:
         return not self.has_ended and self._stream.is_open and session == self._stream.session
 
     def _closed(
         self, session: int, error: LighthouseError | None, jitter: float, now: float
     ) -> list[events.RankEffect]:
-        if not self._is_of_now(session):
+        if not self._is_current(session):
             return []
         if error is not None and self._stream.is_final(error, now):
             return self._end(error, now)
         if isinstance(error, DuplicateReplica):
-            return [events.SlotTaken(str(error))] if self._stream.refuse(now, jitter) else []
+            notice = events.Notice(f"the lighthouse does not admit this rank yet: {error}")
+            return [notice] if self._stream.refuse(now, jitter) else []
         is_news = self._stream.close(now, jitter)
-        return [events.LighthouseLost(str(error or "it closed the stream"))] if is_news else []
+        return [events.Notice(f"lighthouse unreachable: {error or 'it closed the stream'}")] if is_news else []
 
-    def _pass_stream(self, now: float) -> list[events.RankEffect]:
-        gives_up_at = self._gives_up_at()
+    def _check_stream(self, now: float) -> list[events.RankEffect]:
+        gives_up_at = self._give_up_at()
         if gives_up_at is not None and now >= gives_up_at:
             waited_s = self.config.lighthouse_timeout_s
             return self._end(Unreachable(f"the lighthouse was not reached for {waited_s:g} s; is it running?"), now)
@@ -276,7 +272,7 @@ class RankMachine:
         reason = f"no answer within {self.config.accept_timeout_s:g} s"
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
-    def _gives_up_at(self) -> float | None:
+    def _give_up_at(self) -> float | None:
         """Return when a waiting rank gives up the lighthouse. A running rank needs none."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
@@ -286,7 +282,7 @@ class RankMachine:
     # -- messages of the lighthouse
 
     def _receive(self, session: int, message: ToRunRank, now: float) -> list[events.RankEffect]:
-        if not self._is_of_now(session):
+        if not self._is_current(session):
             return []
         if isinstance(message, HelloRejected):
             return self._closed(session, message.error, 0.5, now)
@@ -297,7 +293,8 @@ class RankMachine:
                 return []
             case RankWelcome(term):
                 was_away, self._is_back = self._is_back, False
-                return [events.LighthouseBack(term)] if was_away else []
+                text = "lighthouse reachable again" + (f" (term {term})" if term else "")
+                return [events.Notice(text)] if was_away else []
             case GenerationFormed():
                 return self._formed(message, now)
             case GenerationEnded(number, reason, _):
@@ -307,19 +304,20 @@ class RankMachine:
             case EvidenceAsked():  # the thread that reads the stream answers
                 return []
 
-    def _formed(self, told: GenerationFormed, now: float) -> list[events.RankEffect]:
-        number = told.counters.number
+    def _formed(self, formed: GenerationFormed, now: float) -> list[events.RankEffect]:
+        number = formed.counters.number
         if self.generation is not None and number <= self.generation:
             return []
         self.seen = max(number, -1 if self.seen is None else self.seen)
         if self.phase not in _WAITS:
             return [] if self.generation is None else self._ended(self.generation, f"generation {number} runs", now)
         self._failure = None
-        if self.slot not in told.slots:
+        if self.slot not in formed.slots:
             was_spare, self.phase = self.phase is RankPhase.SPARE, RankPhase.SPARE
-            return [] if was_spare else [events.StandBy(told.counters)]
+            text = f"generation {number} runs without this rank, which is a spare"
+            return [] if was_spare else [events.Notice(text, is_warning=False)]
         self.generation, self.phase, self._stepped_at = number, RankPhase.RUNNING, None
-        return [events.Run(told.counters, told.slots.index(self.slot), len(told.slots))]
+        return [events.Run(formed.counters, formed.slots.index(self.slot), len(formed.slots))]
 
     def _ended(self, number: int, reason: str, now: float) -> list[events.RankEffect]:
         if number != self.generation:
@@ -389,7 +387,7 @@ class RankMachine:
             return None
         return self._stepped_at + limit_s
 
-    def _pass_silence(self, now: float) -> list[events.RankEffect]:
+    def _check_silence(self, now: float) -> list[events.RankEffect]:
         silent_at = self._silent_at()
         if silent_at is None or now < silent_at or self.generation is None:
             return []
@@ -398,7 +396,7 @@ class RankMachine:
         self._interrupt(self._failure.reason, now)
         return [*self._send(self._failure), *self._leaving.tick(now)]
 
-    def _pass_beat(self, now: float) -> list[events.RankEffect]:
+    def _check_heartbeat(self, now: float) -> list[events.RankEffect]:
         if not self._stream.is_open:
             return []
         if now < self._beat_at and (self._report_at is None or now < self._report_at):

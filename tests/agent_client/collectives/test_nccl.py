@@ -40,11 +40,11 @@ def test_what_completed_before_an_abort_was_announced_has_passed() -> None:
 
 def test_what_looks_completed_after_an_abort_has_not_passed() -> None:
     fence, event = Fence(), Event()
-    assert fence.let_down()
+    assert fence.announce_abort()
     event.is_done = True
     with pytest.raises(RuntimeError, match="aborted"):
         fence.has_passed(event)
-    assert not fence.let_down(), "only the first one aborts"
+    assert not fence.announce_abort(), "only the first one aborts"
 
 
 def test_an_abort_is_not_announced_while_somebody_looks() -> None:
@@ -62,7 +62,7 @@ def test_an_abort_is_not_announced_while_somebody_looks() -> None:
     looking = threading.Thread(target=lambda: seen.append(fence.has_passed(event)))
     looking.start()
     assert looks.wait(ENDS_WITHIN_S)
-    ending = threading.Thread(target=lambda: (fence.let_down(), setattr(event, "is_done", True)))
+    ending = threading.Thread(target=lambda: (fence.announce_abort(), setattr(event, "is_done", True)))
     ending.start()
     ending.join(0.1)
     assert not event.is_done, "the abort waits"
@@ -107,24 +107,9 @@ def test_an_error_of_nccl_ends_the_wait() -> None:
         wait_for(Work(event, 3, fails=True), event, Fence(), time.monotonic() + ENDS_WITHIN_S)
 
 
-def test_a_torch_that_does_not_tell_how_work_has_ended_is_waited_for() -> None:
-    class Older:
-        def __init__(self, event: Event) -> None:
-            self._event, self._looks = event, 0
-
-        def is_completed(self) -> bool:
-            self._looks += 1
-            self._event.is_done = self._looks > 2
-            return True
-
-    event = Event()
-    wait_for(Older(event), event, Fence(), time.monotonic() + ENDS_WITHIN_S)  # pyright: ignore[reportArgumentType]
-    assert event.is_done
-
-
 def test_an_abort_counts_before_what_it_leaves_in_the_work() -> None:
     event, fence = Event(), Fence()
-    fence.let_down()
+    fence.announce_abort()
     with pytest.raises(RuntimeError, match="the NCCL group was aborted"):
         wait_for(Work(event, 0, fails=True), event, fence, time.monotonic() + ENDS_WITHIN_S)
 

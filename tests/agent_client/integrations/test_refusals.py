@@ -46,7 +46,7 @@ def test_torchtitan_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     torchtitan = importlib.import_module("agent_client.integrations.torchtitan")
     monkeypatch.setattr(torchtitan, "exists", lambda name: False)
     with pytest.raises(SystemExit, match="torchtitan is not installed: pip install torchtitan"):
-        torchtitan.trainer()
+        torchtitan.main()
 
 
 @pytest.mark.parametrize("steps", [-1, 0])

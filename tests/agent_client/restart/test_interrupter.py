@@ -45,9 +45,9 @@ class Group:
 def test_every_living_group_is_aborted() -> None:
     groups = [Group(), Group(RuntimeError("it was of no use already")), Group()]
     for group in groups:
-        group_spec.enlist(group)
+        group_spec.register_group(group)
     gone = Group()
-    group_spec.enlist(gone)
+    group_spec.register_group(gone)
     del gone
     group_spec.abort_all()
     assert [group.aborts for group in groups] == [1, 1, 1]

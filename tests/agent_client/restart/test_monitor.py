@@ -66,5 +66,5 @@ def test_no_lighthouse_is_named() -> None:
 
 def test_the_supervised_child_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LIGHTHOUSE_INCARNATION", "i")
-    monkeypatch.setattr(rank_thread, "_become", lambda words: pytest.fail("it became a supervisor"))
+    monkeypatch.setattr(rank_thread.os, "execv", lambda *_: pytest.fail("it became a supervisor"))
     fork_and_monitor()

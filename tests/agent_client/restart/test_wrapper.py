@@ -12,7 +12,7 @@ import pytest
 
 from agent_client.collectives import group_spec
 from agent_client.errors import ConfigurationError
-from agent_client.restart import call, run_session
+from agent_client.restart import call, rank_thread
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.store import RestartAbort, State
 from agent_client.restart.wrapper import Wrapper
@@ -39,8 +39,8 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.fixture
 def inside(variables: pytest.MonkeyPatch) -> Iterator[RunInside]:
     inside = RunInside()
-    variables.setattr(run_session, "LighthouseClient", lambda address, *, job, run: inside)
-    variables.setattr(run_session, "_completed", set())
+    variables.setattr(rank_thread, "LighthouseClient", lambda address, *, job, run: inside)
+    variables.setattr(rank_thread, "_completed", set())
     yield inside
     eventually(lambda: not any(thread.name.startswith("lighthouse-") for thread in threading.enumerate()), "the end")
 
@@ -334,7 +334,7 @@ def test_what_a_peer_s_end_makes_fail_is_no_failure_of_this_rank(
 ) -> None:
     """It is told of the peer a moment later. If it is not, it has failed by itself."""
     group = WithoutPeer()
-    group_spec.enlist(group)
+    group_spec.register_group(group)
 
     @Wrapper(use_global_iteration=True)
     def train(call_wrapper: CallWrapper) -> None:
@@ -368,7 +368,7 @@ def test_a_host_that_stands_still_takes_no_patience(
     """The cause is told when it goes on."""
     monkeypatch.setattr(call, "time", HostThatStandsStill())
     group = WithoutPeer()
-    group_spec.enlist(group)
+    group_spec.register_group(group)
 
     @Wrapper(use_global_iteration=True)
     def train(call_wrapper: CallWrapper) -> None:

@@ -471,7 +471,8 @@ class TestGroup:
         group = Group([tmp_path, tmp_path])
         group.save(5)
         with monkeypatch.context() as patch:
-            patch.setattr(CheckpointFolder, "_settle", lambda *_: None)
+            patch.setattr(CheckpointFolder, "_complete", lambda *_: None)
+            patch.setattr(CheckpointFolder, "_rotate", lambda *_: None)
             group.save(10)
         assert names(tmp_path)[1:] == ["step-000000000005-quorum-" + names(tmp_path)[1].split("-")[-1]]
         assert Group([tmp_path, tmp_path]).holds(10)

@@ -35,7 +35,7 @@ class RankProcess(Process):
         simulation.world.counts["processes"] += 1
         config = RankConfig(hard_timeout_s=plan.hard_timeout_s, accept_timeout_s=plan.accept_timeout_s)
         self.machine = RankMachine(entry, config)
-        self.driver = RankDriver(self.machine, self.clock, Function(self))
+        self.driver = RankDriver(self.machine, DriverSide(self))
         self.link = Link(self, simulation.network, self._opened, self._heard, self._closed)
         self.running: int | None = None
         self.told: int | None = None
@@ -171,10 +171,11 @@ class RankProcess(Process):
             self.supervisor.child_ended(self, code, reason)
 
 
-class Function:
-    """What the driver does to a rank's process."""
+class DriverSide:
+    """The process as its driver sees it."""
 
     def __init__(self, process: RankProcess) -> None:
+        self.now = process.clock
         self.connect = process.connect
         self.run = process.run
         self.end = process.end
