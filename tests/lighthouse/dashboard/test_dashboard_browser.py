@@ -606,9 +606,9 @@ async def test_shows_the_restarts_of_supervised_groups_and_no_green_word_in_a_st
     async with browser.page(lighthouse.url) as page:
         seen = await shown(page)
         assert (
-            "default/default: 2 supervisors, 2 of 4 ranks running, 1 restart (a: 2 of 2 ranks running, 1 restart, 3 left; b is not connected)"
-            in seen
-        )
+            "default/default: 2 supervisors, 2 of 4 ranks running, 1 restart "
+            "(a: 2 of 2 ranks running, 1 restart, 3 left; b is not connected)"
+        ) in seen
         pills = "[...document.querySelectorAll('.name .pill:not([hidden])')].map(pill => pill.textContent)"
         assert await page.run(pills) == ["Stalled"]
         assert "Restarts 1 3 left" in seen
