@@ -211,8 +211,8 @@ class Options:
     initialize: Hook | None = None
     """Called before each generation, with the State."""
     abort: Hook | None = None
-    """Called in a separate thread when the function is interrupted, to end calls that wait in C code. The wrapper ends
-    torch's process groups itself."""
+    """Called in a separate thread when the function is interrupted, to abort calls that block in C code. The wrapper
+    itself aborts torch's process groups."""
     finalize: Hook | None = None
     """Called after each generation that failed, before the next one."""
     health_check: Hook | None = None
