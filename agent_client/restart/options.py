@@ -185,8 +185,8 @@ class Options:
     lighthouse_timeout: Duration = 600.0
     """How long a waiting rank tolerates an unreachable lighthouse."""
     soft_timeout: Duration | None = 600.0
-    """Maximum time between two pings of the function. After it, the function counts as failed. It applies from the
-    first ping of a generation; None disables it."""
+    """Maximum time between two pings of the function. If it is exceeded, the function counts as failed. It
+    applies from the first ping of a generation; None disables it."""
     hard_timeout: Duration = 90.0
     """How long an interrupted function may take to end before its process is killed. The hooks between two generations
     have the same limit."""

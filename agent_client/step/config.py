@@ -50,7 +50,7 @@ class AgentConfig:
     """Connection between a rank and the same rank of the other replica groups. `gloo` moves tensors of any device
     through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
     that can be killed. With `nccl`, create the Agent before any default process group that has NCCL, or set
-    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may end the process minutes after a peer was lost."""
+    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may abort the process minutes after a peer was lost."""
     state_serving: StateServingName = "auto"
     """How this rank serves its state to a peer that heals. `snapshot` copies it, `hold` delays the next write until the
     peer has read it, `auto` copies if there is enough memory and holds otherwise."""
