@@ -199,7 +199,7 @@ class Options:
     hosts_together: bool = False
     """A host that lacks one of its ranks has no active rank."""
     max_iterations: int | None = None
-    """Maximum number of generations. After it, the run stops with exit code 130. None: no limit."""
+    """Maximum number of generations. The run then stops with exit code 130. None: no limit."""
     max_restarts: int | None = 10
     """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the run
     with exit code 130. None: no limit."""

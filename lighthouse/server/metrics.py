@@ -208,7 +208,7 @@ class RunCollector(Collector):
         stopped = GaugeMetricFamily("lighthouse_run_stopped", "1 while the run is stopped", labels=_LABELS)
         budgets = GaugeMetricFamily(
             "lighthouse_run_restart_budget_used_ratio",
-            "How much of a restart budget is used, of the one that is used up the most",
+            "Used fraction of the restart budget that is closest to exhaustion",
             labels=_LABELS,
         )
         for run in self._snapshot():
