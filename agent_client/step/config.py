@@ -62,7 +62,8 @@ class AgentConfig:
     torch's DDP does. `float32` sums in float32 and rounds at the end, for twice the bytes. All groups must use the same
     value."""
     max_consecutive_discards: int = 30
-    """Number of discarded steps in a row after which the Agent raises AgentError. Steps that another group caused (it exited, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
+    """Number of discarded steps in a row after which the Agent raises AgentError. Steps that another group caused (it
+    exited, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
     number of refused requests for a quorum in a row also raises AgentError."""
     manager_restart_timeout_s: float = 10.0
     """How many seconds a rank waits for a manager that has ended to restart before it raises AgentError. A rank does
