@@ -43,7 +43,7 @@ class AgentConfig:
     """Maximum seconds for each part of connecting to the peers of a new quorum: reaching their store, connecting, and
     with NCCL a first collective. A rank waits for a missing peer up to three times as long."""
     quorum_timeout_s: float = QUORUM_TIMEOUT_S
-    """Maximum time of a quorum request in seconds. The step is then discarded and the request repeated."""
+    """Maximum time of a quorum request in seconds. If it expires, the step is discarded and the request is repeated."""
     heal_timeout_s: float = 300.0
     """Maximum seconds of a transfer of state."""
     process_group: ProcessGroupName = "gloo"
