@@ -185,8 +185,8 @@ class Options:
     lighthouse_timeout: Duration = 600.0
     """How long a waiting rank tolerates an unreachable lighthouse."""
     soft_timeout: Duration | None = 600.0
-    """Maximum time between two pings of the function. After it, the function counts as failed. It applies from the
-    first ping of a generation; None disables it."""
+    """Maximum time between two pings of the function. If it is exceeded, the function counts as failed. It
+    applies from the first ping of a generation; None disables it."""
     hard_timeout: Duration = 90.0
     """How long an interrupted function may take to end before its process is killed. The hooks between two generations
     have the same limit."""
@@ -199,7 +199,7 @@ class Options:
     hosts_together: bool = False
     """A host that lacks one of its ranks has no active rank."""
     max_iterations: int | None = None
-    """Maximum number of generations. After it, the run stops with exit code 130. None: no limit."""
+    """Maximum number of generations. The run then stops with exit code 130. None: no limit."""
     max_restarts: int | None = 10
     """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the run
     with exit code 130. None: no limit."""
@@ -211,8 +211,8 @@ class Options:
     initialize: Hook | None = None
     """Called before each generation, with the State."""
     abort: Hook | None = None
-    """Called in a separate thread when the function is interrupted, to end calls that wait in C code. The wrapper ends
-    torch's process groups itself."""
+    """Called in a separate thread when the function is interrupted, to abort calls that block in C code. The wrapper
+    itself aborts torch's process groups."""
     finalize: Hook | None = None
     """Called after each generation that failed, before the next one."""
     health_check: Hook | None = None

@@ -42,14 +42,14 @@ class AgentConfig:
     """Maximum seconds for each part of connecting to the peers of a new quorum: reaching their store, connecting, and
     with NCCL a first collective. A rank waits for a missing peer up to three times as long."""
     quorum_timeout_s: float = QUORUM_TIMEOUT_S
-    """Maximum seconds of a request for a quorum. After it, the step is discarded and the request is repeated."""
+    """Maximum time of a quorum request in seconds. If it expires, the step is discarded and the request is repeated."""
     heal_timeout_s: float = 300.0
     """Maximum seconds of a transfer of state."""
     process_group: ProcessGroupName = "gloo"
     """Connection between a rank and the same rank of the other replica groups. `gloo` moves tensors of any device
     through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
     that can be killed. With `nccl`, create the Agent before any default process group that has NCCL, or set
-    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may end the process minutes after a peer was lost."""
+    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may abort the process minutes after a peer was lost."""
     heal_mode: HealModeName = "blocking"
     """How this group heals. With `blocking` the other groups wait for it in one step. With `catch_up` it heals in
     parallel with its steps and they do not wait."""
@@ -59,7 +59,7 @@ class AgentConfig:
     value."""
     max_consecutive_discards: int = 30
     """Number of discarded steps in a row after which the Agent raises AgentError. Steps that another group caused (it
-    ended, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
+    exited, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
     number of refused requests for a quorum in a row also raises AgentError."""
     manager_restart_timeout_s: float = 10.0
     """How many seconds a rank waits for a manager that has ended to restart before it raises AgentError. A rank does

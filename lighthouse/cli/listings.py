@@ -175,7 +175,7 @@ def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
     """Show the Python stacks of all ranks, now.
 
     Also shows each rank's newest collectives, process and last output, and lists what could not be collected. Ranks are
-    not interrupted. It works for a rank that holds the interpreter lock, too.
+    not interrupted. This also works for a rank that holds the interpreter lock.
     """
     with given.connect() as client:
         gathered = client.stacks(ranks, timeout_s=given.timeout)

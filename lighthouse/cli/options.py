@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Verb = Callable[..., None]
 
-EXAMPLE = f"write HOST:PORT, for example coordinator:{LIGHTHOUSE_PORT}"
+EXAMPLE = f"for example coordinator:{LIGHTHOUSE_PORT}"
 _TLS_OPTIONS = (
     ("--tls-ca", CA_VARIABLE, "CA of the lighthouse's certificate, if you use your own PKI."),
     ("--client-cert", CERT_VARIABLE, "Client certificate for a lighthouse with --tls-client-ca."),

@@ -145,7 +145,8 @@ def run_summary(run: RunStatus) -> list[Text]:
 
 def supervised(run: RunStatus) -> str:
     """Summarise the supervised groups: ranks that run, and restarts."""
-    running, every = sum(s.last.running for s in run.supervisors), sum(len(s.slots) for s in run.supervisors)
+    running = sum(s.last.running for s in run.supervisors if s.is_connected)
+    every = sum(len(s.slots) for s in run.supervisors)
     return (
         f"{counted(len(run.supervisors), 'supervisor')}, {running} of {counted(every, 'rank')} running, "
         f"{counted(sum(s.last.restarts for s in run.supervisors), 'restart')}"
@@ -304,7 +305,7 @@ _RUN_COLUMNS: Sequence[Column[RunStatus]] = (
 SUPERVISOR_COLUMNS: Sequence[Column[SupervisorStatus]] = (
     Column("GROUP", lambda s: s.name, comfort=20),
     Column("STATE", lambda s: supervisor_state(s), lambda s: "green" if s.last.running and s.is_connected else "red"),
-    Column("RANKS", lambda s: f"{s.last.running}/{len(s.slots)}", is_number=True, keep=2),
+    Column("RANKS", lambda s: f"{s.last.running}/{len(s.slots)}" if s.is_connected else "-", is_number=True, keep=2),
     Column("RESTARTS", lambda s: str(s.last.restarts), is_number=True),
     Column("LEFT", lambda s: str(s.last.restarts_left), is_number=True, keep=3),
     Column("HOST", lambda s: s.host or "-", keep=1, comfort=12),

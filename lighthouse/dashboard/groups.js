@@ -80,7 +80,7 @@ function fillAge(cell, key, age, isOver) {
 }
 
 function fillProgress(cell, member) {
-  if (!member.ranks.length) return setText(child(cell, 'span', 0), '');
+  if (!member.ranks.length) return trim(cell, 0);
   const slowest = member.ranks.reduce((most, rank) => gravity(rank) > gravity(most) ? rank : most);
   fillShare(cell, slowest);
 }

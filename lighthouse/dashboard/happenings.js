@@ -126,13 +126,23 @@ function showRuns(known) {
 // The run of groups that train by quorums has supervisors, but no generations and no ranks.
 function describeRun(run) {
   if (run.supervisors.length && run.counters.number < 0 && !run.ranks.length && !run.stop) {
-    return `${run.job}/${run.run}: ${run.supervisors.map(describeSupervisor).join('; ')}`;
+    return `${run.job}/${run.run}: ${describeSupervisors(run.supervisors)}`;
   }
   const at = run.counters.number < 0 ? 'no generation yet' : `generation ${run.counters.number}`;
   const spares = plural(count(run.ranks, rank => rank.state === 'spare'), 'spare');
   const stop = run.stop ? `, stopped: ${run.stop.reason}` : '';
   return `${run.job}/${run.run}: ${at}, ${plural(run.slots.length, 'rank')}, ${spares}, `
     + `${plural(run.counters.job_restarts, 'restart')}, ${nameOf(run.verdict)}${stop}`;
+}
+
+// The sum, then the groups that are not at full strength or were restarted.
+function describeSupervisors(supervisors) {
+  const connected = supervisors.filter(({is_connected}) => is_connected);
+  const noted = supervisors.filter(({is_connected, slots, last}) => !is_connected || last.restarts || last.running < slots.length);
+  const more = noted.length > NAMES ? [`${noted.length - NAMES} more`] : [];
+  return `${plural(supervisors.length, 'supervisor')}, ${sum(connected, ({last}) => last.running)} of `
+    + `${plural(sum(supervisors, ({slots}) => slots.length), 'rank')} running, ${plural(sum(connected, ({last}) => last.restarts), 'restart')}`
+    + (noted.length ? ` (${[...noted.slice(0, NAMES).map(describeSupervisor), ...more].join('; ')})` : '');
 }
 
 function describeSupervisor({name, slots, is_connected, last}) {

@@ -4,7 +4,7 @@ const TILES = [
   ['Step', (job, card) => [card.maxStep]],
   ['Participants', job => [count(job.members, isTraining), `of ${job.members.length}`]],
   ['Ranks', job => [job.ranks.length || '–', describeRanks(job.ranks)]],
-  ['Discarded steps', (job, card) => [card.pace ? card.pace.discards : '–']],
+  ['Discarded steps', (job, card) => card.pace ? [card.pace.discards, card.pace.discards ? 'summed over groups' : ''] : ['–']],
   ['Restarts', (job, card) => restartsOf(card.runs)],
   ['Quorum age', job => [job.quorum_id ? duration(job.quorum_age_s) : '–', job.quorum_id ? `quorum ${shortIds(job.quorum_id)}` : '', `quorum ${job.quorum_id}`]],
 ];
@@ -71,7 +71,7 @@ function makeJob(name) {
     card.hasChosen = true;
     showGroups(card);
   });
-  find('main').append(section);
+  find('runs').before(section);
   return card;
 }
 

@@ -112,7 +112,6 @@ function lost(card, job, pace) {
   const loss = (job.incidents || []).find(({kind}) => kind === 'loss');
   const parts = [
     pace && pace.goodput !== null && `Goodput ${percent(pace.goodput)}`,
-    pace && pace.discards > 0 && plural(pace.discards, 'discarded step'),
     pace && pace.discards === 0 && !loss && 'nothing lost',
   ].filter(Boolean);
   return [

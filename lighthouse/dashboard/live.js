@@ -5,7 +5,7 @@ let source = null, connectedAt = 0, heardAt = 0, askedAt = 0, failingSince = 0, 
 
 function show(status) {
   const beganAt = performance.now(), now_s = status.now_unix_s || Date.now() / 1000;
-  setText(find('about'), `${status.version} · up ${duration(status.uptime_s)} · times in ${zone}`);
+  setText(find('about'), `times in ${zone} · up ${duration(status.uptime_s)} · ${status.version}`);
   setText(find('port'), status.grpc_port || 29510);
   setHidden(find('insecure'), !status.insecure);
   const names = new Set(status.jobs.map(job => job.job));

@@ -325,7 +325,7 @@ class RunRegistry:
         name = check_name(job, "job"), check_name(run, "run")
         if name not in self._drivers and self._store.load_run(name) is None:
             known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_LOGGED]) or "none"
-            raise UnknownName(f"run: job {job!r} has no run {run!r}; known runs: {known}")
+            raise UnknownName(f"job {job!r} has no run {run!r}; known runs: {known}")
         return self.get(job, run)
 
     def status(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:

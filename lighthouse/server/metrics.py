@@ -159,7 +159,7 @@ def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     members = _gauge("lighthouse_members", "Replica groups known, by state", "state")
     steps = _gauge("lighthouse_quorum_step", "The highest step among the participants")
     stalled = _gauge("lighthouse_stalled_seconds", "How long no rank has moved; 0 while one does")
-    heal_left = _gauge("lighthouse_heal_remaining_bytes", "Bytes that healing replica groups have still to receive")
+    heal_left = _gauge("lighthouse_heal_remaining_bytes", "Bytes that healing replica groups still have to receive")
     heal_rate = _gauge("lighthouse_heal_bytes_per_second", "Rate at which healing replica groups receive state")
     for job in jobs:
         stalled.add_metric([job.job], job.stall_s if job.stall else 0.0)
@@ -208,7 +208,7 @@ class RunCollector(Collector):
         stopped = GaugeMetricFamily("lighthouse_run_stopped", "1 while the run is stopped", labels=_LABELS)
         budgets = GaugeMetricFamily(
             "lighthouse_run_restart_budget_used_ratio",
-            "How much of a restart budget is used, of the one that is used up the most",
+            "Used fraction of the restart budget that is closest to exhaustion",
             labels=_LABELS,
         )
         for run in self._snapshot():

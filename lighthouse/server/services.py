@@ -110,7 +110,7 @@ def live_member(driver: JobDriver, replica_id: str) -> Group:
     member = driver.member(replica_id)
     if member is None or not member.is_alive:
         alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"
-        raise UnknownName(f"replica_id: no live replica group {replica_id!r}; alive: {alive}")
+        raise UnknownName(f"no live replica group {replica_id!r}; alive: {alive}")
     return member
 
 

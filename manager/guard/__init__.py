@@ -1,1 +1,1 @@
-"""The guard process between a supervisor and its ranks: starts them, reads their output and ends their trees."""
+"""The guard process between a supervisor and its ranks: starts them, reads their output, kills their process trees."""

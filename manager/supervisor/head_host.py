@@ -228,7 +228,7 @@ class HeadHost:
             over = await self._over
             self._systemd.stopping()
             (log.info if over.status == 0 or self._leaving else log.error)(
-                "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
+                "exits with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             await self._end(over)
             return over.status

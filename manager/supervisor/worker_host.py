@@ -208,7 +208,7 @@ class WorkerHost:
             over = await self._end_of
             systemd.stopping()
             (log.info if over.status == 0 or self._signals else log.error)(
-                "ends with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
+                "exits with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             if over.excluded:
                 self._link.exclude(over.excluded)

@@ -40,7 +40,7 @@ class Supervisor(Process):
         super().__init__(MANAGER_CODE, arguments, env={**(env or {}), MARK: self.mark}, **more)
 
     def ready(self) -> None:
-        self.wait_for_log(r"started ranks|ends with|lighthouse unreachable|^(Usage|Error): ")
+        self.wait_for_log(r"started ranks|exits with|lighthouse unreachable|^(Usage|Error): ")
 
     @property
     def below(self) -> list[int]:

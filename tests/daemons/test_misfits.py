@@ -216,7 +216,7 @@ def test_one_that_returns_again_and_again_ends_and_the_others_go_on(
         supervisor = groups.supervisors["c"]
         assert supervisor.wait() == 1
         ended_at = time.monotonic()
-        assert re.search(rf"ends with 1: {re.escape(why)}; rank 0 died: exit code 1: {cause}", supervisor.log())
+        assert re.search(rf"exits with 1: {re.escape(why)}; rank 0 died: exit code 1: {cause}", supervisor.log())
         assert len(groups.events("c", "asks", killed_at)) == returns
         groups.wait_trained("ab", ended_at)
         groups.check_lost(killed_at, at_most=1 + returns)

@@ -31,7 +31,7 @@ class TestEnds:
             log = supervisor.log()
         assert "[done/0] I am 0 of 2, 0 of 2, of done\n" in log
         assert "[done/1] I am 1 of 2, 1 of 2, of done\n" in log
-        assert "ends with 0: all ranks are done" in log
+        assert "exits with 0: all ranks are done" in log
 
     def test_a_loss_restarts_the_whole_group(self, lighthouse: Lighthouse) -> None:
         command = f'{ONCE} test "$RANK" = 1 || {SLEEP}; echo bad luck; kill -SEGV $$'
@@ -47,7 +47,7 @@ class TestEnds:
         with Supervisor(lighthouse.address, "--restart-delay", "50ms", command=command) as supervisor:
             assert supervisor.wait() == 1
             log = supervisor.log()
-        assert "ends with 1: start-up failure: 3 deaths in a row within 10 s of the start" in log
+        assert "exits with 1: start-up failure: 3 deaths in a row within 10 s of the start" in log
         assert log.count("| no module named torhc") == 3
 
     @pytest.mark.slow
@@ -341,7 +341,7 @@ def test_a_misfit_ends_once_its_restarts_are_used_up() -> None:
             others = runs(other, 1)
             assert misfit.wait() == 1
             why = f"2 of them because this group does not fit its peers; rank 0 died: exit code 1: {cause}"
-            assert f"ends with 1: the budget of 1 restarts within 3600 s is exhausted, {why}" in misfit.log()
+            assert f"exits with 1: the budget of 1 restarts within 3600 s is exhausted, {why}" in misfit.log()
             assert other.below == others
             with LighthouseClient(lighthouse.address) as client:
                 assert client.runs("misfit")[0].stop is None

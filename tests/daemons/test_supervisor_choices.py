@@ -24,7 +24,7 @@ class TestExcludeAfter:
         why = "it was the first to fail 2 times in a row"
         with Supervisor(lighthouse.address, *options, command=f'test "$RANK" != 1 || exit 7; {SLEEP}') as supervisor:
             assert supervisor.wait() == 1
-            assert f"ends with 1: host 0 is excluded: {why}" in supervisor.log()
+            assert f"exits with 1: host 0 is excluded: {why}" in supervisor.log()
             assert supervisor.log().count("a/1 died: exit code 7") == 2
             assert supervisor.gone()
         (excluded,) = status(lighthouse, "broken").excluded

@@ -86,4 +86,4 @@ def test_slurm_s_sigterm_ends_the_groups_first(
     cluster.ask("scancel", *options, job)
     assert cluster.has_ended(job) == (state, "143:0", "0", "0 of 2 replica groups finished")
     for group in "01":
-        assert "ends with 143: SIGTERM to the supervisor" in cluster.output(f"{job}-group-{group}")
+        assert "exits with 143: SIGTERM to the supervisor" in cluster.output(f"{job}-group-{group}")

@@ -168,7 +168,7 @@ def test_the_environment_names_the_lighthouse(fake, run):
         (
             "--lighthouse",
             ["https://coordinator:1", "a b:1", "host:port", "host:0", "host:70000", ""],
-            "write HOST:PORT, for example coordinator:29510",
+            "for example coordinator:29510",
         ),
         ("--timeout", ["0", "-1s", "soon", "inf"], "for example 500ms, 5s or 2m"),
     ],
