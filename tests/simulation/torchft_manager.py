@@ -59,7 +59,7 @@ class TorchftManager(Process):
         self._number = 0
         self.on_death.append(self._die)
         self._connect()
-        self._heartbeat()
+        self._beat()
 
     def describe(self) -> str:
         return "torchft"
@@ -86,7 +86,7 @@ class TorchftManager(Process):
         self._reconnect()
         self._refuse(Unreachable("the lighthouse is away"))
 
-    def _heartbeat(self) -> None:
+    def _beat(self) -> None:
         if self.link is not None:
             self.link.send(UnaryHeartbeat(self.site.replica_id, self.life))
         self.after(BEAT_S, self._beat)
