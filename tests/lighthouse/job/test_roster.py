@@ -194,14 +194,16 @@ def member(name: str, **fields: object) -> Group:
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 50)), max_size=30))
 def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int]]):
-    joins = Job(QuorumConfig(), QuorumRecord(1, Quorum(1, tuple(map(group, MEMBERS))))).joins
+    job = Job(QuorumConfig(), QuorumRecord(1, Quorum(1, tuple(map(group, MEMBERS)))))
+    job.groups = {f"g{number}": member(f"g{number}") for number in range(6)}
+    joins = job.joins
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:
-            joins.add(member(f"g{call}"), call, deadline_at, 0)
+            joins.add(job.groups[f"g{call}"], call, deadline_at, 0)
             waiting[call] = deadline_at
         elif not joined:
-            joins.withdraw(call, 0)
+            joins.withdraw(f"g{call}", call, 0)
             waiting.pop(call, None)
         assert joins.earliest_deadline_at == min(waiting.values(), default=None)
         of_members = (until for number, until in waiting.items() if f"g{number}" in MEMBERS)
