@@ -24,8 +24,9 @@ def ranks(job: Job) -> list[Rank]:
 
 
 def look(lighthouse: Lighthouse) -> dict[str, Any]:
-    [job] = [job for job in ask(lighthouse.address, "ranks")["jobs"] if job["ranks"]]
-    return job
+    """The job, or one without ranks while none has reported yet."""
+    jobs = [job for job in ask(lighthouse.address, "ranks")["jobs"] if job["ranks"]]
+    return jobs[0] if jobs else {"ranks": [], "stall": ""}
 
 
 def moving(lighthouse: Lighthouse, after: int) -> dict[str, Any]:

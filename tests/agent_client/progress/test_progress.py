@@ -313,7 +313,9 @@ def test_a_new_quorum_counts_anew_from_the_step_that_asked_for_it() -> None:
         numbers.begin(3, so_many)
         numbers.begin(3, so_many + 4)  # the quorum of the next step is the same one
     assert (
-        veteran.number_of(entry, within_group=False) == newcomer.told(newcomer.over(), within_group=False) == (3, 2, 0)
+        veteran.number_of(entry, within_group=False)
+        == newcomer.number_of(newcomer.over(), within_group=False)
+        == (3, 2, 0)
     )
     assert veteran.number_of(before_the_answer, within_group=True) == (3, 0, 1)
 

@@ -175,7 +175,7 @@ def test_the_budget_that_is_used_up_the_most():
     stage = Supervisors()
     for number, (name, used) in enumerate({"a": 0.25, "b": 0.75}.items()):
         stage.enter(SupervisorHello(name, f"{name}1"), number)
-        stage.hear(number, SupervisorHeartbeat(used))
+        stage.receive_heartbeat(number, SupervisorHeartbeat(used))
     assert stage.budget_used == 0.75
     stage.end(1)
     assert stage.budget_used == 0.25

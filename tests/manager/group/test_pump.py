@@ -125,7 +125,7 @@ def test_a_newcomer_is_in_the_next_outer_step_and_without_one_nothing_is_said():
         job.outer_step(step)
         job.wait(OUTER_STEP_S)
     assert job.told() == [{"Heartbeat": 3 * OUTER_STEP_S + 1}] * 2, "one at the first step under the quorum"
-    assert job.lighthouse.peers_pending == 0
+    assert job.world.peers_pending == 0
 
     job.come("c")
     job.ask(2, 0)
