@@ -5,10 +5,7 @@ from typing import Any
 import pytest
 
 from tests.agent_client.jobs import Job
-from tests.agent_client.matrix_events import PACE_S, Cell, finish
-from tests.agent_client.own_loops import OWN_LOOPS
 from tests.agent_client.ranks import Rank, RankError, together
-from tests.agent_client.training_jobs import MakeJob
 
 ACTOR = "tests.agent_client.loop_actor:LoopActor"
 ORDERS = ("zero_first", "zero_last", "zero_model", "zero_before_and_last", "closure")
@@ -122,26 +119,3 @@ def test_without_broadcast_buffers_each_group_keeps_its_own(job: Job) -> None:
     of_a, of_b = train("zero_first", 3, a, b)
     assert [seen["weights"] for seen in of_a] == [seen["weights"] for seen in of_b]
     assert of_a[-1]["buffers"] != of_b[-1]["buffers"]
-
-
-TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
-
-
-@pytest.mark.parametrize("loop", OWN_LOOPS)
-def test_a_killed_group_comes_back_to_the_same_bits(make_job: MakeJob, loop: str) -> None:
-    """Parameters, optimizers, buffers, and all that is registered beside them."""
-    job = make_job(OWN_LOOPS[loop])
-    a, b = job.all_groups("a", "b")
-    job.start(a, b, pace_s=PACE_S)
-    job.wait_steps(a, b, more=5, participants=2)
-    a.ranks[0].call("fail_once")
-    job.wait_steps(a, b, more=3, participants=2)
-    b.kill()
-    job.wait_steps(a, more=3, participants=1)
-    step, before = job.committed(a)[-1]["step"], len(job.log_of(b))
-    job.start(b, pace_s=PACE_S)
-    job.wait_steps(a, b, more=5, participants=2)
-    assert job.discarded(a)
-    assert job.committed(b)[0]["step"] > step
-    assert "healing from a" in job.log_of(b)[before:]
-    finish(Cell(loop, job), [a, b])
