@@ -63,7 +63,7 @@ class Decision(NamedTuple):
 
 
 def decide(job: Job, now: float) -> Decision:
-    """Apply the rules. Changes nothing.
+    """Decide by the rules, without changing any state.
 
     O(1) while the groups wait for others, O(n log n) once all conditions but the leases are met.
     """
@@ -127,7 +127,7 @@ def stragglers(job: Job) -> list[Group]:
 
 
 def peers_pending(job: Job) -> int:
-    """Return the number of waiting groups that would get a place beside the present members."""
+    """Return how many newcomers fit into a quorum with all present members."""
     members = len(job.replica_ids)
     most = size_for(members + job.joins.newcomers, job.config.allowed_sizes, job.config.active)
     return max(0, most - members)
@@ -197,7 +197,7 @@ class QuorumMachine:
         self.presence = Presence(self.job, self.job_end, None if record is None else holders_until)
         self.roster = self.presence.roster
         self.decision = Decision(Verdict.NO_JOINS)
-        """As of the last event or tick."""
+        """Decision after the last event or tick."""
         self._ended_at: float | None = None
         self._working = 0
         if holders_until is not None:

@@ -80,17 +80,16 @@ def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What the lighthouse knows about a candidate that reports `step` and the state `tag`."""
+    """A candidate's reported `step` and state `tag`, with what the lighthouse has recorded about it."""
 
     step: int
     tag: int | None
     is_member: bool
     may_be_ahead: int | None = None
-    """Steps that it may be ahead of the last quorum. None for any number, 0 for not even ahead of the joined members.
-    """
+    """Maximum steps ahead of the last quorum. None for no limit. With 0, not even ahead of the joined members."""
     ranks_disagree: bool = False
     works_at: int | None = None
-    """Step in which a member that catches up takes part."""
+    """Step in which a member that is catching up participates."""
 
 
 def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> list[bool]:

@@ -60,7 +60,7 @@ class Job:
         self.numbering = Numbering(config.first_quorum_id, record)
         self.history = History(record.named if record is not None else ())
         self.groups: dict[str, Group] = {}
-        """By replica_id. Lapsed groups stay for a while."""
+        """Groups by replica_id. Lapsed groups remain for a limited time."""
         self.counts = Counter[Kind | int]()
         """Number of groups of each kind. Kinds without groups are missing."""
         self.quorum: Quorum | None = None
@@ -73,11 +73,11 @@ class Job:
         self.first_formed_at: float | None = None
         """When this lighthouse formed its first quorum."""
         self.lost_at: float | None = None
-        """Last loss of a member of the present quorum."""
+        """When a member of the present quorum was last lost."""
         self.rounds = 0
-        """Quorums that this lighthouse has formed."""
+        """Number of quorums that this lighthouse has formed."""
         self.changes = 0
-        """How many of them got a new quorum_id."""
+        """Number of quorums formed by this lighthouse with a new quorum_id."""
         self._tags: set[int | None] = set()  # of the states that the quorum started from and commits
         self._secrets: dict[str, str] = {}  # by replica_id, for participants and former ones with a record
 
@@ -89,7 +89,7 @@ class Job:
             self.history.add(record.quorum.quorum_id)
 
     def emit(self, effect: QuorumEffect) -> None:
-        """Collect an effect of the present event. `GridChanged` is collected once."""
+        """Queue an effect of the current event. Repeated `GridChanged` effects are queued once."""
         if isinstance(effect, GridChanged):
             if self._has_grid_changed:
                 return
@@ -106,7 +106,7 @@ class Job:
         return self.participants.keys()
 
     def count(self, group: Group, kinds: frozenset[Kind | int]) -> None:
-        """Count the group under these kinds only."""
+        """Replace the kinds under which the group is counted."""
         for kind in group.counts_as - kinds:
             self.counts[kind] -= 1
             if not self.counts[kind]:
@@ -164,7 +164,7 @@ class Job:
         return tag in self._tags and replica_id in self.participants
 
     def secret_of(self, replica_id: str) -> str:
-        """Return the digest that the group's manager had in the group's last quorum, or "" if there was none."""
+        """Return the secret digest of the group's manager in the group's last quorum, or "" if there is none."""
         return self._secrets.get(replica_id, "")
 
     def forget(self, replica_id: str) -> None:
@@ -314,13 +314,13 @@ class Roster:
         self.count(member)
 
     def miss_ranks(self, member: Group, missing: Set[int]) -> None:
-        """Note which ranks are not connected."""
+        """Record which ranks are not connected."""
         if member.missing != missing:
             member.missing = missing
             self.job.emit(GridChanged())
 
     def close(self, member: Group, at: float, now: float) -> None:
-        """Note that the stream has ended. The group is lost at `at` unless it reconnects."""
+        """Record that the group's stream has closed. The group is lost at `at` unless it reconnects."""
         member.closes_at = at
         self._push(member, now)
 
@@ -333,7 +333,7 @@ class Roster:
         quorum_id: int | None = None,
         last_seen_at: float | None = None,
     ) -> None:
-        """Mark a group as lost now. `quorum_id` is the quorum that ends with the loss."""
+        """Mark a group as lost at `now`. `quorum_id` is the quorum that the loss ends, if any."""
         member.session = member.closes_at = None
         member.drains = False
         self.count(member)
@@ -346,7 +346,7 @@ class Roster:
         self._push(member, now)
 
     def shift(self, by_s: float) -> None:
-        """Move the timeouts after a pause of the lighthouse, during which it read no message. O(n)."""
+        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages. O(n)."""
         for member in self.job.groups.values():
             member.seen_at += by_s
 
@@ -694,16 +694,16 @@ class JoinTimer:
 
 
 class JoinQueue:
-    """Waiting joins in the order of their calls. Members are those of the present quorum."""
+    """Pending joins in call order. "Member" means a member of the present quorum."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
         self._participants = 0
         self._shrinking = 0
         self.earliest_deadline_at: float | None = None
-        """When the first call expires."""
+        """When the earliest pending call expires."""
         self.members_deadline_at: float | None = None
-        """When the first call of a member expires."""
+        """When the earliest pending call of a member expires."""
         self.anyone = JoinTimer(job.config.heartbeat_timeout_s)
         self.members = JoinTimer(job.config.heartbeat_timeout_s)
 
@@ -711,7 +711,7 @@ class JoinQueue:
         return self.anyone.asking
 
     def __iter__(self) -> Iterator[Group]:
-        """Iterate over the waiting groups in the order of their calls. O(n log n)."""
+        """Iterate over the waiting groups in call order. O(n log n)."""
         return iter(sorted(self._joined(), key=lambda group: group.call or 0))
 
     def add(self, member: Group, call: int, deadline_at: float, now: float) -> None:
@@ -724,7 +724,7 @@ class JoinQueue:
         self._count(member, 1)
 
     def withdraw(self, replica_id: str, call: int, now: float) -> None:
-        """End a group's call, unless it has ended already."""
+        """Cancel a group's join. Does nothing if `call` is not the group's pending call."""
         member = self._job.groups.get(replica_id)
         if member is None or member.call != call:
             return
@@ -737,7 +737,7 @@ class JoinQueue:
             self._set_deadlines()
 
     def take(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
-        """Return the calls of `members`, which form the present quorum. The others keep waiting."""
+        """Remove and return the calls of `members`, which form the present quorum. Other calls stay pending."""
         calls: list[int] = []
         for member in members:
             assert member.call is not None

@@ -64,21 +64,21 @@ class _Awaited:
 
 @dataclass(frozen=True, slots=True)
 class ResendQuorum:
-    """The joining member never received the quorum and gets it again. Then `order` goes to all."""
+    """Send the quorum again to the joining member, which never received it, and then `order` to all holders."""
 
     order: QuorumOrder | None = None
 
 
 Outcome = QuorumOrder | ResendQuorum | None
-"""Order for all holders, or the quorum again for one, or nothing."""
+"""An order for all holders, a quorum to resend to one member, or None."""
 
 
 class Standing:
-    """The quorum that stands, or stood last. Moments are the lighthouse's monotonic clock."""
+    """The current or most recent standing quorum. Times are from the lighthouse's monotonic clock."""
 
     def __init__(self) -> None:
         self.quorum: Quorum | None = None
-        """The quorum that stands or stood. None if its members are unknown."""
+        """The current or most recent standing quorum. None if its members are unknown."""
         self.phase = QuorumPhase.NONE
         self.upto = 0
         self.reason = ""
@@ -95,7 +95,7 @@ class Standing:
 
     @property
     def holds_back(self) -> bool:
-        """True while nothing may form."""
+        """True while no new quorum may form."""
         return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
 
     @property
@@ -104,7 +104,7 @@ class Standing:
 
     @property
     def at_work(self) -> list[str]:
-        """Members that may still do a step."""
+        """Members that may still run a step under this quorum."""
         return [name for name, holder in self._holders.items() if not holder.is_spent]
 
     def remembered(self, replica_id: str) -> Remembered | None:
@@ -119,14 +119,14 @@ class Standing:
         return self._holder(replica_id, incarnation) is not None
 
     def ends_without(self, replica_id: str, incarnation: str) -> int | None:
-        """Return the quorum's id if it ends with the loss of that member."""
+        """Return the quorum_id if losing this member ends the quorum, or None."""
         return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
 
     def order(self) -> QuorumOrder:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
-        """Return the order for the quorum that a member holds. All but the present quorum are revoked."""
+        """Return the order for the quorum that a member holds. Revoke any quorum but the present one."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
