@@ -138,7 +138,7 @@ class IsolatedGroup:
             tensor.copy_(shared)
 
     def abort(self) -> None:
-        """Kill the child, whose connections the kernel closes. Safe in any thread; repeated calls have no effect."""
+        """Kill the child; the kernel closes its connections. Thread-safe and idempotent."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
