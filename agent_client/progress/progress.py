@@ -199,7 +199,7 @@ Line = tuple[CodeType, int]
 class ScriptProgress:
     """Progress of a script that has no Agent. Use it from one thread.
 
-    A step cannot be seen here. The first FIRST_COLLECTIVES collectives count as the first step, and every observed
+    Steps are not observable. The first FIRST_COLLECTIVES collectives count as the first step, and every observed
     collective counts as one tick.
     """
 
