@@ -1,4 +1,4 @@
-"""Library of Lighthouse for training processes.
+"""Lighthouse client library for training processes.
 
     from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
 

@@ -23,7 +23,7 @@ class RankMismatch(AgentError):
 
 
 class ScriptMismatch(AgentError):
-    """Raised when this group does something else than the other groups of its quorum in the same step."""
+    """Raised when this group runs a different operation from the other groups of its quorum in the same step."""
 
 
 class ModelMismatch(AgentError):
@@ -43,6 +43,6 @@ _ADVICE = re.compile(r"\.? *This is typically caused by a remote worker .*")
 
 
 def first_line(error: BaseException) -> str:
-    """Without the place in a library's source that gloo puts in front, and the advice that torch puts behind."""
+    """Return the message without gloo's source location at the start and torch's advice at the end."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return (_ADVICE.sub("", _SOURCE_PLACE.sub("", line)) or line)[:300]

@@ -1,4 +1,4 @@
-"""Exchange of bytes between all ranks of a quorum.
+"""Byte exchange between all ranks of a quorum.
 
 Either every rank of a replica group receives the bytes of all ranks, or none does. The exchange runs between two steps
 over the connections of the last quorum, so it does not include groups that have joined since. It only needs sums, in
@@ -62,7 +62,7 @@ def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
 
 
 class AllGather:
-    """Exchange among the ranks with the same assignment. For the Agent's own thread."""
+    """Exchanges bytes among the ranks with the same assignment. Use it from the Agent's thread only."""
 
     def __init__(
         self, assignment: Assignment, peers: Peers, group: GlooGroup | None, group_rank: int, *, within_s: float

@@ -1,6 +1,6 @@
 """Program of the fork server behind isolated.py: an interpreter with torch imported that forks a child for each group.
 
-It has one thread and no process group. It ends with the process that started it, and its children end with it.
+It has one thread and no process group. It exits with the process that started it, and its children exit with it.
 
 Orders come over one socket: a byte, with a child's end of another socket. The answer is a byte, with a pidfd of the new
 child. After that the child receives orders in JSON over its own socket:

@@ -38,7 +38,7 @@ Inodes = frozenset[str]
 
 
 class Connections:
-    """Sockets of one group. All methods are safe in any thread and can be repeated."""
+    """Sockets of one group. All methods are thread-safe and idempotent."""
 
     def __init__(self, sockets: Iterable[socket.socket] = ()) -> None:
         self._sockets = list(sockets)
@@ -57,7 +57,7 @@ class Connections:
             each.close()
 
     def are_over(self) -> bool:
-        """Check whether the sockets were shut down, here or by a peer. If one was, shut down the others."""
+        """Check whether this rank or a peer shut down a socket. If so, shut down the others."""
         if self._are_over:
             return True
         ends = select.poll()
@@ -347,13 +347,13 @@ class GlooGroup:
         return group
 
     def abort(self) -> None:
-        """End all running collectives, here and at the peers. Safe in any thread; repeated calls have no effect."""
+        """Abort all running collectives on this rank and its peers. Thread-safe and idempotent."""
         for group in self._for_torch:
             group.abort()
         self._connections.shut_down()
 
     def _is_over(self) -> bool:
-        """Check whether the group was aborted, here or by a peer. gloo itself may only notice by the timeout."""
+        """Check whether this rank or a peer aborted the group. gloo itself may not notice until the timeout."""
         if self._connections.are_over():
             self.abort()
             return True

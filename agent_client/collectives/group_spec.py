@@ -40,7 +40,7 @@ class RankGroup(Protocol):
         ...
 
     def abort(self) -> None:
-        """End all running collectives, here and at the peers. Safe in any thread; repeated calls have no effect."""
+        """Abort all running collectives on this rank and its peers. Thread-safe and idempotent."""
         ...
 
 
@@ -56,7 +56,7 @@ class Connector(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what outlives a group: by default nothing."""
+        """Release resources that outlive a group. The default does nothing."""
 
 
 class Abortable(Protocol):
@@ -80,12 +80,12 @@ def registered() -> list[Abortable]:
 
 
 def abort_all() -> None:
-    """Abort all registered groups. Safe in any thread."""
+    """Abort all registered groups. Thread-safe."""
     for group in list(_groups):
         with contextlib.suppress(RuntimeError):  # it had failed already
             group.abort()
 
 
 def have_lost_a_peer() -> bool:
-    """Check whether a peer has left one of the groups, by its end or by an abort."""
+    """Check whether a peer has exited or aborted one of the groups."""
     return any(getattr(group, "has_lost_a_peer", False) for group in list(_groups))

@@ -35,7 +35,7 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class InterruptibleGroup(ProcessGroup):
-    """Takes the place of ProcessGroup where torch makes groups. An inner group of torch does the work."""
+    """Stands in for torch's ProcessGroup and delegates to an inner torch group."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
@@ -59,7 +59,7 @@ class InterruptibleGroup(ProcessGroup):
             self._gloo[backend] = of_gloo(self._before, store, self.size()) if self.size() > 1 else Connections()
 
     def abort(self) -> None:
-        """End all running collectives, here and at the peers. Safe in any thread; repeated calls have no effect."""
+        """Abort all running collectives on this rank and its peers. Thread-safe and idempotent."""
         if self._is_aborted:
             return
         self._is_aborted = True

@@ -96,7 +96,7 @@ def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
 
 
 class IsolatedGroup:
-    """Process group whose rank lives in a child. `abort` is safe in any thread; `all_reduce` is for one at a time."""
+    """Process group whose rank runs in a child. `abort` is thread-safe; call `all_reduce` from one thread at a time."""
 
     def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], spec: GroupSpec) -> None:
         self._channel = channel
@@ -138,7 +138,7 @@ class IsolatedGroup:
             tensor.copy_(shared)
 
     def abort(self) -> None:
-        """Kill the child, whose connections the kernel closes. Safe in any thread; repeated calls have no effect."""
+        """Kill the child; the kernel closes its connections. Thread-safe and idempotent."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 

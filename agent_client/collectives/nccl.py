@@ -132,7 +132,7 @@ def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
 
 
 class NcclGroup:
-    """Process group over NCCL. `abort` is safe in any thread; `all_reduce` is for one at a time."""
+    """Process group over NCCL. `abort` is thread-safe; call `all_reduce` from one thread at a time."""
 
     def __init__(
         self, store: Store, rank: int, size: int, device: torch.device, *, connect_timeout_s: float, timeout_s: float
@@ -180,7 +180,7 @@ class NcclGroup:
                 tensor.copy_(there)
 
     def abort(self) -> None:
-        """End all running collectives. Safe in any thread; repeated calls have no effect."""
+        """Abort all running collectives. Thread-safe and idempotent."""
         if self._fence.announce_abort():
             self._backend.abort()
 

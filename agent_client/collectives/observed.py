@@ -28,7 +28,7 @@ def never_compiled(function: Function) -> Function:
 
 
 def not_itself_compiled(function: Function) -> Function:
-    """Exclude `function`, but not the functions it calls, such as the script's module."""
+    """Exclude `function` from torch.compile, but not the functions it calls, such as the script's module."""
     return _disabled(function, recursive=False)
 
 
@@ -80,7 +80,7 @@ _OTHERS = ("recv", "recv_anysource", "send")
 
 
 class ObservedGroup(ProcessGroup):
-    """Passes every call on to `ranks`, and records collectives."""
+    """Forwards every call to `ranks` and records collectives."""
 
     def __init__(self, ranks: ProcessGroup, progress: Progress) -> None:
         super().__init__(ranks.rank(), ranks.size())  # pyright: ignore[reportCallIssue]

@@ -30,7 +30,7 @@ take five times as long."""
 
 
 class Peers:
-    """Process group of one rank. `revoke` and `drop` are safe in any thread; all other methods are for one thread."""
+    """Process group of one rank. `revoke` and `drop` are thread-safe; call all other methods from one thread."""
 
     def __init__(
         self, group_rank: int, host: str, *, connect_timeout_s: float, timeout_s: float, process_group: str = "gloo"
@@ -105,7 +105,7 @@ class Peers:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Send one row of int64 to all participants. All rows have the same length.
+        """Exchange one int64 row with every participant. All rows have the same length.
 
         Returns:
             The rows, by replica_rank.
@@ -124,7 +124,7 @@ class Peers:
         return [tuple(each) for each in table.tolist()]
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """End the running collectives of that quorum, or of any with None. Finished collectives stay valid."""
+        """Abort the running collectives of that quorum, or of any quorum if None. Completed collectives stay valid."""
         with self._lock:
             if self._quorum_id is not None and quorum_id in (None, self._quorum_id):
                 self._end(f"quorum {self._quorum_id} was revoked: {reason}")

@@ -1,1 +1,1 @@
-"""Transfer of training state over HTTP to a group that heals, and catching up while training. No shared disk."""
+"""Transfer of training state over HTTP to a healing group, which can catch up while training. Needs no shared disk."""

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 @runtime_checkable
 class Replayable(Protocol):
     def replay_step(self) -> None:
-        """Do what the script does to this object after each committed step."""
+        """Repeat the change that the script makes to this object after each committed step."""
         ...
 
 
@@ -142,7 +142,7 @@ class _Step:
 
 
 class CatchUpDriver:
-    """Lets one rank catch up, as `CatchUpMachine` decides."""
+    """Carries out the decisions of `CatchUpMachine` for one rank."""
 
     def __init__(self, state: TrainState, owner: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
         """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment.

@@ -1,4 +1,4 @@
-"""Download of one state from one or several sources. `rules/stripes.py` assigns the pieces to the sources.
+"""Download of one state from one or more sources. `rules/stripes.py` assigns the pieces to the sources.
 
 The calling thread reads the manifest of the lead: the head and the checksum of each piece, which define the state. One
 thread per source, including the lead, reads pieces. With several sources, a piece is copied to its place after it has
@@ -81,7 +81,7 @@ WAIT_SHARE = 0.9
 
 
 class Requests:
-    """Connections of one transfer, under one deadline. `cancel` ends them from any thread."""
+    """Connections of one transfer, under one deadline. `cancel` closes them and is thread-safe."""
 
     def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
         self.key = key
@@ -123,7 +123,7 @@ class Requests:
         return connection
 
     def cancel(self, reason: str) -> None:
-        """End all connections and refuse new ones."""
+        """Close all connections and refuse new ones."""
         with self._lock:
             if not self._cancelled.is_set():
                 self.why_cancelled = reason
@@ -143,7 +143,7 @@ class Requests:
 
 
 class Connection:
-    """HTTP connection to one source. Only `cut` is safe in any thread."""
+    """HTTP connection to one source. Only `cut` is thread-safe."""
 
     def __init__(self, requests: Requests, address: str, opened: DeadlineSocket) -> None:
         self._requests = requests
@@ -291,7 +291,7 @@ class Fetch:
             self._end_transfer()
 
     def cancel(self, reason: str) -> None:
-        """Make `run` raise StateUnavailable at once. Safe in any thread."""
+        """Make `run` raise StateUnavailable at once. Thread-safe."""
         self._requests.cancel(reason)
 
     # -- the lead

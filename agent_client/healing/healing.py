@@ -126,7 +126,7 @@ class BackgroundFetch:
 
 
 class Healing:
-    """Both sides of healing in one rank. Only `revoke` is safe in any thread."""
+    """Both sides of healing in one rank. Only `revoke` is thread-safe."""
 
     def __init__(
         self,

@@ -98,7 +98,7 @@ class StateOffer:
 class StateServer:
     """Serves the current state and copies of earlier ones, in separate threads. A forked child closes its sockets.
 
-    All methods are safe in any thread.
+    All methods are thread-safe.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class StateServer:
                 _cut_off(held.readers if held else set())
 
     def close(self) -> None:
-        """End all connections, threads and the socket. Requests that wait for a state are refused. Safe to repeat."""
+        """End all connections, threads and the socket. Requests that wait for a state are refused. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()

@@ -70,7 +70,7 @@ class _KeptCopy:
 
 
 class HealSource:
-    """Offers the state of one rank. Only `cut_off` is safe in any thread."""
+    """Offers the state of one rank. Only `cut_off` is thread-safe."""
 
     def __init__(self, state: TrainState, group_rank: int, host: str, timeout_s: float) -> None:
         self._state = state

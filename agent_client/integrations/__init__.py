@@ -1,1 +1,1 @@
-"""Integrations of transformers, lightning, accelerate and torchtitan, one module each."""
+"""Integrations with transformers, lightning, accelerate and torchtitan, one module each."""

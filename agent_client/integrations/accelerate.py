@@ -121,7 +121,7 @@ class FaultTolerantAccelerator(Accelerator):
 
     @contextlib.contextmanager
     def no_sync(self, model: Any) -> Generator[None]:
-        """Reduce in the last batch of a step only, even if a group is a single process."""
+        """Skip the reduction except in the last batch of a step, even if a group is a single process."""
         with model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model):
             yield
 

@@ -31,7 +31,7 @@ def library(name: str, requirement: str) -> Generator[None]:
 
 
 def check_max_steps(max_steps: int) -> None:
-    """Check that a number of steps ends the training.
+    """Check that `max_steps` limits the training.
 
     Raises:
         ConfigurationError: There is none.
@@ -50,7 +50,7 @@ def epochs_of(agent: Agent) -> float:
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the entries for TrainState in addition to model and optimizer.
+    """Return the TrainState entries other than the model and optimizer.
 
     Args:
         scaler: GradScaler, or None.

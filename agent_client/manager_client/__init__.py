@@ -1,1 +1,1 @@
-"""Connection of a rank to the manager of its group: requests, votes and watch."""
+"""Connection of a rank to its group's manager: requests, votes and the watch."""

@@ -1,4 +1,4 @@
-"""Connection of a rank to the manager of its group.
+"""Connection of a rank to its group's manager.
 
 `ManagerConnection` requests quorums and sends votes. Grants for the next step arrive with the answer to a vote.
 Messages that the manager sends on its own arrive on the rank's watch (watch.py).
@@ -209,7 +209,7 @@ DRAIN_TIMEOUT_S = 5.0
 
 
 class ManagerConnection:
-    """Requests, votes and watch of one rank at its manager. Requests and votes are for one thread."""
+    """Connection of one rank to its manager. Send requests and votes from one thread."""
 
     def __init__(
         self,
@@ -227,7 +227,7 @@ class ManagerConnection:
         Args:
             address: Address of the manager; may contain its secret.
             group_rank: Rank inside the replica group.
-            rank_incarnation: Name of this process, which no other process has.
+            rank_incarnation: Unique name of this process.
             on_revoked: Called on the watch's thread with a quorum id, or None for every earlier one, and a reason.
             on_group_lost: Called on the watch's thread with the reason when a rank of the group is lost permanently.
             returns_within_s: How long a lost manager may take to return.
@@ -382,7 +382,7 @@ class ManagerConnection:
         return vote
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
-        """Report to the manager that this rank is about to end. Only the first report counts.
+        """Report to the manager that this rank is about to exit. Only the first report counts.
 
         Args:
             reason: Text for logs and for the other ranks.
@@ -431,7 +431,7 @@ class ManagerConnection:
         return now - self._lost_since >= self._returns_within_s
 
     def _waiting_for(self) -> str:
-        """Describe the wait as reported by the manager, or report that the manager does not answer."""
+        """Describe what the manager is waiting for, or return that it does not answer."""
         if self._watch.is_open:
             return self._watch.waiting_for or f"the manager at {self.address} to answer"
         return f"the manager at {self.address}, which does not answer: start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"

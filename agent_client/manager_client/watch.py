@@ -1,6 +1,6 @@
 """A rank's watch: the stream between the rank and its manager.
 
-The manager sees from the stream that the rank lives, and where it is. It sends revokes, losses and other news at once.
+The stream shows the manager that the rank is alive, and its progress. It sends revokes, losses and other news at once.
 Votes travel over the stream too, because a message on an open stream costs half as much as a call.
 
 The stream is read on a separate thread. A grant and its revoke travel on different streams and may arrive in any
@@ -65,7 +65,7 @@ class PendingVote:
 
 
 class VoteChannel:
-    """Votes in transit, with their answers. Safe in any thread."""
+    """Votes in transit, with their answers. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class RankWatch:
         Args:
             client: Client of the manager.
             group_rank: Rank inside the replica group.
-            rank_incarnation: Name of this process, which no other process has.
+            rank_incarnation: Unique name of this process.
             votes: Channel whose votes travel over this watch.
             on_revoked: Called on the watch's thread with a quorum id, or None for every earlier one, and a reason.
             on_group_lost: Called on the watch's thread with the reason when a rank of the group is lost permanently.
@@ -199,7 +199,7 @@ class RankWatch:
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self, step: int | None) -> None:
-        """Announce a clean exit, and stay until no peer needs this rank any more.
+        """Announce a clean exit, and wait until no peer needs this rank.
 
         Args:
             step: As in Leaving.

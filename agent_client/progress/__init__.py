@@ -1,1 +1,1 @@
-"""Progress of a rank: phases, waits and collectives, with evidence when it hangs."""
+"""Progress of a rank: phases, waits, collectives, and diagnostics of hangs."""

@@ -192,7 +192,7 @@ def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, w
 
 
 class ActivityBlock:
-    """Block in which the Agent waits for `what`, or does it."""
+    """Block in which the Agent waits for or performs `what`."""
 
     __slots__ = ("is_wait", "marks", "what")
 

@@ -70,7 +70,7 @@ class Progress:
         self.bound()
 
     def tick(self) -> None:
-        """Mark that one more of the current phase's `total` ticks is done."""
+        """Mark one more of the current phase's `total` ticks as done."""
         marks = self.marks
         marks.append(self.clock())
         if len(marks) > MAX_UNREAD:
@@ -199,7 +199,7 @@ Line = tuple[CodeType, int]
 class ScriptProgress:
     """Progress of a script that has no Agent. Use it from one thread.
 
-    A step cannot be seen here. The first FIRST_COLLECTIVES collectives count as the first step, and every observed
+    Steps are not observable. The first FIRST_COLLECTIVES collectives count as the first step, and every observed
     collective counts as one tick.
     """
 
@@ -232,7 +232,7 @@ def _main_frame() -> FrameType | None:
 
 
 class ScriptPlace:
-    """Find the line at which the script stands still.
+    """Finds the line at which the script is stuck.
 
     This is the innermost line at which the main thread has been for at least half of the time without progress. For a
     loop that never ends, it is the line that called it.

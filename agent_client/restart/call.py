@@ -145,7 +145,7 @@ class CallWrapper:
         return self.state.world_size
 
     def ping(self, step: int | None = None) -> None:
-        """Report progress. Any number of calls is fine.
+        """Report progress. Cheap enough to call at any rate.
 
         During a stall, ranks are compared by their steps, so give the step at every rank or at none.
 
@@ -255,7 +255,7 @@ class WrappedCall(Generic[T]):
         return self._function(self._call_wrapper)
 
     def _recover(self) -> None:
-        """Clean up between two attempts. An exception here ends this process's part in the run."""
+        """Clean up between two attempts. An exception during cleanup removes this process from the run."""
         self._groups.abort()
         kept = {id(each) for each in (*self._open_before, self._call_wrapper.agent)}
         left = [each for each in at_exit.opened() if id(each) not in kept]

@@ -1,6 +1,6 @@
 """Driver of a rank's machine: feeds it events, and performs its effects in order.
 
-The driver is synchronous. Its `Process` is a port, so the simulator runs this very code.
+The driver is synchronous. Its `Process` is an interface, so the simulator runs the same code.
 """
 
 import logging

@@ -121,7 +121,7 @@ class InterruptibleSection:
         return False
 
     def close(self) -> None:
-        """Make sure that no exception arrives any more.
+        """Ensure that no further exception is delivered.
 
         The caller of `run` calls it too, after an Interruption: another one may have been delivered in the last
         instant.
@@ -159,7 +159,7 @@ KILLED_STATUS = 137  # the status that a shell reports for SIGKILL
 
 
 class Interrupter:
-    """Ends a generation in this process. `interrupt` and `kill` are safe in any thread."""
+    """Ends a generation in this process. `interrupt` and `kill` are thread-safe."""
 
     def __init__(self, section: InterruptibleSection, aborts: Sequence[Callable[[], object]]) -> None:
         self._section = section

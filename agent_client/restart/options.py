@@ -271,7 +271,7 @@ class Options:
         return seconds(self.store_kwargs.get("timeout", 5.0), "store_kwargs['timeout']")
 
     def terms(self, launch: Launch) -> RunTerms:
-        """Return the terms on which all ranks of the run must agree."""
+        """Return the settings that must be equal on all ranks of the run."""
         active = self.active_world_size if self.active_world_size is not None else launch.active
         min_active = self.min_active if self.min_active is not None else launch.min_active
         return RunTerms(

@@ -52,7 +52,7 @@ class ProcessGroups:
             self._torch.close()
 
     def abort(self) -> None:
-        """Abort every process group of this process. Safe in any thread."""
+        """Abort every process group of this process. Thread-safe."""
         with self._lock:
             open_groups = sys.modules.get("agent_client.collectives.group_spec")
             if open_groups is not None:

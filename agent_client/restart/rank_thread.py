@@ -118,7 +118,7 @@ class DriverThread(ABC):
             self._reporter.answer(message.number, stream.send)
 
     def before_event(self) -> None:  # noqa: B027  does nothing by default
-        """Do something before the driver receives an event."""
+        """Run a hook before the driver receives an event."""
 
     def _live(self) -> None:
         try:

@@ -167,7 +167,7 @@ class StoreMixin:
     def previous(self) -> Mapping[tuple[str, str], str]:
         """Values by (kind, name), each from the newest earlier generation that set the key.
 
-        Every access asks the lighthouse. Raises WrongState if another generation has formed.
+        Every access sends a request to the lighthouse. Raises WrongState if another generation has formed.
         """
         run = _run()
         _, keys = run.client.get_keys(run.state.iteration, previous=True, timeout_s=run.timeout_s)
@@ -220,7 +220,7 @@ def _run() -> PresentRun:
 
 
 class RestartAbort(SystemExit):
-    """Stops the run for all ranks, without a restart.
+    """Stops the run on all ranks, without a restart.
 
     A wrapped function raises it to stop the run. The wrapper raises it at every rank when the run is stopped. A script
     that does not catch it ends with exit code 130.

@@ -108,7 +108,7 @@ class TorchScope:
             trim(0)
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
-        """Meet like torch's `rendezvous`, but in a store of this generation."""
+        """Replace torch's `rendezvous` with one in this generation's store."""
         self._rendezvous_count += 1
         prefix = f"{self._generation}.{self._rendezvous_count}"
         if not self._lighthouse or url != "env://":

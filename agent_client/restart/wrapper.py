@@ -29,7 +29,7 @@ _served: dict[int, object] = {}
 
 
 def serve_store(options: Options, launch: Launch) -> None:
-    """Serve the TCPStore of `store_kwargs`, if it is this process's job.
+    """Serve the TCPStore of `store_kwargs` if this process is responsible for it.
 
     Raises:
         ConfigurationError: The store cannot be served.

@@ -6,7 +6,7 @@
 
 The length is known before the first byte is sent, and no tensor is allocated before the header has proved consistent. A
 stream can begin at any byte, so an interrupted transfer resumes at its last byte. The sender makes no copy of the
-state. Checksums find accidents, not attackers; attackers fail because nothing in a stream can name code.
+state. Checksums detect accidental corruption only. A malicious stream cannot execute code, because no value names code.
 """
 
 import json
@@ -262,7 +262,7 @@ def decode(
 
 
 class Head(NamedTuple):
-    """Beginning of an encoding: everything but the tensors."""
+    """Start of an encoding: everything except the tensors."""
 
     skeleton: Json
     layouts: Sequence[torch.Tensor]

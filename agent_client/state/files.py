@@ -313,7 +313,7 @@ def _read_tensors(
             return by_name[index.fqn]
 
         def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-            """`tensor` is a view of the target."""
+            """Do nothing: `tensor` is already a view of the target."""
 
     metadata = _metadata(parts)
     items: list[ReadItem] = []

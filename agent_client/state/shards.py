@@ -50,7 +50,7 @@ class Shards:
         """Return `state` with a shard in place of each description.
 
         Raises:
-            CorruptState: A description does not fit here.
+            CorruptState: A description does not match this rank's meshes.
         """
         return _map(state, is_description, self._rebuild)
 

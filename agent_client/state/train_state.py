@@ -55,7 +55,7 @@ class TrainState:
     """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, **others: Stateful) -> None:
-        """Register the state.
+        """Register the training state.
 
         Args:
             model: The plain model, before DistributedDataParallel wraps it.
@@ -237,7 +237,7 @@ class TrainState:
         return (each for each in (self.optimizer, *self.others.values()) if hasattr(each, "param_groups"))
 
     def check(self, received: dict[str, State]) -> None:
-        """Check that `received` can be installed. Safe in any thread.
+        """Check that `received` can be installed. Thread-safe.
 
         Raises:
             StateMismatch: The structure differs.
@@ -247,7 +247,7 @@ class TrainState:
         self._shards.put_back(received)
 
     def check_layout(self, received: dict[str, State]) -> None:
-        """Check keys, shapes and dtypes, but no values. Safe in any thread.
+        """Check keys, shapes and dtypes, but no values. Thread-safe.
 
         Raises:
             StateMismatch: They differ.
@@ -318,7 +318,7 @@ class Scalers:
     _begun: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin_step(self) -> None:
-        """Note the values of the scalers. The state must have begun the step before."""
+        """Note the values of the scalers. Call it after the state's `begin_step`."""
         others, begun = self.state.others, self.state.others_begun
         self._begun = {name: begun[name] for name, other in others.items() if isinstance(other, torch.amp.GradScaler)}
 
@@ -333,7 +333,7 @@ class Scalers:
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def take_back(self) -> None:
-        """Undo the changes after a discarded step."""
+        """Restore the noted values after a discarded step."""
         for name, begun in self._begun.items():
             self.state.others[name].load_state_dict(begun)
 

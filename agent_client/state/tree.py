@@ -2,7 +2,7 @@
 
     null  true  "text"  1  1.5             themselves
     {"i": "-1ffff..."}                     an int beyond 63 bits, in hexadecimal
-    {"f": "7ff8000000000000"}              a float that JSON has no word for: its 8 bytes
+    {"f": "7ff8000000000000"}              a float that JSON cannot represent: its 8 bytes
     [...]  {"t": [...]}                    list, tuple
     {"d": [[key, value], ...]}             dict; {"c": ...} a Counter, as MultiStepLR keeps its milestones in one
     {"o": [[[key, value], ...], metadata]} OrderedDict, with the `_metadata` that Module.state_dict() hangs on it

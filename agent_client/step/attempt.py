@@ -27,7 +27,7 @@ class StepAttempt:
         """When the current step failed, on the monotonic clock."""
 
     def run(self, what: str, act: Callable[[], object]) -> bool:
-        """Call `act`. If it fails, mark the step as failed, and end it for the peers too.
+        """Call `act`. If it fails, mark the step as failed and abort it on the peers.
 
         Returns:
             True if `act` succeeded.
@@ -55,7 +55,7 @@ class StepAttempt:
         return True
 
     def fail(self, what: str, reason: str) -> None:
-        """Mark the step as failed in `what`, and end it for the peers too."""
+        """Mark the step as failed in `what`, and abort it on the peers."""
         log.debug("step %d: %s failed: %s", self._machine.step, what, reason)
         self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
         self._machine.failed(f"{what}: {reason}")

@@ -68,7 +68,7 @@ class StepDigest:
 
 
 class Comparison:
-    """Compares what the participants of a quorum do, before they do it."""
+    """Compares the operations of a quorum's participants before they run."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Environment variables of a rank: ours, torchrun's and torchft's.
 
-`Environment` is what an Agent needs of them. `own_host` chooses the address of this host that the peers use.
+`Environment` holds the values that an Agent needs. `own_host` chooses the address of this host that the peers use.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""The part of an Agent that a training script does not call: its parts, and its step on the script's thread.
+"""Internals of an Agent: its components, and its step on the script's thread. Training scripts do not call them.
 
 agent_client.training and the integrations use it as `agent.internals`. A module adds itself to each step (`add_part`)
 and reports its forward and backward passes. From their order, `Internals` detects steps that the script has left out
@@ -153,12 +153,12 @@ class Internals:
             self.manager.open()
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
-        """End collectives and transfers. Runs on the watch's thread."""
+        """Abort collectives and transfers. Runs on the watch's thread."""
         self.peers.revoke(quorum_id, reason)
         self.healing.revoke(quorum_id, reason)
 
     def _lose_group(self, reason: str) -> None:
-        """End everything that waits for the group. Runs on the watch's thread."""
+        """Abort everything that waits for the group. Runs on the watch's thread."""
         self._revoke(None, reason)
         if self.place.group is not None:
             self.place.group.abort()
@@ -186,7 +186,7 @@ class Internals:
     # -- what modules and optimizers ask for once
 
     def add_part(self, part: StepPart) -> None:
-        """Make `part` belong to every step from now on."""
+        """Add `part` to every later step."""
         self.parts.append(part)
 
     def request_late(self) -> None:
@@ -606,7 +606,7 @@ class Internals:
         return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If that is not possible, end the step for the peers."""
+        """Reduce zeros instead of this rank's gradients. If that is not possible, abort the step on the peers."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:

@@ -96,7 +96,7 @@ class Observer:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
     def _follow(self, address: str) -> None:
-        """Keep a watch open, also after a restart of the manager."""
+        """Keep a watch open, and reopen it after the manager restarts."""
         with ManagerClient(address) as client:
             watch = RankWatch(
                 client,

@@ -50,7 +50,7 @@ class QuorumRequester:
             request.
 
         Raises:
-            AgentError: The manager has ended, or no later request can succeed.
+            AgentError: The manager has exited, or no later request can succeed.
         """
         patience = self._patience
         while True:

@@ -27,7 +27,7 @@ Outcome = RunCompleted | RunStopped | LighthouseError
 
 
 class Node(DriverThread):
-    """A node's membership in the run. All methods are safe in any thread."""
+    """A node's membership in the run. All methods are thread-safe."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
         """Prepare the node; `start` connects it.

@@ -99,14 +99,14 @@ class PieceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """End the connection to the source. Its remaining pieces are assigned to others."""
+    """Close the connection to the source. Its remaining pieces are assigned to other sources."""
 
     source: str
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRejected:
-    """Request nothing more from the source."""
+    """Stop requesting pieces from the source."""
 
     source: str
     reason: str

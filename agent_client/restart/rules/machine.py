@@ -93,7 +93,7 @@ class Reconnect:
         return was_lost
 
     def close(self, now: float, jitter: float) -> bool:
-        """Record the end of the stream. Return whether that is a loss which was not reported yet."""
+        """Record that the stream closed. Return whether this is an unreported loss."""
         is_news, self.is_lost = not self.is_lost, True
         self._close(now, jitter)
         return is_news
@@ -117,7 +117,7 @@ class Reconnect:
         return now - self._refused_since >= self.duplicate_timeout_s
 
     def give_up(self) -> None:
-        """Open no other stream."""
+        """Stop opening streams."""
         self.is_open, self.next_at = False, None
 
     def is_due(self, now: float) -> bool:
@@ -165,7 +165,7 @@ class RankMachine:
 
     @property
     def has_ended(self) -> bool:
-        """True once the rank sends and receives nothing more. Its function may still be ending."""
+        """True once the rank has stopped sending and receiving. Its function may still be running."""
         return self.outcome is not None
 
     # -- events and time
@@ -273,7 +273,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _give_up_at(self) -> float | None:
-        """Return when a waiting rank gives up the lighthouse. A running rank needs none."""
+        """Return when a waiting rank gives up on the lighthouse, or None for a running rank."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
