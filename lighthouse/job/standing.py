@@ -64,7 +64,7 @@ class _Awaited:
 
 @dataclass(frozen=True, slots=True)
 class ResendQuorum:
-    """Send the quorum again to the joining member, which never received it, and then `order` to all holders."""
+    """Order to send the quorum again to the joining member, which never received it, then `order` to all holders."""
 
     order: QuorumOrder | None = None
 
