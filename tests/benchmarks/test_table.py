@@ -1,4 +1,4 @@
-"""The table of README.md and of the docs: its cells come from the reports, and a page is changed between its markers."""
+"""The table of README.md and of the docs: its cells come from reports, and pages change only between the markers."""
 
 import math
 from pathlib import Path
