@@ -24,7 +24,7 @@ from benchmarks.support.figures import machine_text
 from benchmarks.torchrun import C10D, LIGHTHOUSE
 
 Report = Mapping[str, Any]
-"""What a benchmark writes with --json."""
+"""The JSON document of a benchmark."""
 
 OPTIONS: Mapping[str, Sequence[str]] = {
     "recovery": (),
@@ -126,7 +126,7 @@ ROWS = (
     Row("Heal of 1 GiB over loopback", "heal", "healing", "torchft", _heal),
     Row("Time added to a step of torch's DDP", "step_time", "the-same-on-a-quiet-machine", "torchft", _added),
 )
-"""The claims, those of README.md first. All times are medians, except of the three kills of torchrun nodes."""
+"""The claims; README.md shows the first ones. Times are medians, except for the three kills of torchrun nodes."""
 
 
 def _pair(seconds: Mapping[str, float], ours: str, other: str, digits: int) -> tuple[str, str | None]:
@@ -146,7 +146,7 @@ def _seconds(values: Iterable[float | None]) -> str | None:
 
 
 def render(rows: Iterable[Row], reports: Mapping[str, Report], page: str) -> str:
-    """Return a Markdown table and the sentence that says where the numbers come from."""
+    """Return a Markdown table, followed by a sentence with date, machine and commit."""
     machines = [report["machine"] for report in reports.values()]
     loads = [machine["load_average"] for machine in machines]
     lines = [f"| {' | '.join(HEADER)} |", "|" + " --- |" * len(HEADER), *(row.line(reports, page) for row in rows)]
@@ -181,7 +181,7 @@ def run(name: str, options: Sequence[str], folder: Path) -> Report:
 
 
 @click.command()
-@click.option("--reports", type=click.Path(path_type=Path), help="Keep the reports here, and reuse those that exist.")
+@click.option("--reports", type=click.Path(path_type=Path), help="Keep the reports here. Existing reports are reused.")
 @click.option("--print", "is_printed_only", is_flag=True, help="Print the tables, but change no file.")
 def main(reports: Path | None, is_printed_only: bool) -> None:
     """Run every benchmark of the README's and the docs' tables, and write both tables. Takes about half an hour."""
