@@ -69,6 +69,12 @@ class Progress:
         self.marks.append((self.clock(), number))
         self.bound()
 
+    def decided(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
+        """Record the decision on a step. Only traces keep it."""
+
+    def has_state(self, step: int, quorum_id: int, digest: str) -> None:
+        """Record the digest of the state at the beginning of a step. Only traces keep it."""
+
     def tick(self) -> None:
         """Mark one more of the current phase's `total` ticks as done."""
         marks = self.marks

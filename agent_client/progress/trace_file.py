@@ -1,8 +1,9 @@
-"""Log of every entry into a phase, a wait or a collective, and every exit, in one file for each rank.
+"""Log of every phase, wait, collective and decision of a rank, in one file for each process.
 
     2026-11-22T07:41:03.118201Z step 812 enters validation
     2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
     2026-11-22T07:41:03.131377Z step 812 leaves all_reduce 24 of quorum 17, 4096x1024 after 0.011 s
+    2026-11-22T07:41:03.140210Z step 812 commits under quorum 17
 
 The folder comes from LOG_VARIABLE; without it nothing is written. The last entry without an exit is where a rank hangs,
 and a `diff` of two ranks' files shows where they part.
@@ -77,6 +78,12 @@ class TracedProgress(Progress):
     def __init__(self, lines: Lines, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._lines = lines
+
+    def decided(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
+        self._lines.write(f"step {step} {'commits' if is_committed else 'is discarded'} under quorum {quorum_id}")
+
+    def has_state(self, step: int, quorum_id: int, digest: str) -> None:
+        self._lines.write(f"step {step} has state {digest} under quorum {quorum_id}")
 
     def phase(self, name: str, total: int | None = None) -> Block:
         return self._logged(name if total is None else f"{name} of {total}", super().phase(name, total))

@@ -39,6 +39,9 @@ _VERBS = {
     "token": LazyCommand(
         "lighthouse.cli.token:token", "Print the join string of a role, or rotate its token.", _ACCESS
     ),
+    "check-history": LazyCommand(
+        "lighthouse.cli.check_history:check_history", "Check a job's logs against what Lighthouse promises.", _ACCESS
+    ),
     "debug": LazyCommand("lighthouse.cli.debug:debug", "Collect logs and status for a bug report.", _ACCESS),
 }
 
