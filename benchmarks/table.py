@@ -37,7 +37,7 @@ OPTIONS: Mapping[str, Sequence[str]] = {
 }
 """Options of each benchmark."""
 
-HEADER = ("", "Lighthouse", "Alternative", "Source", "Command")
+HEADER = ("Measured", "Lighthouse", "Alternative", "Source", "Command")
 IN_README = 3
 BEGIN, END = "<!-- measured -->\n\n", "\n<!-- end of measured -->\n"
 
@@ -114,17 +114,65 @@ def _added(report: Report) -> tuple[str, str | None]:
 
 
 ROWS = (
-    Row("SIGKILL of a group, to the next step of the others", "recovery", "recovery", "torchft", _loss("kill-group")),
-    Row("A rank raises, to the first step of all", "restart", "a-restart-inside-the-process", "torchrun", _restart),
-    Row("SIGKILL of a torchrun node, to the next step", "torchrun", "a-node-of-torchrun-dies", "c10d", _node_loss),
-    Row("SIGKILL of a rank whose manager survives", "recovery", "recovery", "torchft", _loss("kill-rank")),
-    Row("SIGSTOP of a group, heartbeat timeout of 2 s", "recovery", "recovery", "torchft", _loss("stop")),
-    Row("Quorum and commit of a step without failures", "step_overhead", "every-step", "torchft", _calls(OWN_CLIENT)),
-    Row("The same, torchft's client on our daemons", "step_overhead", "every-step", "torchft", _calls(SAME_CLIENT)),
-    Row("Quorum of 10 groups, none standing", "quorum_round", "one-quorum-round", "torchft", _round(10)),
-    Row("Quorum of 1,000 groups, none standing", "quorum_round", "one-quorum-round", "torchft", _round(1000)),
-    Row("Heal of 1 GiB over loopback", "heal", "healing", "torchft", _heal),
-    Row("Time added to a step of torch's DDP", "step_time", "the-same-on-a-quiet-machine", "torchft", _added),
+    Row(
+        "A group is killed: time until the other groups commit a step",
+        "recovery",
+        "recovery",
+        "torchft",
+        _loss("kill-group"),
+    ),
+    Row(
+        "A rank raises an exception: time until all ranks train again",
+        "restart",
+        "a-restart-inside-the-process",
+        "torchrun",
+        _restart,
+    ),
+    Row(
+        "A torchrun node is killed: time until the other nodes train again",
+        "torchrun",
+        "a-node-of-torchrun-dies",
+        "c10d",
+        _node_loss,
+    ),
+    Row(
+        "A rank is killed and its manager survives: time until the other groups commit a step",
+        "recovery",
+        "recovery",
+        "torchft",
+        _loss("kill-rank"),
+    ),
+    Row(
+        "A group is stopped, with a heartbeat timeout of 2 s: time until the other groups commit a step",
+        "recovery",
+        "recovery",
+        "torchft",
+        _loss("stop"),
+    ),
+    Row("Quorum and commit per step, without failures", "step_overhead", "every-step", "torchft", _calls(OWN_CLIENT)),
+    Row(
+        "Quorum and commit per step, with torchft's client and Lighthouse's daemons",
+        "step_overhead",
+        "every-step",
+        "torchft",
+        _calls(SAME_CLIENT),
+    ),
+    Row(
+        "A quorum round (all groups request and receive a quorum) of 10 groups",
+        "quorum_round",
+        "one-quorum-round",
+        "torchft",
+        _round(10),
+    ),
+    Row(
+        "A quorum round (all groups request and receive a quorum) of 1,000 groups",
+        "quorum_round",
+        "one-quorum-round",
+        "torchft",
+        _round(1000),
+    ),
+    Row("Copy of 1 GiB of state to a returning group over loopback", "heal", "healing", "torchft", _heal),
+    Row("Time per DDP step in addition to torch's DDP", "step_time", "the-same-on-a-quiet-machine", "torchft", _added),
 )
 """The claims; README.md shows the first ones. Times are medians, except for the three kills of torchrun nodes."""
 
