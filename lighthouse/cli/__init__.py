@@ -28,7 +28,7 @@ _VERBS = {
     "incident": LazyCommand(
         "lighthouse.cli.incidents:incident", "Show an incident: its timeline and what each rank was doing.", _INSPECT
     ),
-    "stacks": LazyCommand("lighthouse.cli.listings:stacks", "Show the Python stacks of all ranks, now.", _INSPECT),
+    "stacks": LazyCommand("lighthouse.cli.listings:stacks", "Show the current Python stacks of all ranks.", _INSPECT),
     "keys": LazyCommand("lighthouse.cli.listings:keys", "List the keys that the ranks of a run have set.", _INSPECT),
     "drain": LazyCommand(
         "lighthouse.cli.control:drain", "Ask a replica group to leave after its current step.", _CONTROL
