@@ -58,7 +58,7 @@ DEFECTS = (
     Defect("ignores_recalls", "L2", QUIET, "a-recall-is-ignored frozen-grants"),
     Defect("ignores_revokes", "L1", CUT, "revoked-grants a-foreign-quorum-is-not-revoked"),
     Defect("dead_counts_as_alive", "L1", _two(2, vanish=1), "dead-counts-as-alive a-lost-member-does-not-end-it"),
-    Defect("keeps_joins_of_the_lost", "S7", _two(2, vanish=1), "a-withdrawn-call-stays"),
+    Defect("keeps_the_lost", "S7", _two(2, vanish=1), "a-withdrawn-call-stays"),
     Defect("stands_before_all_are_back", "S9", STOP, "all-are-back-at-once back-with-the-first"),
     Defect("torn_contributes", "S10", _two(2, skip=1), "a-torn-rank-is-granted"),
     Defect("gives_up_beside_a_peer", "S11", _two(2, skip=1), "state-of-a-peer-given-up"),

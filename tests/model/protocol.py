@@ -17,6 +17,7 @@ from tests.model.state import (
     HAS_SUM,
     HEALS,
     JOINING,
+    LATE,
     NO_QUORUM,
     NOTHING,
     RECALLED,
@@ -30,6 +31,8 @@ from tests.model.state import (
     Quorum,
     Report,
     World,
+    has_late,
+    is_late,
     new_lighthouse,
     new_world,
 )
@@ -204,11 +207,12 @@ class Model:
         w.groups[g].link = w.groups[g].mail = NOTHING
 
     def can_fail(self, w: World, g: int) -> bool:
-        return bool(w.groups[g].work)
+        return bool(w.groups[g].work) or w.groups[g].mode in (STANDS, RECALLED, RESUMED)
 
     def fail(self, w: World, g: int) -> None:
-        """A rank votes no, perhaps after the all-reduce completed for others."""
-        self._give_up_step(w, g)
+        """A rank votes no, perhaps after the all-reduce completed for others; or it is lost between two steps."""
+        if w.groups[g].work:
+            self._give_up_step(w, g)
         w.groups[g].mode = REVOKED if w.groups[g].mode != NO_QUORUM else NO_QUORUM
 
     def can_drain(self, w: World, g: int) -> bool:
@@ -219,7 +223,7 @@ class Model:
 
     def can_leave(self, w: World, g: int) -> bool:
         group = w.groups[g]
-        return group.drains and not group.has_left and self.may_ask(group)
+        return group.drains and not group.has_left and self.may_ask(w, group)
 
     def leave(self, w: World, g: int) -> None:
         group = w.groups[g]
@@ -364,9 +368,10 @@ class Model:
     def _lose(self, w: World, n: int, g: int) -> None:
         lighthouse = w.lighthouses[n]
         session = lighthouse.session[g]
-        lighthouse.session[g], lighthouse.untold[g] = NOTHING, False
-        if "keeps_joins_of_the_lost" not in self.weak:
-            lighthouse.joins[g] = None
+        lighthouse.session[g], lighthouse.joins[g], lighthouse.untold[g] = NOTHING, None, False
+        if "keeps_the_lost" in self.weak and w.incarnation_in(lighthouse.quorum, g) is not None:
+            quorum = w.quorums[lighthouse.quorum]
+            lighthouse.joins[g] = dict(zip((m for m, _ in quorum.members), quorum.joins, strict=True))[g]
         if w.incarnation_in(lighthouse.quorum, g) == session and (lighthouse.phase != RETURNING or lighthouse.back[g]):
             self._revoke(lighthouse)
 
@@ -478,20 +483,23 @@ class Model:
 
     # -- joins
 
-    def may_ask(self, group: Group) -> bool:
+    def may_ask(self, w: World, group: Group) -> bool:
         if group.work or group.asks:
             return False
-        has_done_all = group.mode == RESUMED and group.granted >= group.upto and group.step == group.granted + 1
-        return group.mode in (NO_QUORUM, REVOKED) or has_done_all
+        if group.mode in (NO_QUORUM, REVOKED, JOINING):
+            return True
+        has_done_all = group.mode == RESUMED and group.granted >= group.upto
+        is_over = group.mode in (STANDS, RECALLED) and has_late(w.quorums[group.quorum])
+        return (has_done_all or is_over) and group.step == group.granted + 1
 
     def can_ask(self, w: World, g: int) -> bool:
         group = w.groups[g]
-        return not group.drains and self.can_beat(w, g) and self.may_ask(group)
+        return not group.drains and self.can_beat(w, g) and self.may_ask(w, group)
 
     def ask(self, w: World, g: int) -> None:
         group = w.groups[g]
         group.asks = True
-        if group.mode == RESUMED:
+        if group.mode in (STANDS, RECALLED, RESUMED):
             group.mode = JOINING
         self.deliver(w, g, group.join())
 
@@ -514,8 +522,8 @@ class Model:
         lighthouse.heard[g] = True
         if lighthouse.phase in (NO_QUORUM, REVOKED):
             return
+        first = dict(zip((m for m, _ in quorum.members), quorum.joins, strict=True))[g]
         if join.seen != quorum.quorum_id:
-            first = dict(zip((m for m, _ in quorum.members), quorum.joins, strict=True))[g]
             if first != join:
                 self._revoke(lighthouse)
                 return
@@ -523,15 +531,16 @@ class Model:
             if lighthouse.phase == RETURNING:
                 self._confirm(w, lighthouse, g, needs_recall=False)
             return
-        if join.has_failed or join.is_torn or (lighthouse.phase == RESUMED and join.step <= lighthouse.upto):
+        done = max(join.step - 1, quorum.start) if is_late(quorum, first) else join.step - 1
+        if join.has_failed or join.is_torn or (lighthouse.phase == RESUMED and done < lighthouse.upto):
             if "no_revoke_after_a_discard" not in self.weak:
                 self._revoke(lighthouse)
         elif lighthouse.phase == RETURNING:
-            lighthouse.granted[g], lighthouse.spent[g] = join.step - 1, True
+            lighthouse.granted[g], lighthouse.spent[g] = done, True
             self._confirm(w, lighthouse, g, needs_recall=True)
         else:
             self._recall(lighthouse)
-            self._note_grant(w, lighthouse, g, join.step - 1, is_spent=True)
+            self._note_grant(w, lighthouse, g, done, is_spent=True)
 
     # -- forming
 
@@ -696,7 +705,7 @@ class Model:
         is_source = (group.step, group.tag) == (quorum.start, quorum.tag) and not group.is_torn
         is_fresh = not quorum.start and not group.step and not group.is_torn  # at step 0 all states count as equal
         is_ready = is_source or is_fresh or "contributes_before_healing" in self.weak
-        progress = COMPUTES if is_ready else HEALS
+        progress = COMPUTES if is_ready else LATE if group.begins else HEALS
         group.work = (group.quorum, quorum.start, progress)
 
     def obey(self, w: World, g: int, phase: str, upto: int) -> None:
@@ -715,6 +724,8 @@ class Model:
 
     def can_grant(self, w: World, g: int) -> bool:
         group = w.groups[g]
+        if group.mode in (NO_QUORUM, REVOKED) or has_late(w.quorums[group.quorum]):
+            return False
         may = group.mode == STANDS or (group.mode == RESUMED and group.granted < group.upto)
         if not may or group.granted + 1 >= self.last_step:
             return False
@@ -775,7 +786,8 @@ class Model:
             works = [work for work in works if work and work[0] == k]
         elif len(members) < len(w.quorums[k].members):
             return False
-        return bool(works) and all(works) and works[0][0] == k and works[0][2] == COMPUTES and len(set(works)) == 1
+        is_ready = all(work and work[0] == k and work[2] in (COMPUTES, LATE) for work in works)
+        return is_ready and len({work[1] for work in works if work}) == 1
 
     def reduce(self, w: World, k: int) -> None:
         """An all-reduce of all members completes."""
@@ -783,15 +795,29 @@ class Model:
         members = [g for g, _ in quorum.members if w.groups[g].work and w.groups[g].work[0] == k]
         work = w.groups[members[0]].work
         assert work
-        states = {(w.groups[g].step, w.groups[g].tag, w.groups[g].content) for g in members}
+        adding = [w.groups[g] for g in members if (at := w.groups[g].work) and at[2] == COMPUTES]
+        states = {(group.step, group.tag, group.content) for group in adding}
         where = f"step {work[1]} of quorum {quorum.quorum_id}"
         self._check("S3", holds=len(states) == 1, text=f"{where} adds gradients of {len(states)} states")
         self._check("S3", holds=quorum.reduced < work[1], text=f"{where} is tried twice")
-        self._check("S10", holds=not any(w.groups[g].is_torn for g in members), text=f"{where}: a torn state takes part")
+        self._check("S10", holds=not any(group.is_torn for group in adding), text=f"{where}: a torn state takes part")
         if len(members) == len(quorum.members):
             w.change(k, reduced=work[1])
         for g in members:
-            w.groups[g].work = (k, work[1], HAS_SUM)
+            self._end_sum(w, g, k, work[1])
+
+    def _end_sum(self, w: World, g: int, k: int, step: int) -> None:
+        """A group that learned too late that it must heal votes no. That is no failure, and ends no step of its peers."""
+        group = w.groups[g]
+        if group.work and group.work[2] == LATE:
+            group.work, group.begins = (), False
+            if "late_no_ends_the_quorum" in self.weak:
+                self._give_up_step(w, g)
+                group.mode = REVOKED
+            elif group.mode in (STANDS, RECALLED, RESUMED):
+                group.mode = JOINING
+        else:
+            group.work = (k, step, HAS_SUM)
 
     def can_commit(self, w: World, g: int) -> bool:
         work = w.groups[g].work
@@ -812,7 +838,7 @@ class Model:
         text = f"group {g} commits step {step} of quorum {quorum.quorum_id}, and not all took part"
         self._check("S4", holds=quorum.reduced >= step, text=text)
         group.step, group.tag, group.content = step + 1, quorum.quorum_id, content
-        group.work, group.has_failed = (), False
+        group.work, group.has_failed, group.begins = (), False, True
         w.change(k, committed=max(w.quorums[k].committed, step))
         for other in w.groups:
             if (other.step, other.tag) == (group.step, group.tag) and not other.is_torn and not group.is_torn:
@@ -853,7 +879,7 @@ class Model:
 
     def _give_up_step(self, w: World, g: int) -> None:
         group = w.groups[g]
-        group.work, group.has_failed = (), True
+        group.work, group.has_failed, group.begins = (), True, False
         group.discards += 1
         spent = self._spent(w)
         faults = sum(spent)

@@ -16,7 +16,7 @@ NO_QUORUM, STANDS, RECALLED, RESUMED, JOINING, REVOKED = "none", "stands", "reca
 RETURNING = "returning"
 
 # A step in progress.
-HEALS, COMPUTES, HAS_SUM = "heals", "computes", "has the sum"
+HEALS, COMPUTES, LATE, HAS_SUM = "heals", "computes", "adds zeros", "has the sum"
 
 
 class Join(NamedTuple):
@@ -28,6 +28,7 @@ class Join(NamedTuple):
     is_torn: bool
     has_failed: bool
     seen: int  # highest quorum_id that the manager has received
+    begins: bool  # the ranks have begun to compute, because they committed their last step
 
 
 class Report(NamedTuple):
@@ -65,6 +66,15 @@ class Record:
         return tuple([getattr(self, name) for name in self.__slots__])
 
 
+def has_late(quorum: Quorum) -> bool:
+    """Return whether a member learns too late that it must heal. Then all members join after the first step."""
+    return any(is_late(quorum, join) for join in quorum.joins)
+
+
+def is_late(quorum: Quorum, join: Join) -> bool:
+    return join.begins and (join.step, join.tag) != (quorum.start, quorum.tag)
+
+
 class Group(Record):
     __slots__ = (
         "incarnation",
@@ -74,6 +84,7 @@ class Group(Record):
         "is_torn",
         "work",  # () or (quorum, step, progress)
         "has_failed",  # its last step was discarded
+        "begins",  # its ranks compute before they receive the quorum
         "quorum",  # the one that its manager holds
         "mode",
         "granted",
@@ -94,6 +105,7 @@ class Group(Record):
     is_torn: bool
     work: tuple[int, int, str] | tuple[()]
     has_failed: bool
+    begins: bool
     quorum: int
     mode: str
     granted: int
@@ -108,16 +120,17 @@ class Group(Record):
     discards: int
 
     def join(self) -> Join:
-        return Join(self.incarnation, self.step, self.tag, self.is_torn, self.has_failed, self.seen)
+        return Join(self.incarnation, self.step, self.tag, self.is_torn, self.has_failed, self.seen, self.begins)
 
     def forget(self) -> None:
         """Clear what a manager knows. Its ranks may live on."""
         self.incarnation += 1
+        self.begins = False
         self.quorum, self.mode, self.granted, self.upto = NOTHING, NO_QUORUM, 0, 0
         self.seen, self.has_lease, self.link, self.asks, self.mail = 0, False, NOTHING, False, NOTHING
 
 
-NEW_GROUP = (0, 0, 0, 0, False, (), False, NOTHING, NO_QUORUM, 0, 0, 0, False, NOTHING, False, NOTHING, False, False, 0)
+NEW_GROUP = (0, 0, 0, 0, False, (), False, False, NOTHING, NO_QUORUM, 0, 0, 0, False, NOTHING, False, NOTHING, False, False, 0)
 
 
 class Lighthouse(Record):
