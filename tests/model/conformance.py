@@ -55,6 +55,7 @@ class Follower:
     incarnation: str = ""
     arriving: deque[tuple[str, Any, int]] = field(default_factory=deque[tuple[str, Any, int]])
     orders: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
+    before_heal: tuple[int, int, int] | None = None
 
 
 class Conformance:
@@ -81,7 +82,8 @@ class Conformance:
             if who.startswith("lighthouse") or to.startswith("lighthouse"):
                 self._meet(who if who.startswith("lighthouse") else to)
             if to.startswith("lighthouse"):
-                self._sends(self._places[who.split(".")[0]], message)
+                if to == self._lighthouse:
+                    self._sends(self._places[who.split(".")[0]], message)
             elif who.startswith("lighthouse"):
                 self._told(self._places[to.split(".")[0]], message)
             elif who.endswith(".manager"):
@@ -115,7 +117,7 @@ class Conformance:
 
     def _meet(self, name: str) -> None:
         """Another process of the lighthouse speaks, or is spoken to."""
-        if name != self._lighthouse:
+        if (len(name), name) > (len(self._lighthouse), self._lighthouse):
             self._lighthouse = name
             self._try("stop_lighthouse", 0)
             for follower in self._groups:
@@ -183,9 +185,11 @@ class Conformance:
     def _change_mode(self, g: int, group: Group, mode: str) -> None:
         if mode in (RECALLED, RESUMED, REVOKED) and self._obey(g, mode):
             return
+        if mode == JOINING and not self.model.may_ask(group):
+            self._obey(g, RESUMED)
         if mode == REVOKED:
             self._do("fail", g)
-        elif mode == JOINING and self.model.may_ask(self.world, group):
+        elif mode == JOINING and self.model.may_ask(group):
             group.asks, group.mode = True, JOINING
         else:
             self._expect("the mode", mode, group.mode)
@@ -201,23 +205,25 @@ class Conformance:
         return False
 
     def _ask(self, g: int, participant: Any) -> Join:
-        group = self.world.groups[g]
+        follower, group = self._groups[g], self.world.groups[g]
         if group.work:
             if group.work[2] == HAS_SUM and participant.step == group.work[1] + 1:
                 self._do("commit", g)
             else:
                 self._do("fail", g)
         if not group.asks:
-            if not self.model.may_ask(self.world, group):
+            if not self.model.may_ask(group):
                 for phase in (RESUMED, REVOKED):
-                    if self._obey(g, phase) and self.model.may_ask(self.world, group):
+                    if self._obey(g, phase) and self.model.may_ask(group):
                         break
-            if not self.model.may_ask(self.world, group):
+            if not self.model.may_ask(group):
                 self._refuse(f"it asks for a quorum, and is {group.mode} in step {group.granted}, has {group.step}")
             group.asks = True
-            group.mode = JOINING if group.mode in (STANDS, RECALLED, RESUMED) else group.mode
+            group.mode = JOINING if group.mode == RESUMED else group.mode
             self.actions["ask"] = self.actions.get("ask", 0) + 1
         group.begins = participant.heals_first is False
+        if participant.step != group.step and follower.before_heal is not None:  # it has not healed in the end
+            group.step, group.tag, group.content = follower.before_heal
         self._expect("the step of its state", participant.step, group.step)
         if group.step and participant.tag_quorum_id is not None:
             tag = self.world.quorums[self._ids[participant.tag_quorum_id]].quorum_id
@@ -239,6 +245,8 @@ class Conformance:
                 self._hear_up_to(g, number)
                 self._ordered(g, order)
                 self.world.groups[g].has_lease = True
+            case session.JoinRejected(0):
+                self._refuse_hello(follower)
             case session.QuorumOrder():
                 self._ordered(g, message)
             case session.JoinAccepted(_, quorum):
@@ -251,6 +259,15 @@ class Conformance:
                 self._answer(g, change.quorum_id)
             case _:
                 pass
+
+    def _refuse_hello(self, follower: Follower) -> None:
+        """The session does not begin. What was sent on it does not count."""
+        arriving = follower.arriving
+        if any(kind == "hello" for kind, _, _ in arriving):
+            while arriving.popleft()[0] != "hello":
+                pass
+            while arriving and arriving[0][0] != "hello":
+                arriving.popleft()
 
     def _members_of(self, quorum_id: int) -> list[int]:
         """A short answer does not list the members. Another message may, or the first step of a rank."""
@@ -297,14 +314,19 @@ class Conformance:
             return
         quorum, phase = self._ids[order.quorum_id], PHASES[order.phase]
 
+        is_dead = self._leader.session[g] not in (NOTHING, self.world.groups[g].incarnation)
+
         def is_so() -> bool:
+            if is_dead:  # the lighthouse has not noticed
+                return quorum != self._leader.quorum or self._leader.phase == phase
             found = self.model.order(self.world, self._leader, g, quorum)
             return found == phase and (phase != RESUMED or self._leader.upto == order.upto)
 
         if not self._search(is_so, order.lost, may_lose=phase == REVOKED):
             found = self.model.order(self.world, self._leader, g, quorum)
             self._refuse(f"it orders {phase} up to {order.upto}; in the model {found} up to {self._leader.upto}")
-        self._groups[g].orders.append((quorum, phase, order.upto))
+        if not is_dead:
+            self._groups[g].orders.append((quorum, phase, order.upto))
 
     def _form(self, quorum_id: int, members: list[int]) -> None:
         def may_form() -> bool:
@@ -313,8 +335,8 @@ class Conformance:
                 return False
             return self.model.can_form(self.world, 0) or self.model.can_form_without_stragglers(self.world, 0)
 
-        self._leader.untold[:] = [False] * len(self._groups)  # messages that were lost with their connections
         self._gather(members)
+        self._leader.untold[:] = [False] * len(self._groups)  # messages that were lost with their connections
         if not self._search(may_form, "", may_lose=True, may_end_leases=True):
             joined = [g for g, join in enumerate(self._leader.joins) if join is not None]
             self._refuse(f"a quorum of {members} forms; joined: {joined}, {self._leader.phase} {self._leader.lease}")
@@ -333,14 +355,24 @@ class Conformance:
             kinds = ("join",) if is_in else ("withdraw", "leave")
             while (leader.joins[g] is not None) != is_in and any(kind in kinds for kind, _, _ in follower.arriving):
                 self._do_hidden("arrive", g)
+            if is_in and leader.untold[g]:
+                self._come_back(g)
             if leader.joins[g] is not None and not is_in:
                 self._do_hidden("lose", g)
 
+    def _come_back(self, g: int) -> None:
+        """The group was lost before its last session began, so its join is for another quorum."""
+        self._do_hidden("lose", g)
+        self.model.open_session(self.world, g, 0)
+        self.model.deliver(self.world, g, self.world.groups[g].join())
+
     def _answer(self, g: int, quorum_id: int) -> None:
         self._expect("the quorum of the answer", self._ids[quorum_id], self._leader.quorum)
+        if not self.world.is_member(self._leader.quorum, g):
+            return self.world.change(self._leader.quorum, is_told=True)  # to a process that has died
         if not self._search(lambda: self._leader.untold[g], "", may_lose=False):
             self._refuse("it is answered, and has not asked")
-        self._do("tell", 0, g)
+        return self._do("tell", 0, g)
 
     # -- what a trace does not show
 
@@ -382,6 +414,8 @@ class Conformance:
         for g, follower in enumerate(self._groups):
             if follower.arriving:
                 yield "arrive", g
+        if self._leader.phase == STANDS:
+            yield "review", 0
         if may_end_leases and (any(self._leader.lease) or any(self._leader.unknown)):
             yield "leases", 0
         if may_lose:
@@ -396,6 +430,9 @@ class Conformance:
             kind, content, _ = self._groups[g].arriving.popleft()
             self._arrive(g, kind, content)
             return True
+        if name == "review":
+            self.model.review(world, self._leader)
+            return self._leader.phase != STANDS
         if name == "lose":
             self.model.do(world, "cut", g)
             return self._try("lose", 0, g)
@@ -452,7 +489,9 @@ class Conformance:
         """Heal and add as soon as that is possible. A failure after it shows as a no."""
         for g, group in enumerate(self.world.groups):
             if group.work and group.work[0] == quorum and group.work[2] == HEALS:
-                self._try("heal", g)
+                before = group.step, group.tag, group.content
+                if self._try("heal", g):
+                    self._groups[g].before_heal = before
         self._try("reduce", quorum)
 
     def _decide(self, g: int, rank: str, *, commit: bool) -> None:
@@ -462,6 +501,8 @@ class Conformance:
             self._go_on(work[0])
         work = self.world.groups[g].work
         if work and work[:2] == self._at.get(rank):
+            if commit:
+                self._groups[g].before_heal = None
             self._do("commit" if commit else "fail", g)
 
 

@@ -223,7 +223,7 @@ class Model:
 
     def can_leave(self, w: World, g: int) -> bool:
         group = w.groups[g]
-        return group.drains and not group.has_left and self.may_ask(w, group)
+        return group.drains and not group.has_left and self.may_ask(group)
 
     def leave(self, w: World, g: int) -> None:
         group = w.groups[g]
@@ -305,6 +305,7 @@ class Model:
         self._exchange(w, g)
         if w.groups[g].asks and "joins_once" not in self.weak:
             self.deliver(w, g, w.groups[g].join())
+            self.review(w, w.lighthouses[n])
 
     def open_session(self, w: World, g: int, n: int) -> None:
         group, lighthouse = w.groups[g], w.lighthouses[n]
@@ -325,6 +326,7 @@ class Model:
         group = w.groups[g]
         lighthouse = w.lighthouses[group.link]
         self.hear(w, g, Report(group.quorum, group.mode, group.granted))
+        self.review(w, lighthouse)
         self.obey(w, g, self.order(w, lighthouse, g, group.quorum), lighthouse.upto)
         group.has_lease = True
 
@@ -335,7 +337,6 @@ class Model:
         seen = max(group.seen, w.quorums[report.quorum].quorum_id if report.quorum != NOTHING else 0)
         self._learn(w, lighthouse, seen)
         self._observe(w, lighthouse, g, report)
-        self._review(w, lighthouse)
         lighthouse.unknown[g] = False
         if w.is_member(lighthouse.quorum, g) and lighthouse.phase != REVOKED:
             lighthouse.lease[g] = True
@@ -472,7 +473,7 @@ class Model:
         elif "never_resumes" not in self.weak:
             lighthouse.phase = RESUMED
 
-    def _review(self, w: World, lighthouse: Lighthouse) -> None:
+    def review(self, w: World, lighthouse: Lighthouse) -> None:
         """Recall the quorum for a newcomer, or if a member drains."""
         if lighthouse.phase != STANDS or lighthouse.unwritten != NOTHING:
             return
@@ -483,25 +484,24 @@ class Model:
 
     # -- joins
 
-    def may_ask(self, w: World, group: Group) -> bool:
+    def may_ask(self, group: Group) -> bool:
         if group.work or group.asks:
             return False
         if group.mode in (NO_QUORUM, REVOKED, JOINING):
             return True
-        has_done_all = group.mode == RESUMED and group.granted >= group.upto
-        is_over = group.mode in (STANDS, RECALLED) and has_late(w.quorums[group.quorum])
-        return (has_done_all or is_over) and group.step == group.granted + 1
+        return group.mode == RESUMED and group.granted >= group.upto and group.step == group.granted + 1
 
     def can_ask(self, w: World, g: int) -> bool:
         group = w.groups[g]
-        return not group.drains and self.can_beat(w, g) and self.may_ask(w, group)
+        return not group.drains and self.can_beat(w, g) and self.may_ask(group)
 
     def ask(self, w: World, g: int) -> None:
         group = w.groups[g]
         group.asks = True
-        if group.mode in (STANDS, RECALLED, RESUMED):
+        if group.mode == RESUMED:
             group.mode = JOINING
         self.deliver(w, g, group.join())
+        self.review(w, w.lighthouses[group.link])
 
     def deliver(self, w: World, g: int, join: Join) -> None:
         """The lighthouse receives a join."""
@@ -514,7 +514,6 @@ class Model:
             self._joined(w, lighthouse, g, join)
         elif incarnation is not None and lighthouse.phase != RETURNING:
             self._revoke(lighthouse)
-        self._review(w, lighthouse)
 
     def _joined(self, w: World, lighthouse: Lighthouse, g: int, join: Join) -> None:
         """A member of the last quorum asks for the next."""
@@ -620,20 +619,28 @@ class Model:
         lighthouse.unwritten = lighthouse.quorum
         if not self.delays_writes:
             self.write(w, n)
-        self._review(w, lighthouse)
+        self.review(w, lighthouse)
 
     def _sources(
         self, w: World, chosen: list[tuple[int, Join]], last: Quorum | None, history: frozenset[int]
     ) -> list[Join]:
         """Return the joins whose states may count: a running job's history wins (protocol.md, "Which state counts")."""
         named = [(g, join) for g, join in chosen if join.tag in history and not join.is_torn]
-        members = [j for g, j in named if last is not None and (g, j.incarnation) in last.members and j.step]
+        members = [j for g, j in named if last is not None and self._has_healed(g, j, last) and j.step]
         if members and last is not None and "highest_step_wins" not in self.weak:
             furthest = max(join.step for join in members)
             ours = [j for g, j in named if j.step <= self._limit(w, g, j, furthest, last)]
         else:
             ours = [join for _, join in chosen]
         return [j for j in ours if j.step and not j.is_torn] or [j for j in ours if not j.is_torn] or ours
+
+    def _has_healed(self, g: int, join: Join, last: Quorum) -> bool:
+        """Return whether the group is a member that holds what the quorum started from, or what came of it."""
+        for (member, i), before in zip(last.members, last.joins, strict=True):
+            if (member, i) == (g, join.incarnation):
+                was_behind = (before.step, before.tag) != (last.start, last.tag)
+                return not was_behind or (join.step, join.tag) != (before.step, before.tag)
+        return False
 
     def _limit(self, w: World, g: int, join: Join, furthest: int, last: Quorum) -> int:
         """Return the highest step of this group that counts. One that took part may be one step ahead."""
@@ -702,6 +709,8 @@ class Model:
         self._check("S2", holds=quorum.quorum_id > group.seen, text=f"group {g} goes back to quorum {quorum.quorum_id}")
         group.quorum, group.mail, group.asks, group.seen = group.mail, NOTHING, False, quorum.quorum_id
         group.mode, group.granted, group.upto, group.has_failed = STANDS, quorum.start, 0, False
+        if has_late(quorum):  # all members join after its first step
+            group.mode, group.upto = RESUMED, quorum.start
         is_source = (group.step, group.tag) == (quorum.start, quorum.tag) and not group.is_torn
         is_fresh = not quorum.start and not group.step and not group.is_torn  # at step 0 all states count as equal
         is_ready = is_source or is_fresh or "contributes_before_healing" in self.weak
@@ -724,8 +733,6 @@ class Model:
 
     def can_grant(self, w: World, g: int) -> bool:
         group = w.groups[g]
-        if group.mode in (NO_QUORUM, REVOKED) or has_late(w.quorums[group.quorum]):
-            return False
         may = group.mode == STANDS or (group.mode == RESUMED and group.granted < group.upto)
         if not may or group.granted + 1 >= self.last_step:
             return False
