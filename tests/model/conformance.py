@@ -185,6 +185,8 @@ class Conformance:
     def _change_mode(self, g: int, group: Group, mode: str) -> None:
         if mode in (RECALLED, RESUMED, REVOKED) and self._obey(g, mode):
             return
+        if mode == RESUMED and group.mode == JOINING and not group.asks:
+            return  # the sum of its only step has not arrived yet
         if mode == JOINING and not self.model.may_ask(group):
             self._obey(g, RESUMED)
         if mode == REVOKED:
@@ -435,7 +437,10 @@ class Conformance:
             return self._leader.phase != STANDS
         if name == "lose":
             self.model.do(world, "cut", g)
-            return self._try("lose", 0, g)
+            is_lost = self._try("lose", 0, g)
+            if self._places.get(self._trace[self._number][1].split(".")[0]) == g:  # it has come back meanwhile
+                self.model.open_session(world, g, 0)
+            return is_lost
         for h in range(len(self._groups)):
             if name == "leases" or not self._leader.back[h]:
                 if self._leader.joins[h] is None and (self._leader.lease[h] or self._leader.unknown[h]):

@@ -643,15 +643,18 @@ class Model:
         return False
 
     def _limit(self, w: World, g: int, join: Join, furthest: int, last: Quorum) -> int:
-        """Return the highest step of this group that counts. One that took part may be one step ahead."""
+        """Return the highest step of this group that counts.
+
+        A group may be one step ahead if its state is that from which its last quorum, or the job's, started, or what
+        that quorum committed. The job's counts by name, since a manager may be new, and its ranks may not.
+        """
         if join.seen > last.quorum_id:
             return join.step
-        for quorum in w.quorums:
-            if join.tag in (quorum.quorum_id, quorum.tag):
-                i = dict(quorum.members).get(g)
-                if i is not None and (i == join.incarnation or "new_manager_is_a_stranger" not in self.weak):
-                    return max(furthest, last.start) + 1
-        return furthest
+        own = [q for q in w.quorums if (g, join.incarnation) in q.members][-1:]
+        if "new_manager_is_a_stranger" not in self.weak:
+            own += [last] if g in dict(last.members) else []
+        took_part = any(join.tag in (quorum.quorum_id, quorum.tag) for quorum in own)
+        return max(furthest, last.start) + 1 if took_part else furthest
 
     def _check_unknown(self, w: World, lighthouse: Lighthouse, chosen: list[tuple[int, Join]]) -> None:
         """After a restart, a member that has not reported may hold a lease of a later quorum."""
