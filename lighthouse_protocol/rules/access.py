@@ -157,7 +157,7 @@ def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
     what = method_name(path)
     remedy = _remedy(path, wanted, port)
     if principal is NOBODY:
-        raise NotPermitted(f"{what} needs a credential of role {words}, and the caller shows none: {remedy}")
+        raise NotPermitted(f"{what} needs a credential of role {words}, but the caller presented none: {remedy}")
     if not principal.roles:
         raise NotPermitted(
             f"{what} needs a credential of role {words}; {principal.name} has no role: add it to the lighthouse's "

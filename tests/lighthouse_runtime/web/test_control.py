@@ -134,7 +134,7 @@ async def test_what_is_not_proven_is_refused_with_the_reason(
         ("{token}", 200, ""),
         ("{join_string}", 200, ""),
         ("lighthouse://{token}", 403, "the token is not one of this lighthouse's"),
-        ("", 403, "GET /status needs a credential of role view, and the caller shows none"),
+        ("", 403, "GET /status needs a credential of role view, but the caller presented none"),
     ],
 )
 async def test_a_program_shows_a_token_or_what_lighthouse_token_prints(
