@@ -91,7 +91,7 @@ def test_who_views_does_not_join_and_who_joins_sees_no_page() -> None:
 @pytest.mark.parametrize(
     ("principal", "path", "words"),
     [
-        (NOBODY, "/lighthouse.v1.LighthouseService/Session", "Session needs a credential of role join, and the caller"),
+        (NOBODY, "/lighthouse.v1.LighthouseService/Session", "Session needs a credential of role join, but the caller"),
         (of(Role.VIEW), "/LighthouseService/Kill", "Kill needs a credential of role operate; one has role view"),
         (of(Role.JOIN), "GET /status", "GET /status needs a credential of role view; one has role join"),
     ],
