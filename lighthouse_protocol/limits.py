@@ -62,9 +62,9 @@ QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
 
 
 def cut_reason(text: str) -> str:
-    """Make one printable line of at most MAX_REASON_CHARS characters.
+    """Return `text` as one printable line of at most MAX_REASON_CHARS characters.
 
-    Peers write these texts: a second line in our log could pass for our own.
+    The text comes from a peer, and an embedded newline would let it forge a line of our log.
     """
     if not text:
         return text
@@ -82,5 +82,9 @@ def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def answer_margin_s(time_left_s: float) -> float:
-    """Return how many seconds before its deadline a waiting call is answered."""
+    """Return how many seconds before its deadline a server answers a waiting call.
+
+    Args:
+        time_left_s: Seconds between the arrival of the call and its deadline.
+    """
     return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

@@ -34,8 +34,8 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 class RankId:
     """Identity of a rank's process.
 
-    The parts of an incarnation are separated by dots. The first part is the supervisor's incarnation, or the process's
-    own without a supervisor. The second part names the ranks that are started and restarted together.
+    The parts of an incarnation are separated by dots. Under a supervisor, the first part is the supervisor's
+    incarnation and the second part names the ranks that are started and restarted together.
     """
 
     slot: Slot  # assigned by the supervisor, 0 to world_size - 1
@@ -43,7 +43,7 @@ class RankId:
 
     @property
     def supervisor(self) -> str:
-        """Incarnation of the supervisor that started the process, or the rank's own without one."""
+        """Incarnation of the supervisor that started the process. Without a supervisor, the rank's own incarnation."""
         return self.incarnation.partition(".")[0]
 
     @property
@@ -103,7 +103,7 @@ class RunCounters:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An immutable list of active ranks. `active[i]` is rank i."""
+    """One attempt to run the job's function. `active[i]` is the process of rank i."""
 
     active: tuple[RankId, ...]
     counters: RunCounters
@@ -113,13 +113,13 @@ class Generation:
         return self.counters.number
 
     def place(self, rank: RankId) -> int | None:
-        """Return the rank's index (RANK), or None for a spare."""
+        """Return the process's rank in this generation, or None for a spare."""
         return self.active.index(rank) if rank in self.active else None
 
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """First message of a rank, also after a reconnect. It repeats the rank's state, so lost messages do no harm."""
+    """First message of a rank on every connection. It repeats the rank's state, in case earlier messages were lost."""
 
     rank: RankId
     terms: RunTerms
@@ -134,7 +134,7 @@ class RankHello:
 
     @property
     def is_first(self) -> bool:
-        """True for the first process of a slot, if no generation has formed yet."""
+        """True if this is the first process of its slot and it has seen no generation."""
         return self.attempt == 0 and self.seen is None and self.generation is None
 
 
@@ -211,7 +211,7 @@ class FinishReport:
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """Ends an elastic run for all its ranks, finished or not."""
+    """Request to end an elastic run for all its ranks, even if some have not finished."""
 
 
 FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport | SelfReport
@@ -219,7 +219,7 @@ FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishRe
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """A new generation. The message is the same for all ranks, so it is serialised once."""
+    """A new generation has formed. All ranks receive the same message, so it is serialised once."""
 
     counters: RunCounters
     slots: tuple[int, ...]  # `slots[i]` is rank i; all other slots are spares
@@ -248,14 +248,17 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """The hello was accepted. Other messages may arrive earlier."""
+    """The lighthouse has accepted the rank's hello. Other messages may arrive before this one."""
 
     term: Count = 0  # grows with each start of the lighthouse; 0 without a journal
 
 
 @dataclass(frozen=True, slots=True)
 class SlotGiven:
-    """Slot of a rank in an elastic run, sent first if the hello named another slot."""
+    """Slot that the lighthouse assigned to a rank of an elastic run.
+
+    The first message on the stream, unless the hello already named this slot.
+    """
 
     slot: Slot
 
@@ -289,7 +292,7 @@ class SupervisorHello:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHeartbeat:
-    """Sent while the supervisor runs, to detect a connection that was lost without a close."""
+    """Heartbeat of a supervisor. It also detects a connection that was lost without being closed."""
 
     budget_used: Age = 0.0  # share of the restart budget, 0 to 1
     restarts: Count = 0  # since the start of the supervisor
@@ -299,7 +302,7 @@ class SupervisorHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """A rank's process has ended."""
+    """A rank's process has exited."""
 
     rank: RankId
     reason: Reason
@@ -308,14 +311,14 @@ class ProcessLost:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Request to stop the whole run, after an exit by 130 or with an exhausted budget."""
+    """Request to stop the whole run, because a rank exited with status 130 or the restart budget is exhausted."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
-    """This host failed its hardware check, or its ranks failed too often in a row. None of its ranks will return."""
+    """The supervisor will not restart its ranks: the hardware check failed, or the ranks failed too often in a row."""
 
     reason: Reason
 
@@ -325,7 +328,7 @@ FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked
 
 @dataclass(frozen=True, slots=True)
 class SupervisorWelcome:
-    """Permission to start: the run is not stopped, and this host is not excluded."""
+    """Permission to start ranks. Sent unless the run has stopped or the host is excluded."""
 
     beat_interval_s: Seconds
 

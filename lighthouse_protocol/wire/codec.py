@@ -32,10 +32,10 @@ P = TypeVar("P", bound=Message)
 
 
 class Codec(NamedTuple, Generic[M, P]):
-    """Writer and reader of one message class.
+    """Functions that convert between a message class and its protobuf message.
 
-    `read` raises InvalidRequest that names the field. `write` does not check. `fields` returns the message as keyword
-    arguments, because protobuf builds a nested message faster from a dict than from a message.
+    `read` checks the fields and raises InvalidRequest, which names the invalid field. `write` does not check. `fields`
+    returns keyword arguments for `schema`, because protobuf builds a nested message faster from a dict.
     """
 
     schema: type[P]
@@ -48,7 +48,10 @@ CODECS: dict[type[Any], Codec[Any, Any]] = {}  # by message class
 
 
 def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
-    """Register a hand-written codec, for a message whose fields differ from its class. Compiled codecs can nest it."""
+    """Register a hand-written codec, for a class whose fields differ from its protobuf message.
+
+    Compiled codecs use it for fields of this class.
+    """
     CODECS[cls] = Codec(schema, write, read, write)
     return CODECS[cls]
 
@@ -101,7 +104,7 @@ def read(message):
 
 
 class Oneof:
-    """A protobuf oneof of messages. The class of a value selects the field."""
+    """Codec of a protobuf oneof whose fields are messages. The class of a value selects the field."""
 
     def __init__(self, union: Any, oneof: Any, advisory: Iterable[type[Any]] = ()) -> None:
         """Compile the codecs. Raises TypeError if the classes of `union` are not the messages of `oneof`."""
@@ -142,7 +145,7 @@ def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return the source of the dict item that writes a field, and of the expression that reads it."""
+    """Return Python source that writes a field (a dict item) and that reads it (an expression)."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     is_optional = get_origin(hint) in (Union, UnionType)
@@ -168,7 +171,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return source templates that write and read one value. {} stands for the value."""
+    """Return Python source that writes and that reads one value. {} stands for the value."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     if field.message_type is not None:
@@ -223,7 +226,7 @@ def _schema_name(cls: type[Any]) -> str:
 
 
 class _Members(dict[Any, StrEnum]):
-    """Enum members by wire value."""
+    """Enum members by their value on the wire. Raises InvalidRequest for an unknown value."""
 
     def __init__(self, field: str, members: Mapping[Any, StrEnum]) -> None:
         super().__init__(members)
@@ -292,17 +295,17 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 
 
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
-    """Return the refusal for a call that ended with `status`."""
+    """Return the exception for a call that failed with a gRPC status."""
     return _CLASS.get(status, refusals.InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
 
 
 def kind_of(error: LighthouseError) -> str:
-    """Return the class name under which the other side knows a refusal. A subclass becomes its base class."""
+    """Return the name that stands for a refusal on the wire. A subclass is sent as its base class."""
     return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
 
 
 def refusal_of(kind: str, text: str) -> LighthouseError:
-    """Create a refusal from its name. A name that this version does not know becomes a LighthouseError."""
+    """Create a refusal from its name on the wire. An unknown name becomes a LighthouseError."""
     return _KINDS.get(kind, LighthouseError)(cut_reason(text))
 
 
