@@ -18,10 +18,18 @@ def event(
     step: int | None = None,
     **more: object,
 ) -> Mapping[str, object]:
-    """Return the `extra` of a logging call. Empty and None fields are left out.
+    """Return the `extra` argument of a logging call. Empty and None fields are left out.
 
-    `name` is one of a closed set of events. The other named parameters are the fields that events share; `more` are the
-    fields of this event only.
+    Args:
+        name: Event, one of a fixed set.
+        job: Shared field.
+        run: Shared field.
+        replica_group: Shared field.
+        rank: Shared field.
+        quorum_id: Shared field.
+        generation: Shared field.
+        step: Shared field.
+        more: Fields of this event only.
     """
     shared = {
         "job": job or None,

@@ -1,7 +1,7 @@
 """Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
 
-Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to
-the client and travel as metadata. The first stream imports client/stream_kinds.py.
+Every method takes `timeout_s` and raises an exception from lighthouse_protocol/refusals.py. A client belongs to one job
+and one run, which it sends as metadata. Opening the first stream imports client/stream_kinds.py.
 """
 
 import time
@@ -110,7 +110,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
                 return answer
 
     def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
-        """Open the stream of a rank. The first message to send is a RankHello."""
+        """Open a rank's stream. The first message sent must be a RankHello."""
         from lighthouse_runtime.client.stream_kinds import RANK
 
         stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
@@ -126,7 +126,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
     def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
-        """Move to the next address and pause if needed. Return False if no further attempt is possible."""
+        """Switch to the next address, after a pause if all have failed. Return False if a retry is not possible."""
         if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
             return False
         waits = self._search.mark_failed(error)
@@ -139,16 +139,16 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return True
 
     def _stream_failed(self, error: LighthouseError) -> None:
-        """Move to the next address, for the next stream."""
+        """Switch to the next address if the server was unreachable. The next stream uses it."""
         if isinstance(error, Unreachable):
             self._search.mark_failed(error)
             self._move(self._search.address)
 
 
 class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
-    """Client of a lighthouse for asyncio, with the methods of LighthouseClient as coroutines.
+    """Client of a lighthouse for asyncio. Its methods are those of LighthouseClient, as coroutines.
 
-    Unlike LighthouseClient it does not search for the leader.
+    Unlike LighthouseClient, it does not search for the leader.
     """
 
     def __init__(
@@ -162,19 +162,19 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
         super().__init__(_read(lighthouse), metadata_of(job, run), role)
 
     def session(self, *, wait_for_ready: bool = False) -> "Session":
-        """Open the session of a manager. The first message to send is a Hello."""
+        """Open a manager's session. The first message sent must be a Hello."""
         from lighthouse_runtime.client.stream_kinds import SESSION
 
         return self.open(SESSION, wait_for_ready)
 
     def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
-        """Open the stream of a rank. The first message to send is a RankHello."""
+        """Open a rank's stream. The first message sent must be a RankHello."""
         from lighthouse_runtime.client.stream_kinds import RANK
 
         return self.open(RANK, wait_for_ready)
 
     def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
-        """Open the stream of a supervisor. The first message to send is a SupervisorHello."""
+        """Open a supervisor's stream. The first message sent must be a SupervisorHello."""
         from lighthouse_runtime.client.stream_kinds import SUPERVISE
 
         return self.open(SUPERVISE, wait_for_ready)
@@ -195,7 +195,10 @@ class _ManagerMethods:
 
 
 def manager_at(address: str, secret: str = "") -> Coordinator:
-    """Parse a manager's address: host:port, or a join string with the group's secret (Coordinator.join_string)."""
+    """Parse a manager's address, which is host:port or a join string whose token is the group's secret.
+
+    A `secret` that is not empty replaces that token.
+    """
     return parse_coordinator(address, "address", None).with_token(secret)
 
 
@@ -223,7 +226,10 @@ class ManagerClient(_ManagerMethods, SyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
-        """Open the watch of a rank. It brings news of the quorum. When it ends, the manager counts the rank as lost."""
+        """Open a rank's watch, on which it receives events of the quorum.
+
+        If the watch closes without a Leaving message, the manager counts the rank as lost.
+        """
         from lighthouse_runtime.client.stream_kinds import WATCH
 
         watch = self.open(WATCH, wait_for_ready)
@@ -232,13 +238,13 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
 
 class AsyncManagerClient(_ManagerMethods, AsyncClient):
-    """Client of a group's manager for asyncio, with the methods of ManagerClient as coroutines."""
+    """Client of a group's manager for asyncio. Its methods are those of ManagerClient, as coroutines."""
 
     def __init__(self, address: str, secret: str = "") -> None:
         super().__init__(manager_at(address, secret), ())
 
     def host(self) -> "HostStream":
-        """Open the stream of the supervisor on another host of the group. The first message to send is a HostHello."""
+        """Open the stream of the supervisor on another host of the group. The first message sent must be a HostHello."""
         from lighthouse_runtime.client.stream_kinds import NODE
 
         return self.open(NODE)
