@@ -22,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def drop_stdout() -> None:
-    """Redirect stdout and its buffered output to /dev/null. Call this after a failed write, for example a closed pipe."""
+    """Redirect stdout and its buffered output to /dev/null. Call this after a write to stdout has failed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)

@@ -244,7 +244,7 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def host(self) -> "HostStream":
-        """Open the stream of the supervisor on another host of the group. The first message sent must be a HostHello."""
+        """Open the stream of the supervisor on another host of the group. The first message must be a HostHello."""
         from lighthouse_runtime.client.stream_kinds import NODE
 
         return self.open(NODE)
