@@ -1,6 +1,7 @@
-"""Accelerator of Hugging Face Accelerate whose steps all replica groups commit or discard together.
+"""Integration with Hugging Face Accelerate: an Accelerator whose steps all replica groups commit or discard together.
 
-The loop stays as it is: `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and `zero_grad()` in any order.
+The training loop need not change: it may use `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and
+`zero_grad()` in any order.
 """
 
 import contextlib
@@ -67,7 +68,7 @@ class FaultTolerantAccelerator(Accelerator):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self.drawn: Drawn | None = None
-        """Batch that the loop has received and not yet passed through `accumulate()`."""
+        """Batch that the loop has received, before it calls `accumulate()` for it. None after that."""
         self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -126,7 +127,7 @@ class FaultTolerantAccelerator(Accelerator):
             yield
 
     def _do_sync(self) -> None:
-        """Synchronize in the last of this rank's batches in a step. `accumulate()` calls this."""
+        """Enable gradient synchronization for the last of this rank's batches in a step. `accumulate()` calls this."""
         super()._do_sync()
         if self.drawn is not None:
             self._is_last, self.drawn = self.drawn.is_last, None
@@ -135,7 +136,7 @@ class FaultTolerantAccelerator(Accelerator):
 
 
 class _OnDevice:
-    """Batches on the device of this rank. The length assumes that no step is discarded."""
+    """The training batches, moved to the device of this rank. The length assumes that no step is discarded."""
 
     def __init__(self, loader: StepLoader, accelerator: FaultTolerantAccelerator, length: int | None) -> None:
         self._loader, self._accelerator, self._length = loader, accelerator, length
@@ -152,7 +153,7 @@ class _OnDevice:
         """Yield the batches.
 
         Raises:
-            ConfigurationError: The loop does not enclose a step of several batches in `accumulate()`.
+            ConfigurationError: A step may have several batches, but the loop does not use `accumulate()`.
         """
         accelerator = self._accelerator
         for drawn, batch in self._loader.drawn(several=True):

@@ -1,9 +1,9 @@
 """gRPC services of the lighthouse.
 
-`LighthouseService` serves joins, heartbeats, manager sessions, status, kill and drain. It is registered under three
-names on one port: `lighthouse.v1.LighthouseService`, `LighthouseService`, and `torchft.LighthouseService` with torchft's
-messages. `RunService` and `IncidentService` contribute the RPCs of runs and incidents. The handlers check the caller's
-permissions and limits, then pass the request to the driver of the job or run. The rules are in lighthouse/job.
+`LighthouseService` serves joins, heartbeats, manager sessions, status, kill and drain. One port serves it under three
+names: `lighthouse.v1.LighthouseService`, `LighthouseService`, and `torchft.LighthouseService` with torchft's messages.
+`RunService` and `IncidentService` add the RPCs of runs and incidents. The handlers check the caller's permissions and
+limits, then pass the request to the driver of the job or run. The rules are in lighthouse/job.
 """
 
 import logging
