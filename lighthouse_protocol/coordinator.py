@@ -1,10 +1,10 @@
-"""The text form of a coordinator: the addresses, CA pin and token of a lighthouse. No I/O.
+"""Parsing of the text that names a lighthouse: an address list, or a join string with CA pin and token. No I/O.
 
 lighthouse://CA-PIN.TOKEN@host:port[,host:port...]     TLS; CA-PIN is the SHA-256 of the CA certificate (DER)
-lighthouse://tls.TOKEN@host:port                       TLS; the caller has the CA's certificate in a file (--tls-ca)
-lighthouse://insecure.TOKEN@host:port                  no TLS; the token travels in the clear
-host:port[,host:port...]                               no token; TLS only if the caller names a CA's certificate;
-                                                       http:// in front is accepted
+lighthouse://tls.TOKEN@host:port                       TLS; the client has the CA certificate in a file (--tls-ca)
+lighthouse://insecure.TOKEN@host:port                  no TLS; the token is sent in clear text
+host:port[,host:port...]                               no token; TLS only if the client has a CA certificate in a file;
+                                                       a leading http:// is ignored
 """
 
 import functools
@@ -102,7 +102,7 @@ class Coordinator:
         return replace(self, token=token) if token else self
 
     def at(self, address: Address) -> "Coordinator":
-        """Return a copy with a single address."""
+        """Return a copy with `address` as its only address."""
         return replace(self, addresses=(address,))
 
     def join_string(self) -> str:

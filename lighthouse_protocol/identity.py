@@ -1,7 +1,7 @@
-"""Replica ids, incarnations and addresses as text. No look-ups, no I/O.
+"""Validation and parsing of replica ids, incarnations and addresses. No I/O, so host names are not resolved.
 
-A torchft replica id is `name:uuid` with a new uuid at every start. It is split into the name and the incarnation. Any
-other colon is part of the name.
+torchft's replica ids have the form `name:uuid`, with a new uuid at every start. Here, the name is the replica id and
+the uuid is the incarnation. Any other colon is part of the replica id.
 """
 
 import functools
@@ -76,7 +76,7 @@ def split_replica_id(wire_id: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host and port. `port` is None if the text has none."""
+    """A host and a port. `port` is None if the address has no port."""
 
     host: str
     port: int | None

@@ -1,4 +1,4 @@
-"""Ports, limits, timeouts and metadata keys on which both ends of a connection must agree."""
+"""Ports, limits, timeouts and metadata keys that clients and servers must share."""
 
 from collections.abc import Sequence
 
@@ -77,7 +77,7 @@ def _visible(character: str) -> str:
 
 
 def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
-    """Keep the last MAX_OUTPUT_LINES lines, each cut to MAX_OUTPUT_CHARS."""
+    """Return the last MAX_OUTPUT_LINES lines, each truncated to MAX_OUTPUT_CHARS."""
     return tuple(line[:MAX_OUTPUT_CHARS] for line in lines[-MAX_OUTPUT_LINES:])
 
 

@@ -1,4 +1,4 @@
-"""A histogram for metrics."""
+"""A histogram for Prometheus metrics."""
 
 from bisect import bisect_left
 from collections.abc import Sequence

@@ -1,4 +1,6 @@
-"""Structured fields of log lines.
+"""Structured fields for log lines.
+
+Usage:
 
 log.info("quorum %d: %s", quorum_id, names, extra=event("quorum_formed", job=job, quorum_id=quorum_id))
 """

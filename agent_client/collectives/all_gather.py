@@ -64,7 +64,7 @@ def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
 
 
 class AllGather:
-    """Exchanges bytes among the ranks with the same assignment. Use it from the Agent's thread only."""
+    """Exchanges bytes between all ranks of a quorum. Use it from the Agent's thread only."""
 
     def __init__(
         self, assignment: Assignment, peers: Peers, group: GlooGroup | None, group_rank: int, *, within_s: float

@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Parameters of one rank's process group."""
+    """Parameters for creating one rank's process group."""
 
     store_address: str
     """Address of the store in which the ranks connect."""

@@ -52,7 +52,7 @@ class InterruptibleGroup(ProcessGroup):
         register_group(self)
 
     def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
-        """Register a backend for one device. A backend may serve several devices."""
+        """Register a backend for a type of device. One backend may be registered for several."""
         for group in (super(), self._ranks):
             group._register_backend(device, backend_type, backend)
         if isinstance(backend, ProcessGroupGloo) and backend not in self._gloo:

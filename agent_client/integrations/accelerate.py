@@ -29,7 +29,7 @@ with library("accelerate", "accelerate>=1.15"):
 
 
 class FaultTolerantAccelerator(Accelerator):
-    """Fault-tolerant Accelerator. `prepare` makes the Agent.
+    """Fault-tolerant Accelerator. `prepare` creates the Agent.
 
     Example:
         ```python
@@ -72,17 +72,19 @@ class FaultTolerantAccelerator(Accelerator):
         self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Prepare one model and its optimizer, with their schedulers and loaders, and make the Agent.
+        """Prepare a model and its optimizer, together with schedulers and loaders, and create the Agent.
+
+        A call without an optimizer prepares the objects as the base class does.
 
         Args:
-            *args: Objects to prepare. The first loader is the training loader; the step chooses its batches.
-            device_placement: As for the Accelerator.
+            *args: Objects to prepare. The first loader is the training loader, whose batches are selected by the step.
+            device_placement: Passed to the base class.
 
         Returns:
-            The prepared objects, in the same order. Without an optimizer among them, the same as the Accelerator.
+            The prepared objects, in the same order.
 
         Raises:
-            ConfigurationError: Several models or optimizers, or a second call with an optimizer.
+            ConfigurationError: There are several models or optimizers, or an earlier call had an optimizer.
         """
         models = [each for each in args if isinstance(each, torch.nn.Module)]
         optimizers = [each for each in args if isinstance(each, torch.optim.Optimizer)]
@@ -122,7 +124,7 @@ class FaultTolerantAccelerator(Accelerator):
 
     @contextlib.contextmanager
     def no_sync(self, model: Any) -> Generator[None]:
-        """Skip the reduction except in the last batch of a step, even if a group is a single process."""
+        """Disable gradient reduction within the context, even if the replica group is a single process."""
         with model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model):
             yield
 

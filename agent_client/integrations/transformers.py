@@ -58,7 +58,8 @@ class FaultTolerance:
             **kwargs: Keyword arguments of the Trainer.
 
         Raises:
-            ConfigurationError: `max_steps` is not set. The number of steps in an epoch changes with the groups.
+            ConfigurationError: `max_steps` is not set. It is required, because the number of steps in an epoch varies
+                with the number of groups.
         """
         super().__init__(*args, **kwargs)
         self._agent_options = agent_options or {}
@@ -67,7 +68,7 @@ class FaultTolerance:
         self.callback_handler.callbacks.insert(0, _Counts(self))
 
     def make_agent(self) -> Agent:
-        """Make the Agent before `train()` does, for example to call `on_commit`. Later calls return the same Agent."""
+        """Return the Agent, creating it if `train()` has not done so yet. Use this to call `on_commit`, for example."""
         self.create_optimizer()
         return self.agent
 

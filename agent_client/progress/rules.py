@@ -93,7 +93,7 @@ class _Visit:
 
     @property
     def seconds(self) -> float:
-        """Time spent in the phase itself, up to the last mark."""
+        """Time spent in the phase, excluding nested visits, up to the last mark."""
         return self.moved_at - self.since - self.nested_s
 
 

@@ -27,7 +27,7 @@ Outcome = RunCompleted | RunStopped | LighthouseError
 
 
 class Node(DriverThread):
-    """A node's membership in the run. All methods are thread-safe."""
+    """A node of a torchrun job, as a member of the run. All methods are thread-safe."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
         """Set the parameters. Call start() to connect.
@@ -116,7 +116,7 @@ class Node(DriverThread):
         return None
 
     def finish(self) -> None:
-        """Report that the workers have succeeded."""
+        """Report to the lighthouse that this node's workers have succeeded."""
         self.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:

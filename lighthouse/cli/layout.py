@@ -99,7 +99,7 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Cut a text at its end."""
+    """Shorten a text by cutting its end."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"[:width]
 
 

@@ -212,7 +212,7 @@ class SharedStore:
         return self._driver.status() if self._driver is not None else None
 
     def give_up(self, status: int) -> None:
-        """Give up the leadership because a record cannot be written."""
+        """Give up the leadership, because a record cannot be written. `status` is not used."""
         self._refuse("its records cannot be written")
 
     # -- the candidate's effects
@@ -297,7 +297,7 @@ class SharedStore:
     # -- the records
 
     def _wake(self) -> None:
-        """Start writing the queued changes."""
+        """Wake the writer task, because changes have been queued."""
         self._is_idle.clear()
         self._has_work.set()
 

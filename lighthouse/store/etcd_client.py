@@ -32,7 +32,7 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """Address of a store, such as `etcd://a:2379,b:2379/prefix`."""
+    """Addresses of an etcd cluster and a key prefix, written `etcd://a:2379,b:2379/prefix`."""
 
     endpoints: tuple[Address, ...]  # members of one etcd cluster
     prefix: str = DEFAULT_PREFIX  # starts with a slash and does not end with one

@@ -91,7 +91,7 @@ class Keys:
         return self._of("run", *name)
 
     def run_keys(self, name: RunName) -> bytes:
-        """Return the prefix of all keys of a run."""
+        """Return the prefix under which all keys of a run are stored."""
         return self._of("key", *name) + b"/"
 
     def run_keys_from(self, name: RunName, generation: int) -> bytes:
@@ -209,7 +209,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete `key`, or the keys from `key` up to `end`."""
+    """Deletion of `key`, or of the keys from `key` up to but excluding `end`."""
 
     key: bytes
     end: bytes | None = None

@@ -73,7 +73,7 @@ def parse(raw: bytes) -> Leader:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRead:
-    """Current content of the leader's key, or None if it does not exist."""
+    """Answer to ReadLeader: the content of the leader's key, or None if the key does not exist."""
 
     number: int
     leader: Leader | None
@@ -114,14 +114,14 @@ class LeaseRenewed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """The lease has expired in the store."""
+    """Answer to RenewLease: the lease has expired in the store."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request failed. It may have been executed."""
+    """A request failed. The store may have executed it in spite of that."""
 
     number: int
     reason: str
@@ -168,7 +168,7 @@ class GrantLease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Create the leader's key under `lease` unless it exists, and increment the term."""
+    """Request to create the leader's key under `lease`, unless it exists, and to increment the term."""
 
     number: int
     lease: int
@@ -187,7 +187,7 @@ class RenewLease:
 
 @dataclass(frozen=True, slots=True)
 class RevokeLease:
-    """Revoke a lease. There is no answer."""
+    """Request to revoke a lease. It gets no answer."""
 
     lease: int
 

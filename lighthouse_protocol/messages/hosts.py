@@ -43,7 +43,7 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostHeartbeat:
-    """Sent in both directions to detect a connection that was lost without a close."""
+    """Heartbeat, sent in both directions. It detects a connection that was lost without being closed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +87,7 @@ class HostWelcome:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Order to start ranks."""
+    """Order to a host's supervisor to start ranks."""
 
     ranks: Ranks
     attempt: int

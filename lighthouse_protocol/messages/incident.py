@@ -53,7 +53,7 @@ Missing = Annotated[tuple[str, ...], Shortened(cut_missing)]
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Evidence about one rank."""
+    """Evidence about one rank: what it was doing when it was asked."""
 
     group_rank: GroupRank
     rank_incarnation: Text = ""
@@ -84,7 +84,7 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceAsked:
-    """Request for a SelfReport with the same number."""
+    """Request to a rank for evidence about itself. The rank answers with a SelfReport of the same number."""
 
     number: Count
 

@@ -97,7 +97,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class QuorumChange:
-    """Difference between the quorum that a manager holds and another one (rules/quorum_change.py)."""
+    """Difference between the quorum that a manager has and a newer one (rules/quorum_change.py)."""
 
     digest: FilledText  # of the resulting quorum
     quorum_id: QuorumId
@@ -132,7 +132,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a quorum means for one rank of a replica group: its place, its peers, and whether it heals."""
+    """A rank's part in a quorum: its place among the participants, its peers, and whether and from where it heals."""
 
     quorum_id: int
     replica_rank: int

@@ -85,7 +85,7 @@ class GroupCalls:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Time spent in all finished visits of a phase."""
+    """Total time that a rank has spent in a phase."""
 
     name: PhaseName
     visits: Count
@@ -94,7 +94,7 @@ class PhaseTime:
 
 
 class PhaseCount(NamedTuple):
-    """Number of entries into a phase in this step."""
+    """How often a rank has entered a phase in its current step."""
 
     name: PhaseName
     entered: Count
@@ -118,7 +118,7 @@ class HealTotals:
 
 @dataclass(frozen=True, slots=True)
 class HealProgress:
-    """One heal of one process."""
+    """Progress of a process that receives the state of a peer."""
 
     number: Count  # counts the heals that this process has begun, from 1
     source: Annotated[str, MaxChars(MAX_LABEL_CHARS)]  # replica group that sends the state
@@ -226,7 +226,7 @@ class RankView:
 
     @property
     def is_running(self) -> bool:
-        """True if the rank reports no wait."""
+        """True if the rank is neither in a collective nor in a wait that its script has declared."""
         return not self.sample.is_inside and not self.sample.waits_for
 
     def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":

@@ -61,7 +61,7 @@ class RankId:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """Settings on which all ranks of a run must agree."""
+    """Settings of a run. All its ranks must send the same ones."""
 
     world_size: WorldSize = 1
     active: WorldSize | None = None  # number of training ranks, the others are spares; None for all
@@ -87,7 +87,7 @@ class RunTerms:
 
     @property
     def target(self) -> int:
-        """Number of training ranks when none is missing."""
+        """Number of ranks that train if none is missing."""
         return self.world_size if self.active is None else min(self.active, self.world_size)
 
 
@@ -152,7 +152,7 @@ class RunStopped:
 
 
 class KeyKind(StrEnum):
-    """Key spaces of a run."""
+    """Key spaces of a run, which differ in how long a key stays visible."""
 
     ITERATION = "iteration"
     JOB_RESTART = "job_restart"
@@ -166,7 +166,7 @@ class Key(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys of a run."""
+    """The keys that the ranks of a run have set."""
 
     generation: LastGeneration  # present generation
     keys: tuple[Key, ...]
@@ -184,7 +184,7 @@ def check_kind(kind: str) -> KeyKind:
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """Sign of life of a rank."""
+    """Heartbeat of a rank."""
 
     step: Count = 0
     phase: Text = ""  # for display
@@ -193,7 +193,7 @@ class RankHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """The rank runs nothing and waits for the next generation."""
+    """The rank has stopped running the function and is ready for the next generation."""
 
     generation: Count | None = None  # last one in which it was active
 
@@ -227,7 +227,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded:
-    """Order to stop generation `number` and report ready."""
+    """Order to stop running generation `number` and to send a ReadyReport."""
 
     number: Count
     reason: Reason = ""
@@ -281,7 +281,7 @@ ToRunRank = (
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHello:
-    """First message of a supervisor."""
+    """First message of a supervisor to the lighthouse."""
 
     name: Name  # unique in the run: the replica group's id, plus /K for host K of several
     incarnation: Name
@@ -350,7 +350,7 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """Status of a rank of a run."""
+    """Status of one rank of a run."""
 
     slot: int
     start: str  # distinguishes incarnations without revealing them (rules/access.py)
@@ -376,7 +376,7 @@ class SupervisorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedHost:
-    """A host whose ranks may not return."""
+    """A host whose ranks the run no longer admits, for example after a failed hardware check."""
 
     host: str
     reason: str
@@ -386,7 +386,7 @@ class ExcludedHost:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Status of a run."""
+    """Status of a run, with its ranks and supervisors."""
 
     job: str
     run: str

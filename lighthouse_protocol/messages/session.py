@@ -44,7 +44,7 @@ class HoldState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HeldQuorum:
-    """The standing quorum that a manager has, and what it has granted under it."""
+    """The standing quorum that a manager has, and the steps that the manager has granted under it."""
 
     quorum_id: QuorumId
     mode: HoldState
@@ -87,7 +87,7 @@ LEFT = "its ranks have ended"
 
 @dataclass(frozen=True, slots=True)
 class Discards:
-    """Numbers of discarded steps, by reason."""
+    """Number of discarded steps by reason."""
 
     group_lost: Count = 0  # another group of the quorum was lost
     rank_lost: Count = 0  # a rank of this group was lost before its vote
@@ -109,8 +109,8 @@ class GroupCounts:
 class GroupReport:
     """State of a replica group, repeated in every hello and heartbeat."""
 
-    held: HeldQuorum | None = None
-    drains: bool = False
+    held: HeldQuorum | None = None  # standing quorum that the manager has
+    drains: bool = False  # the group is leaving the job
     down: Reason = ""  # why the group cannot take part although its manager is alive; empty if it can
     missing: Ranks = NO_RANKS  # absent ranks; empty while `down` is set means all of them
     counts: Advisory[GroupCounts] = None  # None for a manager that does not count
@@ -118,7 +118,7 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a session."""
+    """First message of a manager's session."""
 
     participant: Participant  # as in the last join
     levels: GroupReport = GroupReport()
@@ -158,7 +158,7 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence of one rank for the EvidenceRequest with the same number."""
+    """Evidence about one rank, in answer to the EvidenceRequest with the same number."""
 
     number: Count
     rank: RankEvidence
@@ -166,7 +166,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceDone:
-    """All evidence for the EvidenceRequest with this number has been sent."""
+    """The manager has sent all evidence for the EvidenceRequest with the same number."""
 
     number: Count
     progress: Advisory[GroupView] = None  # newest view; the lighthouse decides by it what to do about the ranks
@@ -253,7 +253,7 @@ class Goodbye:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRequest:
-    """Request for the evidence of ranks.
+    """Request for evidence about the group's ranks.
 
     The manager answers within GATHERED_WITHIN_S with one Evidence per rank, then EvidenceDone.
     """
@@ -326,7 +326,7 @@ class Released:
 class RankGone:
     """Another rank of the group was lost and has not returned.
 
-    Its peers wait for it in vain, so the group must restart.
+    Its peers wait for it indefinitely, so the group must restart.
     """
 
     group_rank: GroupRank
@@ -344,7 +344,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """What the group's requests for a quorum are waiting for."""
+    """The reason why the group's requests for a quorum have not been answered yet."""
 
     reason: Reason  # empty if nothing, or not for long
 

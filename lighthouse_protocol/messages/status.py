@@ -38,7 +38,7 @@ class HealStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """Status of a replica group."""
+    """Status of a replica group, as known to the lighthouse."""
 
     replica_id: str
     start: str  # distinguishes incarnations without revealing them (rules/access.py)
@@ -103,7 +103,7 @@ class TimelineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """An event of a job's timeline."""
+    """An event in a job's timeline, for display."""
 
     at_unix_s: Offset
     kind: TimelineKind
@@ -151,7 +151,7 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class LighthouseStatus:
-    """Status of a lighthouse."""
+    """Status of a lighthouse, with its jobs and runs."""
 
     version: str
     uptime_s: Offset

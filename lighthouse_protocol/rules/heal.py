@@ -75,7 +75,7 @@ class _RankHeal:
 
 @dataclass(slots=True)
 class _Logged:
-    """What the log has shown about the current heal."""
+    """The last log line about the current heal."""
 
     heal: tuple[str, int]  # source and step, which identify the heal
     at: float
@@ -88,8 +88,7 @@ class GroupHeal:
         """Create a tracker for a group that is not healing.
 
         Args:
-            settled_s: Seconds without an unfinished rank after which the group's heal is over. Another rank may still
-                begin its heal within this time.
+            settled_s: Seconds to wait for other ranks to begin their heal, after all known ones have finished.
             is_beside: The group heals while it trains. Log lines then say "catching up" instead of "healing".
         """
         self._doing, self._done = ("catching up", "received") if is_beside else ("healing", "healed")

@@ -34,7 +34,14 @@ class RestartBudget:
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record a failed generation and return the delay in seconds before the next one."""
+        """Record a failed generation, and return the delay before the next one in seconds.
+
+        Args:
+            terms: Settings of the run.
+            now: Time on a monotonic clock.
+            lasted_s: How long the generation has run.
+            has_stepped: It has completed a step.
+        """
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]
@@ -127,7 +134,7 @@ _PER_STREAM = (Resource.STREAM_MESSAGES, Resource.STREAM_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """Limits of one peer."""
+    """Limits on the resources that one peer may use."""
 
     open: int = 4096  # concurrent calls and streams
     reads: int = 2  # concurrent expensive answers; further requests wait
@@ -158,7 +165,7 @@ class PeerLimits:
 
 
 class Peer:
-    """Open calls and used resources of one peer."""
+    """Counts the open calls and the used resources of one peer, and enforces its limits."""
 
     __slots__ = ("__weakref__", "_buckets", "_limits", "name", "open")
 
@@ -199,7 +206,7 @@ class Peer:
 
 
 class StreamMeter:
-    """Counts the messages and bytes that a peer sends on one stream."""
+    """Counts the messages and bytes that a peer sends on one stream, and enforces their limits."""
 
     __slots__ = ("_bytes", "_messages", "_peer")
 

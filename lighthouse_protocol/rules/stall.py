@@ -76,7 +76,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the time since a rank's last mark."""
+    """Settings for the time that a rank may take between two marks."""
 
     floor_s: float = FLOOR_S  # minimum for every phase
     factor: float = FACTOR  # multiple of the longest healthy time in the phase
@@ -235,7 +235,7 @@ def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> 
 
 
 def _bounds(ranks: Iterable[RankView]) -> dict[Circle, tuple[Place, Place]]:
-    """Return the least and the most advanced place of each process group."""
+    """Return the places of the least and the most advanced rank in each process group."""
     bounds: dict[Circle, tuple[Place, Place]] = {}
     for rank in ranks:
         for circle, reached in _places(rank).items():
@@ -298,7 +298,7 @@ def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -
     Args:
         ranks: Ranks in the same step.
         shared: Phases to compare.
-        are_behind: The ranks are known to be behind. If False, return only those that are behind another of `ranks`.
+        are_behind: The ranks are known to be behind. If False, return only ranks that are behind another of `ranks`.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
@@ -373,7 +373,7 @@ class PauseLog:
         return min(total_s, age_s)
 
     def without_pauses(self, rank: RankView, now: float) -> RankView:
-        """Return a copy of `rank` whose ages do not include the pauses."""
+        """Return a copy of `rank` with the pauses subtracted from its ages."""
         if not self._times:
             return rank
         of_beat_s = self.paused_s(rank.beat_age_s, now)

@@ -1,8 +1,8 @@
-"""Codecs between message dataclasses and protobuf, and the mapping of refusals to gRPC statuses.
+"""Codecs between message dataclasses and protobuf, and the mapping of LighthouseErrors to gRPC statuses.
 
-A dataclass and its protobuf message have the same name and the same field names. The field types contain the
-constraints (constraints.py). Each codec is compiled once, at import, into generated Python source, which is as fast as
-code written by hand.
+A dataclass and its protobuf message have the same name and the same field names. The annotations of the fields contain
+the constraints (constraints.py). Each codec is generated as Python source and compiled once, on import, so it is as
+fast as hand-written code.
 """
 
 import re
@@ -59,8 +59,8 @@ def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read:
 def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
     """Return the codec of `cls`, compiling it on first use.
 
-    A class may define two methods. `fitted` returns a copy that fits into a message; it is applied on write and read.
-    `check` raises InvalidRequest if fields contradict each other.
+    A class may define two methods. `fitted` returns a copy that fits into a message, and is called on write and read.
+    `check` is called on read, and raises InvalidRequest if fields contradict each other.
 
     Args:
         cls: A dataclass or NamedTuple.
@@ -126,7 +126,7 @@ class Oneof:
         return {field: write(value)}
 
     def read(self, message: Any) -> Any:
-        """Return the message, or None if it is absent or of an unknown kind."""
+        """Return the value, or None if it is absent or of an unknown type."""
         field = message.WhichOneof(self._name)
         return None if field is None else self._readers[field](getattr(message, field))
 

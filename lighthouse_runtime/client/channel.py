@@ -117,7 +117,7 @@ def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordin
         error: gRPC's error.
         address: Address of the server, for the message.
         timeout_s: Timeout of the call in seconds, for the message.
-        asked: The server with its TLS settings, for messages about failed handshakes.
+        asked: The server and its TLS settings, to explain a failed handshake.
     """
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""

@@ -59,11 +59,11 @@ class _LighthouseMethods:
 
 
 class LighthouseClient(_LighthouseMethods, SyncClient):
-    """Client of a lighthouse: `status`, `runs`, `incidents`, `drain`, `kill` and the other calls of the command line.
+    """Client of a lighthouse, with a method for each call of the command line: `status`, `runs`, `drain`, `kill` etc.
 
-    Every method takes `timeout_s` (seconds) and raises a LighthouseError with the reason and the remedy. If there are
-    several lighthouses, it calls the leader. A call without an answer is repeated at another lighthouse until its
-    timeout, so it may take effect twice. A client is a context manager.
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError, whose message gives the reason and the
+    remedy. If there are several lighthouses, the client calls the leader. A call that is not answered is repeated at
+    another lighthouse until its timeout, so it may take effect twice. A client is a context manager.
 
     Example:
         ```python
@@ -87,9 +87,9 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
 
         Args:
             lighthouse: Address, several addresses separated by commas, or a join string.
-            job: Job of the calls.
-            run: Run of the calls.
-            role: Role of the local token to use if `lighthouse` has none and runs on this host as this user.
+            job: Job on which the calls act.
+            run: Run on which the calls act.
+            role: Role of the token to read from this user's files, if `lighthouse` is a loopback without a token.
         """
         coordinator = _read(lighthouse)
         self._search = LeaderSearch(coordinator.addresses)
@@ -146,7 +146,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
 
 
 class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
-    """Client of a lighthouse for asyncio. Its methods are those of LighthouseClient, as coroutines.
+    """Client of a lighthouse for asyncio. It has the methods of LighthouseClient as coroutines.
 
     Unlike LighthouseClient, it does not search for the leader.
     """
@@ -203,7 +203,7 @@ def manager_at(address: str, secret: str = "") -> Coordinator:
 
 
 class ManagerClient(_ManagerMethods, SyncClient):
-    """Client of a group's manager: `status`, and the calls of a rank.
+    """Client of a replica group's manager, with a method for each of its calls.
 
     Every method takes `timeout_s` (seconds) and raises a LighthouseError.
 
@@ -221,7 +221,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
         Args:
             address: host:port of the manager.
-            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). Calls of a rank need it.
+            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). Only a rank's calls require it.
         """
         super().__init__(manager_at(address, secret), ())
 
@@ -238,7 +238,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
 
 class AsyncManagerClient(_ManagerMethods, AsyncClient):
-    """Client of a group's manager for asyncio. Its methods are those of ManagerClient, as coroutines."""
+    """Client of a group's manager for asyncio. It has the methods of ManagerClient as coroutines."""
 
     def __init__(self, address: str, secret: str = "") -> None:
         super().__init__(manager_at(address, secret), ())

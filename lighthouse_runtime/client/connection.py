@@ -182,7 +182,7 @@ class SyncClient:
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Set the server. The arguments are those of SyncClient, but the local token is read only once, here."""
+        """Set the server. The arguments have the same meaning as in SyncClient, but a local token is read only once."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)

@@ -54,7 +54,7 @@ def _keys(answer: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str
 
 
 def health(*, timeout_s: float) -> Rpc[None]:
-    """Call gRPC's health check."""
+    """Call gRPC's health check. Returns if the server answers, whatever its health."""
     path = "/grpc.health.v1.Health/Check"
     return Rpc(path, HealthCheckRequest(), HealthCheckResponse, _nothing, timeout_s, wait_for_ready=True)
 
@@ -101,7 +101,7 @@ def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) 
 
 
 def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Ask a replica group to leave after the step that the other groups expect."""
+    """Ask a replica group to leave the job, after the step that the other groups expect of it."""
     request = lighthouse_pb2.LighthouseDrainRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing, timeout_s)
 

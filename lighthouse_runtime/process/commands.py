@@ -74,8 +74,8 @@ def _reset_inherited_state() -> None:
 def _run_under_init() -> None:
     """Fork, and return in the child only. The parent, which is pid 1, acts as the container's init process.
 
-    It forwards signals to the child and reaps orphans, such as those that kubectl exec leaves. A daemon that reaped
-    orphans itself would steal the exit statuses of its own children.
+    It forwards signals to the child and reaps orphans, which kubectl exec may leave. A daemon that reaped orphans
+    itself would steal the exit statuses of its own children.
     """
     signals = signal.valid_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -148,7 +148,7 @@ OLDEST_TORCH = "2.9"  # as in pyproject.toml: gloo of 2.8 ignores the timeout of
 
 
 def installed_versions() -> Mapping[str, str]:
-    """Return the versions of PACKAGES, in that order."""
+    """Return the installed versions of PACKAGES, in the same order."""
     return {name: _version(name) for name in PACKAGES}
 
 

@@ -39,7 +39,7 @@ def on_signals(
 
 
 class StopRequest:
-    """Tells a daemon to stop, after a first stop signal or a call. A second signal exits the process at once."""
+    """Event that stops a daemon. A stop signal or a call sets it; a second signal exits the process at once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -117,7 +117,7 @@ STATUS_EVERY_S = 3.0  # maximum age of the text in `systemctl status`
 
 
 class ServiceManager:
-    """systemd, or any service manager with the same protocol."""
+    """Sends notifications to systemd, or to another service manager with the same protocol."""
 
     def __init__(self, timers: Timers, state: Callable[[], str] = str) -> None:
         """Read the socket and the watchdog's timeout from the environment.
@@ -157,7 +157,7 @@ class ServiceManager:
         self._feed_later()
 
     def _status(self) -> str:
-        """Return the status line, or an empty string if it is unchanged."""
+        """Return the notification with the status line, or an empty string if the line has not changed."""
         state = " ".join(self._state().split())
         if state == self._last_state:
             return ""

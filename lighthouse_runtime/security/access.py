@@ -23,7 +23,7 @@ ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))  # without
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a server knows about a caller: its address, metadata and client certificate."""
+    """A caller before it is identified: its address, metadata and client certificate."""
 
     peer: str  # address in gRPC's form, or PROXIED for any request through an HTTP proxy
     metadata: Mapping[str, str]

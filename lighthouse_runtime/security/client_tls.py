@@ -78,7 +78,7 @@ def stamp_of_files(files: TlsFiles) -> object:
 
 
 def refused_client_message(address: str, files: TlsFiles) -> str:
-    """Explain why a server may have closed the connection right after the TLS handshake."""
+    """Return an error message that explains why a server has closed the connection right after the TLS handshake."""
     if not files.cert:
         return (
             f"{address} ends the connection after the handshake, as a lighthouse with --tls-client-ca does to a client "

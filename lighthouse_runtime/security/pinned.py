@@ -63,7 +63,7 @@ def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = Fal
 
 
 def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
-    """Fetch the certificate from the first address that answers."""
+    """Fetch the CA certificate from the first address that answers, and cache it."""
     error: Unreachable = Unreachable(f"{coordinator} is unreachable: no time was left to connect")
     for address in coordinator.addresses:
         try:
@@ -179,7 +179,7 @@ def port_of(address: str) -> int | None:
 
 
 def http_port_message(address: str) -> str:
-    """Explain that a gRPC client reached an HTTP port."""
+    """Return an error message for a gRPC client that has connected to an HTTP port."""
     return (
         f"{address} is unreachable: this is an HTTP port, not a gRPC port; the defaults of a lighthouse are "
         f"{LIGHTHOUSE_PORT} for gRPC and {LIGHTHOUSE_HTTP_PORT} for HTTP"
@@ -187,7 +187,7 @@ def http_port_message(address: str) -> str:
 
 
 def no_tls_message(address: str) -> str:
-    """Explain that a client with a join string reached a port without TLS."""
+    """Return an error message for a client with a join string that has connected to a port without TLS."""
     return (
         f"{address} does not speak TLS, which the join string requires: this port is an HTTP or torchft port, or the "
         "lighthouse was started with --insecure or on a loopback address; pass HOST:PORT instead of the join string, "
@@ -201,7 +201,7 @@ def utc_now() -> str:
 
 
 def bad_certificate_message(address: str, why: str, ca_file: str = "") -> str:
-    """Explain why the server's certificate was rejected.
+    """Return an error message that explains why the server's certificate was rejected.
 
     Args:
         address: Address of the server.

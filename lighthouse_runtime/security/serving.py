@@ -37,7 +37,7 @@ class Serving:
 
 
 def write_serving_file(port: int, serving: Serving | None) -> None:
-    """Write the file of a port, or remove it if `serving` is None.
+    """Write the serving file of a port, or remove it if `serving` is None.
 
     Raises:
         OSError: Writing failed.

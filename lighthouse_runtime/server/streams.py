@@ -1,7 +1,7 @@
 """Server side of open streams: sending, receiving, and delaying output until it may be sent.
 
 If a peer disconnects, grpc.aio cancels the handler; if a peer is killed, the requests just end. This module ends the
-iteration over the requests in both cases, and also if this server closes the stream. `Sender.ending` tells which.
+iteration over the requests in both cases, and also if this server closes the stream. `Sender.ending` has the reason.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ class _Block:
 
 
 class OutputGate:
-    """Queue of output that must wait until earlier records are durable."""
+    """Queue for output that must not be sent before earlier records are durable."""
 
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
         """Create an open gate.
@@ -54,7 +54,7 @@ class OutputGate:
 
     @property
     def is_open(self) -> bool:
-        """True if calls are accepted."""
+        """True if calls are accepted now."""
         return self._refusal() is None
 
     @property
@@ -141,7 +141,7 @@ T = TypeVar("T")
 
 
 class Ending(StrEnum):
-    """How a stream ended."""
+    """The reason why a stream has ended."""
 
     PEER = "peer"  # the peer has ended its half, or was killed
     BROKEN = "broken"  # the peer cancelled, or the connection is lost

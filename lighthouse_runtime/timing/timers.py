@@ -1,4 +1,4 @@
-"""Timers over `lighthouse_runtime.ports.Timers`: deadlines, lasting conditions, stalls, and pauses of this process."""
+"""Timers for deadlines, lasting conditions, stall checks and pauses of this process. Based on ports.Timers."""
 
 import logging
 from collections.abc import Callable
@@ -55,7 +55,7 @@ class DeadlineTimer:
 
 
 class SustainedNotice:
-    """Reports a condition that has lasted for `after_s`, and when it is over. A text describes the condition."""
+    """Reports when a condition has lasted for `after_s`, and when it has ended. A text describes the condition."""
 
     def __init__(
         self, timers: Timers, on_lasting: Callable[[str], None], on_over: Callable[[], None], after_s: float

@@ -59,7 +59,7 @@ class LeaderRedirect:
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """What the HTTP server serves. It calls the functions on the event loop, once per request."""
+    """Content of the HTTP server, which calls these functions on the event loop, once per request."""
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]  # body and content type
