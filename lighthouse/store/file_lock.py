@@ -23,7 +23,7 @@ _POLL_S = 0.01
 
 
 class FileLock:
-    """Lock on the file `path`. `owner` describes this process in the errors of others, for example by its address."""
+    """Lock on the file `path`. `owner` describes this process, for the error of another process that wants the lock."""
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self._path = path

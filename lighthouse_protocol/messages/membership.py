@@ -56,11 +56,11 @@ class Participant:
     group_world_size: int = 1
     shrink_only: bool = False
     commit_failures: int = 0
-    data: str = ""
+    data: str = ""  # relayed to the other participants
     tag_quorum_id: int | None = None  # quorum under which `step` was committed, None if not given
-    ranks_disagree: bool = False
-    seen_quorum_id: int = 0
-    watched: bool = False  # all ranks hold a watch, so their collectives can be aborted
+    ranks_disagree: bool = False  # the group's ranks have different states, or one state is unusable
+    seen_quorum_id: int = 0  # highest quorum id that the group has received
+    watched: bool = False  # all ranks have an open watch, so their collectives can be aborted
     catch_up: bool = False  # heals while training if it is behind
     works_at: int | None = None  # step of the training while the group still heals from `step`
     has_source: bool = False  # needs no other source while it catches up
@@ -68,9 +68,9 @@ class Participant:
     resolves_to_loopback: bool = False  # a host name in its addresses is a loopback on its own host
     compares: bool = False  # the ranks compare their collectives with the peers' in the first step under a quorum
     distrust: Distrust | None = None  # a rank's state is unusable; repeated until the group has healed
-    continues: bool = False  # trains on after the end of the job
+    continues: bool = False  # continues training after other groups have finished
     extras: bytes = field(default=b"", compare=False, repr=False)  # the unknown fields of `wire`
-    wire: bytes = field(default=b"", compare=False, repr=False)  # the member as received, to relay unknown fields
+    wire: bytes = field(default=b"", compare=False, repr=False)  # the member as received, to relay its unknown fields
 
     def __post_init__(self) -> None:
         if not self.wire_id:

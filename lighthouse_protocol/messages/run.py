@@ -63,19 +63,19 @@ class RankId:
 class RunTerms:
     """Settings of a run. All its ranks must send the same ones."""
 
-    world_size: WorldSize = 1
-    active: WorldSize | None = None  # number of training ranks, the others are spares; None for all
-    min_active: WorldSize = 1  # enough for a generation, `join_timeout_s` after this number of ranks is ready
-    divisible_by: WorldSize = 1
-    hosts_together: bool = False
-    stride: WorldSize = 1  # restarted processes begin at the next multiple; 1 without a supervisor
-    join_timeout_s: Seconds = 60.0
-    return_timeout_s: Seconds = 60.0
-    max_iterations: int | None = None  # generations after which the run is stopped
-    max_restarts: Restarts | None = None  # after failures of the function within `restart_window_s`; None for no limit
+    world_size: WorldSize = 1  # ranks, including spares
+    active: WorldSize | None = None  # maximum number of ranks that train, the others are spares; None for all
+    min_active: WorldSize = 1  # minimum number of active ranks in a generation
+    divisible_by: WorldSize = 1  # the number of active ranks is a multiple of this
+    hosts_together: bool = False  # a host that lacks one of its ranks has no active rank
+    stride: WorldSize = 1  # a restarted process continues at the next multiple of this generation number
+    join_timeout_s: Seconds = 60.0  # how long a generation waits for more ranks than `min_active`
+    return_timeout_s: Seconds = 60.0  # how long the run waits for `min_active` ranks before it stops
+    max_iterations: int | None = None  # maximum number of generations; None for no limit
+    max_restarts: Restarts | None = None  # failures of the function allowed in `restart_window_s`; None for no limit
     restart_window_s: Seconds = 600.0
-    restart_delay_s: Seconds | None = None  # after a generation without progress; doubles each time in a row
-    is_elastic: bool = False  # the lighthouse assigns free slots, and any `active` ranks are complete
+    restart_delay_s: Seconds | None = None  # after a generation without progress; doubles with each further one
+    is_elastic: bool = False  # slots are assigned by the lighthouse, and any `active` ranks make a full generation
 
     def check(self) -> None:
         most = self.target // self.divisible_by * self.divisible_by
@@ -95,10 +95,10 @@ class RunTerms:
 class RunCounters:
     """Restart counters of a run."""
 
-    number: LastGeneration = -1  # generation's number, -1 before the first
-    global_iteration: Count = 0  # number of the last generation that a restarted process began
-    job_restarts: Count = 0  # incidents
-    ranks_restarts: Count = 0  # incidents since then that were recovered within the processes
+    number: LastGeneration = -1  # number of the newest generation, -1 before the first
+    global_iteration: Count = 0  # number of the newest generation that began with a restarted process
+    job_restarts: Count = 0  # number of incidents
+    ranks_restarts: Count = 0  # incidents since that generation, all recovered without restarting a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +123,14 @@ class RankHello:
 
     rank: RankId
     terms: RunTerms
-    attempt: int = 0  # counts the supervisor's starts of this rank, from 0
+    attempt: int = 0  # how often the supervisor had started this rank before
     host: Text = ""
     pid: Count = 0
-    generation: Count | None = None  # last one in which this process was active
-    is_ready: bool = False  # runs nothing and waits for the next generation
-    seen: Count | None = None  # highest number that the rank or its supervisor has received
+    generation: Count | None = None  # last generation in which this process was active
+    is_ready: bool = False  # the process waits for the next generation
+    seen: Count | None = None  # highest generation number that the rank or its supervisor has received
     step: Count = 0
-    secret: Secret = field(default="", repr=False)  # the supervisor's, or made by the process itself without one
+    secret: Secret = field(default="", repr=False)  # from the supervisor, or made by the process itself without one
 
     @property
     def is_first(self) -> bool:
@@ -152,7 +152,7 @@ class RunStopped:
 
 
 class KeyKind(StrEnum):
-    """Key spaces of a run, which differ in how long a key stays visible."""
+    """Kinds of a run's keys. A key is identified by generation, kind and name."""
 
     ITERATION = "iteration"
     JOB_RESTART = "job_restart"
@@ -399,4 +399,4 @@ class RunStatus:
     ranks: tuple[RankStatus, ...]
     supervisors: tuple[SupervisorStatus, ...]
     excluded: tuple[ExcludedHost, ...]
-    budget_used: Offset = 0.0  # of the most used restart budget, 0 to 1
+    budget_used: Offset = 0.0  # used share of the restart budget closest to exhaustion, 0 to 1

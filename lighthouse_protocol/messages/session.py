@@ -69,9 +69,9 @@ class QuorumOrder:
 
     quorum_id: QuorumId
     phase: QuorumPhase
-    upto: Count = 0  # last step to grant, if RESUMED
+    upto: Count = 0  # last step to grant, if the phase is RESUMED
     reason: Reason = ""
-    lost: Reason = ""  # lost group, if REVOKED and known
+    lost: Reason = ""  # group that was lost, if the phase is REVOKED and the group is known
 
 
 # Manager to lighthouse.
@@ -120,7 +120,7 @@ class GroupReport:
 class Hello:
     """First message of a manager's session."""
 
-    participant: Participant  # as in the last join
+    participant: Participant  # the same as in the last JoinRequest
     levels: GroupReport = GroupReport()
     secret: Secret = field(default="", repr=False)  # random, made at the manager's start, known to no other process
 
@@ -141,7 +141,7 @@ class JoinRequest:
     number: Count  # increasing
     participant: Participant
     time_left_s: Seconds
-    holds: Text = ""  # digest of the manager's quorum, if it can apply changes; empty to request the full list
+    holds: Text = ""  # digest of the quorum that the manager has; empty to request the full list
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +169,7 @@ class EvidenceDone:
     """The manager has sent all evidence for the EvidenceRequest with the same number."""
 
     number: Count
-    progress: Advisory[GroupView] = None  # newest view; the lighthouse decides by it what to do about the ranks
+    progress: Advisory[GroupView] = None  # newest view, by which the lighthouse decides whether to restart ranks
 
 
 ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
@@ -296,10 +296,10 @@ class WatchHello:
     rank_incarnation: FilledText  # new at every start of the process
     pid: Count = 0
     host: Text = ""  # machine and pid namespace; if equal to the manager's, the manager also watches the pid
-    started: Count = 0  # start time of the process
+    started: Count = 0  # start time of the process, in clock ticks since boot
     hostname: Text = ""  # for display
     offer: EvidenceOffer | None = None  # None if the rank offers no evidence
-    is_observer: bool = False  # reports a rank's place and takes part in no quorum
+    is_observer: bool = False  # the rank only reports its progress, and takes part in no quorum
 
 
 @dataclass(frozen=True, slots=True)

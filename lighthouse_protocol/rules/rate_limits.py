@@ -142,11 +142,11 @@ class PeerLimits:
     runs: Rate = Rate(2, 800)
     replica_ids: Rate = Rate(50, 5_000)
     processes: Rate = Rate(100, 30_000)
-    ranks_shown: Rate = Rate(8_000, 16_000)
-    durable_writes: Rate = Rate(200, 2_000)
-    messages: Rate = Rate(4_000, 200_000)
+    ranks_shown: Rate = Rate(8_000, 16_000)  # progress of one rank, in heartbeats of managers
+    durable_writes: Rate = Rate(200, 2_000)  # keys of runs
+    messages: Rate = Rate(4_000, 200_000)  # over all streams
     bytes: Rate = Rate(8 * 2**20, 64 * 2**20)
-    stream_messages: Rate = Rate(200, 70_000)  # the evidence of the largest group is one message a rank
+    stream_messages: Rate = Rate(200, 70_000)  # the largest group sends its evidence as one message per rank
     stream_bytes: Rate = Rate(512 * 2**10, 16 * 2**20)
 
     @classmethod
