@@ -44,7 +44,7 @@ class TlsFiles:
     """Paths of PEM files. An empty path means no file."""
 
     ca: str = ""  # certificates of the CAs that may sign the lighthouse's certificate
-    cert: str = ""  # certificate that the client shows
+    cert: str = ""  # client certificate
     key: str = ""  # private key of `cert`
 
 

@@ -55,8 +55,8 @@ DEFAULT_RUN = "default"
 ANSWER_MARGIN_S = 0.25
 ANSWER_MARGIN_SHARE = 0.1
 
-# A call for a quorum lasts longer than the wait for stragglers. The quorum that ends the wait still reaches its caller,
-# and a group that called after the wait began loses no step to a race of two timeouts.
+# The timeout of a request for a quorum is longer than the wait for stragglers. Otherwise a request could time out just
+# before the quorum forms, and its group would lose a step.
 JOIN_TIMEOUT_S = 60.0
 QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
 

@@ -32,7 +32,7 @@ from lighthouse_runtime.process.children import die_with_parent
 def main() -> NoReturn:
     """Serve requests to fork. The arguments are the descriptor of the socket for them, and the pid of the parent."""
     orders, parent_pid = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    # The socket does not show the parent's end, because the parent's forked children hold it too.
+    # The socket may stay open after the parent has exited, because the parent's forked children have it, too.
     parent = os.pidfd_open(parent_pid)
     if os.getppid() != parent_pid:
         os._exit(1)

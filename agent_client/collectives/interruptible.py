@@ -92,9 +92,9 @@ class InterruptibleGroup(ProcessGroup):
         return InterruptibleWork(work, backend, self._gloo[backend], self._waiter, is_sliced=not is_message)
 
     def _reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "ReduceScatter":
-        """Reduce and scatter by an all-reduce of which each rank keeps its part, as torch itself does for gloo.
+        """Run a reduce-scatter as an all-reduce, after which each rank keeps its part. torch does the same for gloo.
 
-        torch's version is not used, because a wait for it cannot be interrupted.
+        torch's own version is not used, because a wait for it cannot be interrupted.
         """
         outputs, inputs = ([each] if isinstance(each, torch.Tensor) else each for each in (outputs, inputs))
         options: Any = AllreduceOptions()

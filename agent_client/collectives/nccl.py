@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 QUIET = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values end the process, and aborts require 0
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values kill the process, and aborts require 0
     DUMP: "0",  # the monitor ignores failures
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # a quarter of the watchdog's sleep
 }
@@ -73,7 +73,7 @@ class NcclConnector(Connector):
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
         if distributed.is_initialized() and may_end_the_process(distributed_c10d.get_backend_config()):
             log.warning("%s", WARNING)
-        os.environ.setdefault(DUMP, "0")  # for the default group, if it is still to be made
+        os.environ.setdefault(DUMP, "0")  # for the default group, if it does not exist yet
 
     def connect(self, spec: GroupSpec) -> "NcclGroup":
         store = PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s))
@@ -149,7 +149,7 @@ class NcclGroup:
         self._timeout_s = timeout_s
         self._fence = Fence()
         options: Any = distributed.ProcessGroupNCCL.Options()
-        options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never comes
+        options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never connects
         options._timeout = NEVER  # each collective has its own limit
         with _environment(**QUIET, TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
             self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, options)

@@ -178,8 +178,8 @@ class Peers:
     def _connect(self, assignment: Assignment) -> RankGroup:
         prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}"
         if assignment.compares and assignment.secret:
-            # A digest that only the members can compute keeps quorums apart. It hides nothing: torch's store lists its
-            # keys to any caller. Scripts with another client know no secret; if one takes part, use the plain name.
+            # A digest that only the members can compute separates quorums. It is not a secret: torch's store lists its
+            # keys to any client. Groups with another client have no secret; with one of them, use the plain prefix.
             prefix += f"/{prove(assignment.secret, STORE_WORD, prefix)}"
         spec = GroupSpec(
             store_address=assignment.store_address,

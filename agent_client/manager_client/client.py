@@ -161,7 +161,7 @@ class WaitLog:
         with self._changed:
             line = self._wait.finish(time.monotonic())
             if line:
-                self._changed.notify()  # the thread may sleep until its next line, which is not due any more
+                self._changed.notify()  # the thread may be sleeping until its next line, which is now obsolete
         if line:
             log.info("rank %d, step %d: %s", self._group_rank, step, line)
 

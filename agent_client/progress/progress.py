@@ -39,7 +39,7 @@ MAX_UNREAD = 4096  # marks
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
-# A tick; a phase that is entered (True) or left (False); the number of a step that begins.
+# A tick; a phase that is entered (True) or left (False); or the number of a step that starts.
 _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 
 

@@ -157,7 +157,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- for elastic_agent.py
 
     def finished(self) -> None:
-        """Report that the workers of this node have succeeded. The later loss of this node does not end the round."""
+        """Report that this node's workers have succeeded. If the node is lost later, the round continues."""
         if self._node is not None:
             self._node.finish()
 
@@ -196,7 +196,7 @@ class LighthouseRendezvous(RendezvousHandler):
 
     def _serve(self, node: Node, joined: Run) -> TCPStore | None:
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
-        self._served = store  # the store of the previous round ends with its last worker
+        self._served = store  # drops the reference to the store of the previous round
         while not node.is_over:
             try:
                 self._client.put_key(

@@ -1,7 +1,7 @@
 """A node of a torchrun job, as a rank of an elastic run.
 
-`Node` drives the state machine of a rank, whose generations are torchrun's rounds. It joins rounds, and knows when the
-current one is over. `RoundStore` wraps the store of a round so that waiting for a key stops when the round is over.
+`Node` drives the state machine of a rank, whose generations are torchrun's rounds. It joins rounds, and detects when
+the current one is over. `RoundStore` wraps the store of a round so that waits for keys stop when the round is over.
 """
 
 import threading
@@ -37,7 +37,7 @@ class Node(DriverThread):
             limit_s: Seconds for which an unreachable lighthouse is tolerated while the node waits for a round.
             open_stream: Opens a stream to the lighthouse.
         """
-        # torchrun ends the workers, so the machine must never kill this process.
+        # torchrun stops the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
         super().__init__(RankMachine(entry, config), open_stream)
         self._changed = threading.Condition()

@@ -13,7 +13,7 @@ from lighthouse_protocol.messages.run import RunTerms
 
 NOT_NEEDED = frozenset(
     {
-        "heartbeat_timeout",  # the lighthouse sees from its stream that a node lives
+        "heartbeat_timeout",  # the lighthouse detects by its stream that a node is alive
         "is_host",  # the node of rank 0 serves the store of a round
         "keep_alive_interval",
         "keep_alive_max_attempt",

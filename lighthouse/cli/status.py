@@ -57,7 +57,7 @@ def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[T
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:
-    """Return a line per stopped run of a job. Its ranks are gone, and the status alone would not explain why."""
+    """Return a line per stopped run of a job, because the status alone would not explain why ranks are missing."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
     return [
@@ -252,7 +252,7 @@ def _show(poll: Poll, rhythm: Rhythm, output: str) -> None:
 
 
 def _repeat(poll: Poll, rhythm: Rhythm, show: Callable[[View], None]) -> None:
-    """Poll and show the view periodically. A slow answer delays the next request, and no request is made up for."""
+    """Poll and show the view periodically. A slow answer delays the next request; missed polls are skipped."""
     asked = 0
     while True:
         next_at = time.monotonic() + rhythm.interval_s

@@ -35,7 +35,7 @@ class EtcdAddress:
     """Addresses of an etcd cluster and a key prefix, written `etcd://a:2379,b:2379/prefix`."""
 
     endpoints: tuple[Address, ...]  # members of one etcd cluster
-    prefix: str = DEFAULT_PREFIX  # starts with a slash and does not end with one
+    prefix: str = DEFAULT_PREFIX  # has a slash at its start, and none at its end
 
     def __str__(self) -> str:
         return f"{SCHEME}{','.join(map(str, self.endpoints))}{self.prefix}"

@@ -72,7 +72,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class GroupCalls:
-    """Number and newest of the collectives that a rank has entered in one process group made by its script."""
+    """The collectives of a rank in one process group that its script has created: their number, and the newest one."""
 
     group: PhaseName
     entered: Count

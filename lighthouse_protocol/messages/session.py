@@ -55,7 +55,7 @@ class HeldQuorum:
 class QuorumPhase(StrEnum):
     """State of a standing quorum at the lighthouse. The managers must act on it."""
 
-    NONE = "none"  # no standing quorum: every step asks the lighthouse
+    NONE = "none"  # no standing quorum: every step requires a request to the lighthouse
     RETURNING = "returning"  # the lighthouse has restarted: holders may continue and must reconnect
     STANDING = "standing"
     RECALLED = "recalled"  # grant no new step and report the highest grant

@@ -142,7 +142,10 @@ class StoreKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """State of a lighthouse's durable store. An unavailable etcd is an `error`; with a broken journal it would exit."""
+    """State of a lighthouse's durable store.
+
+    `error` is only used for etcd, because a lighthouse that cannot write its journal exits.
+    """
 
     kind: StoreKind = StoreKind.NONE
     term: int = 0  # grows with each start, or each leadership

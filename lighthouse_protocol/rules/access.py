@@ -98,7 +98,7 @@ _SERVICES: Mapping[str, Mapping[str, Needed]] = {
 _ROUTES: Mapping[str, Needed] = {
     "GET /livez": _PROBE,
     "GET /readyz": _PROBE,
-    "GET /": _PROBE,  # static; the data comes through /events and /status
+    "GET /": _PROBE,  # static; the page requests its data from /events and /status
     "GET /control": _PROBE,  # the caller's own permissions
     "POST /login": _PROBE,
     "GET /metrics": _VIEW,
@@ -349,7 +349,7 @@ def _lowered(name: str) -> str:
 ADDRESS_WORD = "address"  # a member requests its peer's checkpoint address; then quorum_id, group_rank
 TARGET_WORD = "target"  # a member requests a state; then the request, and both sides' nonces
 SOURCE_WORD = "source"  # the answer to that; then the reply, and both sides' nonces
-STORE_WORD = "store"  # an unguessable key under which members meet in a store; then the key's name
+STORE_WORD = "store"  # an unguessable prefix under which members connect in a store; then the prefix's name
 
 
 def digest_of(secret: str) -> str:

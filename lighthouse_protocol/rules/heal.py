@@ -22,7 +22,7 @@ from lighthouse_protocol.rules.stall import span
 
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 0.5
-KEPT_EVERY_S = 0.25  # a report that comes sooner replaces the last one
+KEPT_EVERY_S = 0.25  # a report that arrives sooner replaces the last one
 FRESH_S = 2.0  # a report up to this age stands for the present, so the rate does not fall between two reports
 STILL_SHOWN_S = 5.0  # a slow link delivers a piece of a state within this time
 LOGGED_EVERY_S = 10.0
@@ -134,7 +134,7 @@ class GroupHeal:
         self._ranks[group_rank] = rank
 
     def _end(self, group_rank: int, at: float) -> None:
-        # A finished heal stays until the group's heal ends. An unfinished heal has failed.
+        # A finished heal is kept until the group's heal is over. An unfinished heal has failed.
         known = self._ranks.get(group_rank)
         if known is not None and not known.heal.is_over:
             self._aborted = self.status(at)

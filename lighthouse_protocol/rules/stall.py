@@ -59,7 +59,7 @@ MIN_SILENT_S = 5.0
 Order: TypeAlias = tuple[int, int, int]
 NOTHING: Order = (0, 0, 0)
 
-# Ranks that meet in collectives: (replica group, process group of the script). Both are empty for an Agent's.
+# A process group: (replica id, name of the process group of the script). Both are empty for the Agent's collectives.
 Circle: TypeAlias = tuple[str, str]
 
 # The newest collective, and whether the rank has left it. A rank still inside is behind a rank that has left it.
@@ -125,7 +125,10 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
 
 
 def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
-    """Return the seconds until the ranks count as stalled (rule 2) if none of them moves. Negative if they do now."""
+    """Return the seconds until the ranks count as stalled (rule 2) if none of them moves.
+
+    The result is negative if they count as stalled already.
+    """
     running = [rank for rank in ranks if rank.is_running]
     if running:
         return max(rank.limit_s - rank.progress_age_s for rank in running)

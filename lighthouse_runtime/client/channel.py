@@ -78,7 +78,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.http2.lookahead_bytes", 2**20),  # replaces the probe; a list of 10,000 groups has this size
 ]
 
-# grpc.aio's text in place of the status if the server ends a stream while the client writes.
+# grpc.aio's details, in place of the server's, if the server closes a stream while the client writes.
 _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 

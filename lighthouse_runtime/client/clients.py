@@ -38,7 +38,7 @@ LONG_CALL_S = 30.0  # a longer call waits for other groups
 
 
 def _read(lighthouse: str | Coordinator) -> Coordinator:
-    # A lighthouse given as text comes from the environment, and so do the files of the user's own PKI.
+    # With a text instead of a Coordinator, read the PEM files of the user's own PKI from the environment.
     return lighthouse if isinstance(lighthouse, Coordinator) else parse_coordinator(lighthouse).with_files(files_from())
 
 

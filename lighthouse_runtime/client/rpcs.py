@@ -30,7 +30,7 @@ MANAGER = "/manager.v1.ManagerService/"
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[T]):
-    """A call to be made. If the server is down, it waits with `wait_for_ready`, or else raises Unreachable at once."""
+    """Description of a call. If the server is down, the call waits with `wait_for_ready`, or else fails at once."""
 
     path: str
     request: Message

@@ -221,7 +221,7 @@ class SyncStream(Generic[S, M]):
         except LighthouseError as e:
             self._error = e
             return
-        # gRPC reads the messages on a thread, which must end with the stream, whichever side ends it.
+        # gRPC reads the messages on a thread, which must stop when the stream closes, whichever side closes it.
         if not self._call.add_callback(self._send_no_more):
             self._send_no_more()
 

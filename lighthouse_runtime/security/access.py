@@ -113,8 +113,8 @@ class LocalOperatorAccess:
 class CredentialAccess:
     """Access by credentials, for a server that other hosts can reach.
 
-    A caller's role is that of its token, or without a token that of its certificate (`identities`). A caller with
-    neither is `anonymous`.
+    The token determines a caller's role, or without a token the certificate does (`identities`). A caller with neither
+    is `anonymous`.
     """
 
     port = LIGHTHOUSE_PORT

@@ -1,7 +1,7 @@
 """A daemon's HTTP server: liveness, readiness, metrics, status, and the status page with its actions.
 
-A client must send a complete request within HEADERS_WITHIN_S, after connecting and after each answer. Above
-MAX_CONNECTIONS, a new connection closes one of the host that has the most, preferably one without a status feed.
+A client must send a complete request within HEADERS_WITHIN_S, after connecting and after each answer. If there are more
+than MAX_CONNECTIONS, the server closes one of the host that has the most, preferably one without a status feed.
 """
 
 import asyncio

@@ -151,7 +151,7 @@ class StatusFeed:
                 snapshot = self._status()
                 took_s = loop.time() - began_at
                 self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
-            except Exception:  # a defect of ours must not end the feed
+            except Exception:  # a bug must not stop the feed
                 log.exception("cannot build the status", extra=event("status_failed"))
                 took_s = self._every_s
             self._wake()
