@@ -1,6 +1,6 @@
 """An NCCL process group that can be aborted while a peer is dead or suspended.
 
-An abort makes NCCL's kernels return, so their CUDA events complete as if the collective had succeeded. So a collective
+An abort makes NCCL's kernels return, and their CUDA events complete as if the collective had succeeded. So a collective
 counts as successful only if its event has completed before an abort was announced; `Fence` orders the two with a lock.
 
 The waiting thread checks for NCCL errors itself and aborts the group on the first one, before torch's watchdog, which

@@ -81,7 +81,7 @@ class Presence:
             self._client.close()
 
     def _log(self, watch: RankWatch) -> None:
-        """Log which ranks are missing, by the manager's reports, whenever that changes."""
+        """Log which ranks are missing according to the manager, whenever that changes."""
         told = ""
         while not self._closed.wait(LOOKED_EVERY_S):
             if watch.waiting_for not in ("", told):
@@ -344,7 +344,7 @@ class ManagerConnection:
         return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
-        """Send a yes without waiting for the answer, in a case where this vote alone decides.
+        """Send a yes without waiting for the answer, if this rank is alone in its group and so decides by itself.
 
         The vote is binding like any other. The next ask() waits for the answer.
         """

@@ -1,8 +1,8 @@
 """Gradient hook for torchft's DistributedDataParallel that tolerates a failed all-reduce.
 
-The hook of torchft 0.2.0 waits for an all-reduce and then asserts that it has a future, which is not so if it has
-failed. With gloo, the loss of a peer during a step would then crash every other trainer with an AssertionError. This
-module imports torch, so installation.py imports it only when it installs the hook.
+The hook of torchft 0.2.0 waits for an all-reduce and then asserts that it has a future, but a failed one has none. With
+gloo, the loss of a peer during a step would therefore crash every other trainer with an AssertionError. This module
+imports torch, so installation.py imports it only when it installs the hook.
 """
 
 from typing import Any

@@ -126,9 +126,9 @@ class LighthouseRendezvous(RendezvousHandler):
             )
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the round is over, or else 0. torchrun's agent then restarts its workers.
+        """Return 1 if the round is over, or else 0.
 
-        The next round forms as soon as all nodes have stopped their workers.
+        On 1, torchrun's agent restarts its workers. The next round forms as soon as all nodes have stopped theirs.
         """
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):

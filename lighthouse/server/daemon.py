@@ -72,7 +72,7 @@ PAGE_HEADERS = {
 
 
 class LighthouseDaemon:
-    """The lighthouse's servers and everything behind them.
+    """The lighthouse daemon, with its gRPC and HTTP servers, its registries and its stores.
 
     `grpc_port` and `http_port` are the ports in use after start() has returned.
     """

@@ -93,7 +93,7 @@ _OS_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The row with values of the whole journal."""
+    """Values that belong to the whole journal, stored in one row."""
 
     term: int
     forgotten_id: int  # highest quorum id of all jobs without a row

@@ -53,7 +53,7 @@ Missing = Annotated[tuple[str, ...], Shortened(cut_missing)]
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Evidence about one rank: what it was doing when it was asked."""
+    """Evidence of what one rank was doing."""
 
     group_rank: GroupRank
     rank_incarnation: Text = ""

@@ -115,7 +115,7 @@ class World:
     """Size of a job, including groups that are not in a quorum yet."""
 
     global_world_size: Count  # connected ranks
-    # Most ranks that hold the same shard. Each replica group has at most one of them.
+    # Largest number of ranks that have the same shard. Each replica group has at most one of them.
     largest_peer_group_world_size: Count
     ranks_pending: Count = 0  # missing ranks of groups that are partly connected
     group_world_size: Count = 0  # size of the receiver's group

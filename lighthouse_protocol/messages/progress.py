@@ -142,8 +142,8 @@ class RejectedStep:
 class DataUse:
     """How many samples of a data set the committed steps of all groups have used."""
 
-    length: Count  # of the data set
-    samples: Count  # used so far
+    length: Count  # number of samples in the data set
+    samples: Count  # number of samples used so far, over all epochs
     irregular_steps: Count = 0  # this rank's steps with batches drawn under another quorum, or not drawn by the sampler
     is_exact: bool = True  # each sample was used once per epoch
 

@@ -151,7 +151,7 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The group leaves the job voluntarily. A session that closes without this message counts as a crash."""
+    """The group leaves the job normally. A session that closes without this message counts as a crash."""
 
     reason: Reason = ""
 
@@ -237,7 +237,7 @@ class KillRequest:
 
     reason: Reason = ""
     behind: Ranks = (
-        NO_RANKS  # ranks whose stall is the reason; the supervisor counts them as lost. Empty for an operator
+        NO_RANKS  # ranks whose stall is the reason, which the supervisor counts as lost; empty for an operator's request
     )
 
 

@@ -8,13 +8,13 @@ a rank.
    ranks wait, the running rank's phase sets the time limit. If no rank runs, the limit is the floor.
 3. Divergence: ranks have entered the same collective (by number) with different operations or shapes. Ranks that are in
    several collectives at once, as DDP is with its buffers, are compared number by number.
-4. Behind: in process groups made by scripts, ranks are compared by the number of collectives entered in each group.
+4. Behind: in process groups of scripts, ranks are compared by the number of collectives entered in each group.
    Suspects are behind some rank and ahead of none. If this finds no suspect, ranks are compared by their newest
    collective, then by step, then by the phases of the step that at least two ranks have entered; suspects are the
    ranks furthest behind. A rank in a collective that others have not entered is never a suspect, nor is a rank that
    declared a wait. Being behind is not proof of guilt.
 5. If some ranks, but not all, have stopped their heartbeats, all of these are behind, in addition to rule 4's suspects.
-   A waiting rank still sends heartbeats, but C code that holds the interpreter lock does not.
+   A waiting rank still sends heartbeats, unless C code holds the GIL.
 6. If no rank is behind and all are in one collective, the verdict is "network or collective". Otherwise the verdict
    lists each rank's place.
 

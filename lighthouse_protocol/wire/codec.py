@@ -145,7 +145,7 @@ def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return Python source that writes a field (a dict item) and that reads it (an expression)."""
+    """Return Python source for a field: the dict item that writes it, and the expression that reads it."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     is_optional = get_origin(hint) in (Union, UnionType)
@@ -171,7 +171,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return Python source that writes and that reads one value. {} stands for the value."""
+    """Return two Python expressions: one writes a value, the other reads it. {} stands for the value."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     if field.message_type is not None:

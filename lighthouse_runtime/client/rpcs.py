@@ -113,7 +113,7 @@ def put_key(
 
     Args:
         generation: Generation of the caller.
-        kind: Key space.
+        kind: Kind of the key.
         name: Name of the key.
         value: Value of the key.
         slot: Slot in the caller's RankHello.
@@ -141,7 +141,7 @@ def get_keys(
 
     Args:
         generation: Generation that the caller expects to be the current one, or None.
-        kind: Key space, or empty for all.
+        kind: Kind of the keys, or empty for all.
         name: Name of the key, or empty for all.
         of: Return the keys of this generation instead of the current one's.
         previous: Return each key's value in the newest earlier generation that set it.
@@ -264,7 +264,7 @@ def checkpoint_address(
         group_rank: The rank.
         step: Step at which the rank must be, or None for any.
         quorum_id: Quorum to which the caller belongs.
-        secret: Secret of that quorum, which proves it.
+        secret: Secret of that quorum, with which the caller proves that it belongs to it.
         timeout_s: Timeout in seconds.
     """
     proof = prove(secret, ADDRESS_WORD, quorum_id, group_rank)

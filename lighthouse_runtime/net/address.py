@@ -117,7 +117,10 @@ def listening_host(advertised: str) -> str:
 
 
 def served_host(bind: str) -> str:
-    """Return the host at which others can reach a server that listens on `bind`, without a peer to route to."""
+    """Return a host at which others can reach a server that listens on `bind`.
+
+    Unlike advertised_host(), this needs no peer to find the right interface, and may return the host's name.
+    """
     return own_name() if Address(bind, None).is_unspecified else bind
 
 

@@ -30,7 +30,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Return an id of this boot and pid namespace. Pids of processes with equal ids are comparable."""
+    """Return an id of this boot and pid namespace. A pid means the same process to all processes with the same id."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
