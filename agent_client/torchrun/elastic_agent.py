@@ -24,7 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Wrap the methods of torch's agent, unless they are wrapped already. Agents with other handlers are not affected."""
+    """Wrap the methods of torch's agent, if not done yet. Agents with other handlers are not affected."""
     for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
         original = getattr(LocalElasticAgent, name, None)
         if original is None:

@@ -237,7 +237,7 @@ class KillRequest:
 
     reason: Reason = ""
     behind: Ranks = (
-        NO_RANKS  # ranks whose stall is the reason, which the supervisor counts as lost; empty for an operator's request
+        NO_RANKS  # ranks whose stall is the reason, which the supervisor counts as lost; empty for operators' requests
     )
 
 
