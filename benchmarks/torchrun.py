@@ -172,7 +172,7 @@ def bars(losses: Sequence[Loss]) -> list[Bar]:
     return found
 
 
-@benchmark("One loss, and not beside c10d.")
+@benchmark("One loss, without c10d.")
 def main(*, quick: bool, check: bool, path: Path | None) -> None:
     """Measure how long the other nodes of a torchrun job wait after a node dies."""
     machine = show_machine()

@@ -71,6 +71,12 @@ class Progress:
         self.marks.append((self.clock(), number))
         self.bound()
 
+    def decided(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
+        """Record that a step was committed or discarded. Does nothing here; traces override it."""
+
+    def has_state(self, step: int, quorum_id: int, digest: str) -> None:
+        """Record the digest of the state before a step. Does nothing here; traces override it."""
+
     def tick(self) -> None:
         """Mark one tick of the current phase."""
         marks = self.marks

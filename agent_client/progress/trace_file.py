@@ -1,8 +1,11 @@
-"""Trace of a rank: a file with a line for each phase, wait or collective that the rank enters or leaves.
+"""Trace of a rank: a file per process, with a line for each phase, wait or collective that it enters or leaves.
+
+Decisions on steps and digests of states are traced, too.
 
     2026-11-22T07:41:03.118201Z step 812 enters validation
     2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
     2026-11-22T07:41:03.131377Z step 812 leaves all_reduce 24 of quorum 17, 4096x1024 after 0.011 s
+    2026-11-22T07:41:03.140210Z step 812 commits under quorum 17
 
 LOG_VARIABLE names the folder of the files; if it is not set, nothing is written. A rank hangs at the last line with
 "enters" that has no matching "leaves". A `diff` of two ranks' files shows where they diverge.
@@ -77,6 +80,12 @@ class TracedProgress(Progress):
     def __init__(self, lines: Lines, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
         self._lines = lines
+
+    def decided(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
+        self._lines.write(f"step {step} {'commits' if is_committed else 'is discarded'} under quorum {quorum_id}")
+
+    def has_state(self, step: int, quorum_id: int, digest: str) -> None:
+        self._lines.write(f"step {step} has state {digest} under quorum {quorum_id}")
 
     def phase(self, name: str, total: int | None = None) -> Block:
         return self._logged(name if total is None else f"{name} of {total}", super().phase(name, total))

@@ -16,6 +16,7 @@ import torch
 from agent_client.collectives.peers import Peers
 from agent_client.errors import ScriptMismatch
 from agent_client.manager_client.client import ManagerConnection
+from agent_client.progress.progress import Progress
 from agent_client.state.digest import PendingDigest
 from agent_client.state.rules import MAX_DIVERGENCES, Digest, Divergences, common_interval, differs, outliers
 from agent_client.step.attempt import StepAttempt
@@ -77,8 +78,10 @@ class Comparison:
         peers: Peers,
         attempt: StepAttempt,
         config: AgentConfig,
+        progress: Progress,
     ) -> None:
         self._machine = machine
+        self._progress = progress
         self._manager = manager
         self._peers = peers
         self._attempt = attempt
@@ -147,6 +150,9 @@ class Comparison:
         digest, self.digest = self.digest, None
         is_up_to_date = not (self._machine.must_install or assignment.catches_up)
         own = digest.digest.read() if is_up_to_date and digest and digest.tag == self._machine.tag else None
+        if own is not None:
+            digest_text = "".join(f"{part % 2**64:016x}" for part in own)
+            self._progress.has_state(assignment.max_step, assignment.quorum_id, digest_text)
         wrong = outliers(self._exchange_digests(Kind.STATE, own))
         if digest is not None and own is not None:
             names = [assignment.replica_ids[place] for place in wrong]

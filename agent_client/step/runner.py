@@ -73,7 +73,7 @@ class StepRunner:
         """Returns the indices of this rank's last batch, if a StepSampler has drawn it."""
         self.attempt = StepAttempt(machine, manager, peers, config)
         self.requester = QuorumRequester(machine, manager, healing, config, place.manager_process, catch_up)
-        self.comparison = Comparison(machine, manager, peers, self.attempt, config)
+        self.comparison = Comparison(machine, manager, peers, self.attempt, config, progress)
         self._manager = manager
         self._peers = peers
         self._healing = healing
@@ -309,7 +309,9 @@ class StepRunner:
         machine = self.machine
         commit = self._vote()
         self._healing.release(is_committed=commit)
-        failure = machine.failure
+        failure, assignment = machine.failure, machine.assignment
+        if assignment is not None:
+            self.progress.decided(assignment.max_step, assignment.quorum_id, is_committed=commit)
         machine.decided(commit)
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed only partly: {failure}; restart the group")

@@ -7,7 +7,7 @@ import platform
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -84,7 +84,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 def show_machine(*, beside_torchft: bool = False) -> dict[str, Any]:
     """Print and return the description of the machine. With `beside_torchft`, warn if torchft is not installed."""
     found = _machine()
-    click.echo(_machine_text(found))
+    click.echo(machine_text(found, f"{found['load_average']:.1f} before the run"))
     if beside_torchft and found["torchft"] is None:
         click.echo(MISSING, err=True)
     return found
@@ -106,10 +106,11 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _machine_text(found: dict[str, Any]) -> str:
+def machine_text(found: Mapping[str, Any], load_average: str) -> str:
+    """Return the date, the machine, the versions and the commit as one sentence without a period."""
     return (
         f"{found['date']}, {found['cores']} cores ({found['cpu']}), {found['memory_gb']} GB, Linux {found['kernel']}, "
-        f"load average {found['load_average']:.1f} before the run, "
+        f"load average {load_average}, "
         f"Python {found['python']}, grpcio {found['grpcio']}, torchft {found['torchft'] or 'not installed'}, "
         f"commit {found['commit']}"
     )

@@ -143,7 +143,7 @@ class Side:
         self._cpu_s = time.process_time() - self._cpu_s
         self._peak_bytes = _status_bytes("VmHWM")
         if not all(bool((parameter == value).all()) for parameter in self._model.parameters()):
-            raise RuntimeError("what was healed is not what was served")
+            raise RuntimeError("the healed state differs from the served one")
         return {"fetch_s": fetched_at - began_at, "install_s": installed_at - fetched_at, "cpu_s": self._cpu_s}
 
     def extra_bytes(self) -> int:

@@ -28,7 +28,7 @@ _VERBS = {
     "incident": LazyCommand(
         "lighthouse.cli.incidents:incident", "Show an incident: its timeline and what each rank was doing.", _INSPECT
     ),
-    "stacks": LazyCommand("lighthouse.cli.listings:stacks", "Show the Python stacks of all ranks, now.", _INSPECT),
+    "stacks": LazyCommand("lighthouse.cli.listings:stacks", "Show the current Python stacks of all ranks.", _INSPECT),
     "keys": LazyCommand("lighthouse.cli.listings:keys", "List the keys that the ranks of a run have set.", _INSPECT),
     "drain": LazyCommand(
         "lighthouse.cli.control:drain", "Ask a replica group to leave after its current step.", _CONTROL
@@ -38,6 +38,9 @@ _VERBS = {
     "resume": LazyCommand("lighthouse.cli.control:resume", "Undo `stop` and re-admit excluded hosts.", _CONTROL),
     "token": LazyCommand(
         "lighthouse.cli.token:token", "Print the join string of a role, or rotate its token.", _ACCESS
+    ),
+    "check-history": LazyCommand(
+        "lighthouse.cli.check_history:check_history", "Check a job's logs against what Lighthouse promises.", _ACCESS
     ),
     "debug": LazyCommand("lighthouse.cli.debug:debug", "Collect logs and status for a bug report.", _ACCESS),
 }

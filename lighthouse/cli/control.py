@@ -75,7 +75,7 @@ def stop(given: ClientOptions, reason: str) -> None:
 def resume(given: ClientOptions) -> None:
     """Undo `stop` and re-admit excluded hosts.
 
-    Start the supervisors that `stop` ended again yourself.
+    It does not restart the supervisors that `stop` ended: start them yourself.
     """
     with given.connect() as client:
         was_held = any(run.stop is not None or run.excluded for run in client.runs(given.run, timeout_s=given.timeout))

@@ -93,7 +93,7 @@ def debug() -> None:
 def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journal: Path | None) -> None:
     """Write a summary, status, incidents, log, metrics, journal, checks and versions to one file.
 
-    If a part fails or takes longer than --timeout, a text file says why. Join strings, tokens and values of
+    If a part fails or takes longer than --timeout, a text file gives the reason. Join strings, tokens and values of
     variables with a secret's name are removed. Read the file before you share it: it contains output and stacks of
     ranks.
     """

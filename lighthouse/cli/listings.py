@@ -172,7 +172,7 @@ def keys(given: ClientOptions, of: int | None) -> None:
 )
 @client_options(job_help=f"Job of the ranks.  [default: {DEFAULT_JOB}]", timeout="15s")
 def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
-    """Show the Python stacks of all ranks, now.
+    """Show the current Python stacks of all ranks.
 
     Also shows each rank's newest collectives, process and last output, and lists what could not be collected. Ranks are
     not interrupted. This also works for a rank that holds the interpreter lock.

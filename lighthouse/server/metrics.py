@@ -290,7 +290,7 @@ class AccountCollector(Collector):
         accounts, now = self._accounts(), self._clock()
         commits = _counter("lighthouse_commits", "Committed steps, summed over replica groups")
         discards = _counter("lighthouse_discards", "Discarded steps, summed over replica groups, by reason", "reason")
-        heals = _counter("lighthouse_heals", "Times that a replica group took over the state of another one")
+        heals = _counter("lighthouse_heals", "Number of times that a replica group copied the state of another one")
         heal_bytes = _counter("lighthouse_heal_bytes", "Bytes of the states that healing groups received")
         step_s = _counter("lighthouse_committed_step_seconds", "Time of replica groups in committed steps")
         group_s = _counter("lighthouse_group_seconds", "Time of replica groups since their first quorum")

@@ -121,7 +121,7 @@ class Resource(StrEnum):
     RUNS = "new runs"
     REPLICA_IDS = "new replica ids"
     PROCESSES = "new processes of runs"
-    RANKS_SHOWN = "places of ranks"
+    RANKS_SHOWN = "rank positions"
     DURABLE_WRITES = "keys written"
     MESSAGES = "messages on streams"
     BYTES = "bytes sent"

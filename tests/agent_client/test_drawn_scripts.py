@@ -20,6 +20,8 @@ from pathlib import Path
 import pytest
 
 from examples.ports import free_port
+from lighthouse.cli.check_history import check as check_rules
+from lighthouse.cli.check_history import read
 from lighthouse_runtime.process.commands import START_MANAGER
 from tests.agent_client.drawn_script import FAULTS, LOOPS, OPTIMIZERS
 from tests.processes import LOCALHOST, Lighthouse, Process, clean_environment, eventually
@@ -65,6 +67,7 @@ class Group:
         self._env = clean_environment(
             DRAW=draw.script(is_faulty=is_faulty),
             EVENTS=str(folder),
+            LIGHTHOUSE_TRACE_DIR=str(folder / "history"),
             REPLICA_GROUP_ID=name,
             LIGHTHOUSE_ADDRESS=lighthouse.address,
             LIGHTHOUSE_MANAGER_ADVERTISE=LOCALHOST,
@@ -136,6 +139,10 @@ def check(draw: Draw, folder: Path) -> None:
             finally:
                 for group in (a, b):
                     print(f"== {group.name} {group.statuses}\n{group.process.log()[-6000:]}")
+            (folder / "history" / "lighthouse.log").write_text(lighthouse.log())
+        rules = check_rules(read(folder / "history"), skew_s=0.5)
+        assert [broken for rule in rules for broken in rule.violations] == []
+        assert rules[0].checks >= STEPS - 1
         assert a.statuses == [0], "a healthy group ends by nothing but its own end"
         assert b.statuses[-1] == 0
         assert a.reached() == STEPS

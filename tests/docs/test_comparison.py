@@ -1,33 +1,35 @@
-"""docs/concepts/comparison.md has no figure of its own: each is one of the table that its row links to."""
+"""README.md and docs/concepts/comparison.md show the table that `python -m benchmarks.table` writes."""
 
 import re
 
-import pytest
-
+from benchmarks.table import BEGIN, END, HEADER, IN_README, OPTIONS, ROWS
 from tests.docs.pages import REPOSITORY
 
-PAGE = (REPOSITORY / "docs/concepts/comparison.md").read_text()
-BENCHMARKS = (REPOSITORY / "benchmarks" / "README.md").read_text()
-ROWS = re.findall(
-    r"^\| (.+?) \| (.+?) \| (.+?) \| \[.+?\]\(\.\./\.\./benchmarks/README\.md#(.+?)\) \|$", PAGE, re.MULTILINE
-)
+PAGES = {
+    REPOSITORY / "README.md": ("benchmarks/README.md", IN_README),
+    REPOSITORY / "docs/concepts/comparison.md": ("../../benchmarks/README.md", len(ROWS)),
+}
+SECTIONS = {
+    re.sub(r"[^a-z0-9 ]", "", heading.lower()).replace(" ", "-")
+    for heading in re.findall(r"^## (.+)$", (REPOSITORY / "benchmarks/README.md").read_text(), re.MULTILINE)
+}
 
 
-def section(anchor: str) -> str:
-    """The part of the benchmarks under a heading."""
-    parts = re.split(r"^## ", BENCHMARKS, flags=re.MULTILINE)[1:]
-    [found] = [part for part in parts if part.partition("\n")[0].lower().replace(" ", "-") == anchor]
-    return found
+def test_each_page_has_the_rows_of_the_table() -> None:
+    results = set()
+    for page, (benchmarks_page, count) in PAGES.items():
+        [measured] = re.findall(f"{BEGIN}(.*?){END}", page.read_text(), re.DOTALL)
+        header, _, *rows = [line[2:-2].split(" | ") for line in measured.splitlines() if line.startswith("|")]
+        assert [cell.strip() for cell in header] == list(HEADER)
+        assert [[cells[0], *cells[3:]] for cells in rows] == [
+            [row.what, f"[{row.benchmark}]({benchmarks_page}#{row.section})", f"`python -m benchmarks.{row.benchmark}`"]
+            for row in ROWS[:count]
+        ]
+        assert re.search(r"Measured on \d{4}-\d\d-\d\d, \d+ cores .* commit [0-9a-f]{10}\.", measured)
+        results.add(tuple(tuple(cells[1:3]) for cells in rows[:IN_README]))
+    assert len(results) == 1, "README.md and comparison.md come from different runs"
 
 
-def test_rows_are_found() -> None:
-    assert len(ROWS) >= 10
-
-
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: row[0])
-def test_a_figure_stands_in_the_table_that_its_row_links_to(row: tuple[str, str, str, str]) -> None:
-    _, ours, theirs, anchor = row
-    measured = set(re.findall(r"\d+(?:\.\d+)?", section(anchor)))
-    said = re.findall(r"\d+(?:\.\d+)?", ours + " " + re.sub(r"timeout of \d+ s", "", theirs))
-    assert said, row
-    assert [figure for figure in said if figure not in measured] == []
+def test_each_row_links_to_a_section_and_has_a_benchmark() -> None:
+    assert {row.section for row in ROWS} <= SECTIONS
+    assert {row.benchmark for row in ROWS} == set(OPTIONS)

@@ -1,4 +1,4 @@
-"""README.md: its numbers are measured, its versions declared, and its commands and its script run."""
+"""README.md: its versions are declared, and its commands and its script run."""
 
 import os
 import re
@@ -15,21 +15,8 @@ from tests.processes import PATIENCE_S, clean_environment, eventually
 README = (REPOSITORY / "README.md").read_text()
 EXAMPLE = (REPOSITORY / "examples/train_ddp.py").read_text()
 PROJECT = (REPOSITORY / "pyproject.toml").read_text()
-BENCHMARKS = (REPOSITORY / "benchmarks/README.md").read_text()
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 [SCRIPT] = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-MEASURED = re.findall(
-    r"^\| (.+?) \| (.+?) \| (.+?) \| \[.+?\]\(benchmarks/README\.md#(.+?)\) \| `python -m (.+?)` \|$",
-    README,
-    re.MULTILINE,
-)
-
-
-def section(anchor: str) -> str:
-    """The part of the benchmarks under a heading."""
-    parts = re.split(r"^## ", BENCHMARKS, flags=re.MULTILINE)[1:]
-    [found] = [part for part in parts if part.partition("\n")[0].lower().replace(" ", "-") == anchor]
-    return found
 
 
 def test_it_is_short() -> None:
@@ -70,22 +57,6 @@ def test_versions_are_those_of_the_project() -> None:
     [tested] = re.findall(r"^TORCH \?= torch==(\S+)", (REPOSITORY / "Makefile").read_text(), re.MULTILINE)
     [passes] = re.findall(r"`make test` passes with\s+PyTorch ([\d., and]+\d)", README)
     assert tested in re.split(", | and ", passes)
-
-
-@pytest.mark.parametrize("row", MEASURED, ids=lambda row: row[3])
-def test_a_number_is_a_median_of_its_benchmark(row: tuple[str, str, str, str, str]) -> None:
-    """Each number begins a cell of the table that the row links to: there the median comes first."""
-    _, ours, theirs, anchor, module = row
-    assert (REPOSITORY / f"{module.replace('.', '/')}.py").exists()
-    table = [line for line in section(anchor).splitlines() if line.startswith("|")]
-    medians = {m[1] for line in table for cell in line.split("|") if (m := re.match(r"[* ]*(\d+(?:\.\d+)?)", cell))}
-    numbers = re.findall(r"\d+(?:\.\d+)?", ours + " " + theirs.partition(": ")[2])
-    assert len(numbers) >= 2
-    assert set(numbers) <= medians
-
-
-def test_three_numbers_stand_beside_others() -> None:
-    assert [row[2].partition(":")[0] for row in MEASURED] == ["torchft", "torchrun", "c10d"]
 
 
 def test_the_script_is_the_example() -> None:

@@ -1,4 +1,4 @@
-"""What a rank enters and leaves, as lines in a file of its own."""
+"""What a rank enters, leaves and decides, as lines in a file of its own."""
 
 import os
 import re
@@ -40,6 +40,9 @@ def test_each_entry_and_each_exit_is_a_line(progress: TracedProgress, path: Path
             pass
     with progress.waiting_for("rank 0"), progress.asking("quorum"), progress.busy("heal"):
         pass
+    progress.has_state(812, 17, "0a1b")
+    progress.decided(812, 17, is_committed=False)
+    progress.decided(812, 18, is_committed=True)
     assert lines(path) == [
         "step 812 enters validation of 25",
         "step 812 enters all_reduce 24 of quorum 17, 4096x1024",
@@ -53,6 +56,9 @@ def test_each_entry_and_each_exit_is_a_line(progress: TracedProgress, path: Path
         "step 812 leaves heal after 0.000 s",
         "step 812 leaves the wait for quorum after 0.000 s",
         "step 812 leaves the wait for rank 0 after 0.000 s",
+        "step 812 has state 0a1b under quorum 17",
+        "step 812 is discarded under quorum 17",
+        "step 812 commits under quorum 18",
     ]
 
 

@@ -1,0 +1,283 @@
+"""`lighthouse check-history`: check that the logs of a job are consistent with Lighthouse's guarantees.
+
+The check reads text files only: the traces of the ranks (--trace-dir) and the logs of lighthouses. It shares no code
+with the parts that form quorums and commit steps, so it does not share their bugs.
+"""
+
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from lighthouse_runtime.cli.terminal import Duration
+
+TRACE = re.compile(r"(?P<group>.+)-rank-(?P<rank>\d+)-(?P<pid>\d+)\.log")
+LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT[\d:.]+)Z step (?P<step>\d+) (?P<what>.+)")
+COMMITS = re.compile(r"commits under quorum (\d+)")
+STATE = re.compile(r"has state (\S+) under quorum (\d+)")
+HEALS = re.compile(r"enters heal\b")
+FORMED = re.compile(
+    r"(?:\[(?P<job>[^\]]*)\] )?quorum (?P<id>\d+): (?P<names>\S+@\d+(?: \S+@\d+)*)(?P<more> and \d+ more)?"
+)
+JSON_FIELD = re.compile(r'"(job|message)": "((?:[^"\\]|\\.)*)"')
+SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    step: int
+    quorum_id: int
+    at: float  # Unix time
+    where: str  # file:line
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    step: int
+    quorum_id: int
+    digest: str
+    where: str
+
+
+@dataclass(slots=True)
+class Process:
+    """The trace of one process of a rank, parsed."""
+
+    group: str
+    rank: int
+    ended_at: float = 0.0  # Unix time of its last line
+    commits: list[Commit] = field(default_factory=list)
+    jumps: list[Commit] = field(default_factory=list)  # commits that follow a heal
+    states: list[State] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.rank} of {self.group}"
+
+
+@dataclass(frozen=True, slots=True)
+class Formed:
+    """A log line of a lighthouse about a quorum that has formed, parsed."""
+
+    job: str
+    quorum_id: int
+    groups: tuple[str, ...]
+    is_cut: bool  # the line names the first groups only
+    where: str
+
+
+@dataclass(slots=True)
+class Rule:
+    """A guarantee, with the number of checks and the violations that were found."""
+
+    text: str
+    checks: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    def check(self, is_kept: bool, violation: str) -> None:
+        self.checks += 1
+        if not is_kept:
+            self.violations.append(violation)
+
+
+@dataclass(slots=True)
+class History:
+    processes: list[Process] = field(default_factory=list)
+    formed: list[Formed] = field(default_factory=list)
+
+
+def read(folder: Path) -> History:
+    """Read all files below `folder`. Lines that do not match are skipped, such as a last line truncated by a kill."""
+    history = History()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        with path.open(encoding="utf-8", errors="replace") as lines:
+            place = str(path.relative_to(folder))
+            if named := TRACE.fullmatch(path.name):
+                history.processes.append(_read_trace(named["group"], int(named["rank"]), place, lines))
+            else:
+                history.formed.extend(_read_log(place, lines))
+    return history
+
+
+def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Process:
+    process, has_healed = Process(group, rank), True
+    for number, line in enumerate(lines, 1):
+        if (found := LINE.fullmatch(line.removesuffix("\n"))) is None:
+            continue
+        at, step, what = datetime.fromisoformat(f"{found['time']}+00:00").timestamp(), int(found["step"]), found["what"]
+        process.ended_at = max(process.ended_at, at)
+        if HEALS.match(what):
+            has_healed = True
+        elif commits := COMMITS.match(what):
+            commit = Commit(step, int(commits[1]), at, f"{place}:{number}")
+            process.commits.append(commit)
+            if has_healed:
+                process.jumps.append(commit)
+            has_healed = False
+        elif state := STATE.match(what):
+            process.states.append(State(step, int(state[2]), state[1], f"{place}:{number}"))
+    return process
+
+
+def _read_log(place: str, lines: Iterable[str]) -> Iterator[Formed]:
+    for number, line in enumerate(lines, 1):
+        text, job = line.rstrip("\n").partition(": ")[2], ""
+        if line.startswith("{"):
+            values = dict(JSON_FIELD.findall(line))
+            text, job = values.get("message", ""), values.get("job", "")
+        if found := FORMED.fullmatch(text):
+            groups = tuple(sorted(name.rpartition("@")[0] for name in found["names"].split(" ")))
+            is_cut = found["more"] is not None
+            yield Formed(job or found["job"] or "", int(found["id"]), groups, is_cut, f"{place}:{number}")
+
+
+def check(history: History, skew_s: float) -> list[Rule]:
+    """Check every rule. `skew_s` is the maximum difference between the clocks of two hosts in seconds."""
+    return [
+        _each_process_goes_forward(history.processes),
+        _ranks_of_a_group_agree(history.processes, skew_s),
+        _no_commit_is_taken_back(history.processes, skew_s),
+        _states_are_equal(history.processes),
+        _an_id_names_one_list(history.formed),
+        _only_participants_commit(history),
+    ]
+
+
+def _each_process_goes_forward(processes: Sequence[Process]) -> Rule:
+    rule = Rule("a rank commits each step once and in order, and skips steps only to heal")
+    for process in processes:
+        for before, now in zip(process.commits, process.commits[1:], strict=False):
+            rule.check(
+                now.quorum_id >= before.quorum_id,
+                f"{now.where}: {process.name} commits under quorum {now.quorum_id} after quorum {before.quorum_id}",
+            )
+            is_next = now.step == before.step + 1 or (now.step > before.step and now in process.jumps)
+            rule.check(
+                is_next, f"{now.where}: {process.name} commits step {now.step} after step {before.step}, without a heal"
+            )
+    return rule
+
+
+def _ranks_of_a_group_agree(processes: Sequence[Process], skew_s: float) -> Rule:
+    rule = Rule("a step that a rank commits is committed by the other ranks of its group")
+    by_group: dict[str, list[Process]] = defaultdict(list)
+    for process in processes:
+        by_group[process.group].append(process)
+    for group in by_group.values():
+        committed = [{(commit.step, commit.quorum_id) for commit in process.commits} for process in group]
+        for process in group:
+            for commit in process.commits:
+                for other, others in zip(group, committed, strict=True):
+                    first = other.commits[0] if other.commits else None
+                    was_there = first is not None and (first.quorum_id, first.step) <= (commit.quorum_id, commit.step)
+                    if other.rank != process.rank and was_there and other.ended_at > commit.at + skew_s:
+                        rule.check(
+                            (commit.step, commit.quorum_id) in others,
+                            f"{commit.where}: {process.name} commits step {commit.step} under quorum "
+                            f"{commit.quorum_id}, but rank {other.rank} does not",
+                        )
+    return rule
+
+
+def _no_commit_is_taken_back(processes: Sequence[Process], skew_s: float) -> Rule:
+    """Check that a step is not committed again, under a later quorum, while a rank that has committed it is alive."""
+    rule = Rule("a committed step is not committed again while a rank that holds it lives")
+    by_step: dict[int, dict[int, list[tuple[Commit, Process]]]] = defaultdict(lambda: defaultdict(list))
+    for process in processes:
+        for commit in process.commits:
+            by_step[commit.step][commit.quorum_id].append((commit, process))
+    for step, by_quorum in by_step.items():
+        (_, holders), *later = sorted(by_quorum.items())
+        for quorum_id, commits in later:
+            again = min((commit for commit, _ in commits), key=lambda commit: commit.at)
+            alive = [process for _, process in holders if process.ended_at > again.at + skew_s]
+            names = ", ".join(process.name for process in alive)
+            rule.check(
+                not alive, f"{again.where}: step {step} is committed again under quorum {quorum_id}; {names} holds it"
+            )
+            holders = [*holders, *commits]
+        if not later:
+            rule.check(is_kept=True, violation="")
+    return rule
+
+
+def _states_are_equal(processes: Sequence[Process]) -> Rule:
+    rule = Rule("the states of all participants are equal, bit for bit")
+    known: dict[tuple[int, int, int], State] = {}
+    for process in processes:
+        for state in process.states:
+            first = known.setdefault((process.rank, state.step, state.quorum_id), state)
+            if first is not state:
+                rule.check(
+                    state.digest == first.digest,
+                    f"{state.where}: {process.name} has another state of step {state.step} than {first.where}",
+                )
+    return rule
+
+
+def _an_id_names_one_list(formed: Sequence[Formed]) -> Rule:
+    rule = Rule("a quorum_id names one list of groups, whichever lighthouse logged it")
+    known: dict[tuple[str, int], Formed] = {}
+    for quorum in formed:
+        first = known.setdefault((quorum.job, quorum.quorum_id), quorum)
+        rule.check(
+            first.groups == quorum.groups,
+            f"{quorum.where}: quorum {quorum.quorum_id} has other groups than {first.where}",
+        )
+    return rule
+
+
+def _only_participants_commit(history: History) -> Rule:
+    rule = Rule("only participants of a quorum commit under it")
+    jobs = {quorum.job for quorum in history.formed}
+    if len(jobs) != 1:
+        return rule  # without a log of a lighthouse, or with several jobs, a trace does not say which list applies
+    lists = {quorum.quorum_id: quorum for quorum in history.formed}
+    for process in history.processes:
+        for commit in process.commits:
+            quorum = lists.get(commit.quorum_id)
+            if quorum is not None and not quorum.is_cut:
+                rule.check(
+                    process.group in quorum.groups,
+                    f"{commit.where}: {process.group} commits under quorum {commit.quorum_id}, which is {quorum.where}",
+                )
+    return rule
+
+
+def summary(history: History) -> str:
+    groups = {process.group for process in history.processes}
+    commits = [commit for process in history.processes for commit in process.commits]
+    steps, quorums = {commit.step for commit in commits}, {commit.quorum_id for commit in commits}
+    return (
+        f"{len(groups)} groups, {len(history.processes)} processes, {len(commits)} commits of {len(steps)} steps under "
+        f"{len(quorums)} quorums; {len(history.formed)} quorums in the logs of lighthouses"
+    )
+
+
+@click.command()
+@click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--clock-skew", type=Duration(), default="1s", show_default=True, help="Difference of the hosts' clocks.")
+def check_history(folder: Path, clock_skew: float) -> None:
+    """Check the logs of a job: was every step committed once, by all, with equal states?
+
+    FOLDER has the ranks' traces (--trace-dir) and the logs of lighthouses and managers, in any order and depth. Exits
+    with status 1 if the logs contradict a promise, and with 2 if they contain no commits.
+    """
+    history = read(folder)
+    if not any(process.commits for process in history.processes):
+        raise click.UsageError(f"no trace below {folder} has a commit: start the groups with --trace-dir")
+    click.echo(summary(history))
+    rules = check(history, clock_skew)
+    for rule in rules:
+        state = "BROKEN" if rule.violations else "kept" if rule.checks else "-"
+        broken = f"{len(rule.violations):,} of " if rule.violations else ""
+        click.echo(f"{state:<7} {rule.text}  ({broken}{rule.checks:,} checks)")
+    for violation in [violation for rule in rules for violation in rule.violations][:SHOWN]:
+        click.echo(violation, err=True)
+    if any(rule.violations for rule in rules):
+        sys.exit(1)

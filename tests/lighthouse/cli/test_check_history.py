@@ -1,0 +1,131 @@
+"""`lighthouse check-history`: each broken promise is found in the logs, and a sound history has none."""
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from lighthouse.cli import main
+
+SECONDS = "2026-11-28T07:41:{:09.6f}Z"
+FORMED = "I lighthouse.job.log: [vision] quorum {}: {}"
+
+
+class Folder:
+    """Logs of two groups of two ranks. Both commit steps 0 to 4; b is killed then, and heals to step 8."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.traces: dict[str, list[str]] = {}
+        for group, rank, pid in (("a", 0, 1), ("a", 1, 2), ("b", 0, 3), ("b", 1, 4)):
+            self.add(f"{group}-rank-{rank}-{pid}.log", rank, range(5), quorum_id=7, at=0)
+        for rank, pid in ((0, 1), (1, 2)):
+            self.add(f"a-rank-{rank}-{pid}.log", rank, range(5, 8), quorum_id=8, at=10)
+        for group, rank, pid in (("a", 0, 1), ("a", 1, 2), ("b", 0, 13), ("b", 1, 14)):
+            if group == "b":
+                self.line(f"b-rank-{rank}-{pid}.log", 20, "step 0 enters heal")
+            self.add(f"{group}-rank-{rank}-{pid}.log", rank, range(8, 10), quorum_id=9, at=21)
+        self.lighthouse = [
+            "2026-11-28T07:41:00Z " + FORMED.format(7, "a@0 b@0"),
+            "2026-11-28T07:41:10Z " + FORMED.format(8, "a@5"),
+            "2026-11-28T07:41:20Z " + FORMED.format(9, "a@8 b@0"),
+        ]
+
+    def line(self, name: str, at: float, text: str) -> None:
+        self.traces.setdefault(name, []).append(f"{SECONDS.format(at)} {text}")
+
+    def add(self, name: str, rank: int, steps: range, *, quorum_id: int, at: float) -> None:
+        for number, step in enumerate(steps):
+            if step % 4 == 0:
+                self.line(name, at + number, f"step {step} has state {rank}{step:03x} under quorum {quorum_id}")
+            self.line(name, at + number, f"step {step} enters the wait for vote")
+            self.line(name, at + number, f"step {step} commits under quorum {quorum_id}")
+
+    def change(self, name: str, old: str, new: str | None) -> None:
+        lines = self.traces[name]
+        [place] = [i for i, line in enumerate(lines) if line.endswith(old)]
+        lines[place : place + 1] = [] if new is None else [lines[place].replace(old, new)]
+
+    def check(self, *options: str) -> Result:
+        for name, lines in self.traces.items():
+            (self.path / "traces" / name).parent.mkdir(exist_ok=True)
+            (self.path / "traces" / name).write_text("".join(f"{line}\n" for line in lines))
+        (self.path / "lighthouse.log").write_text("".join(f"{line}\n" for line in self.lighthouse))
+        return CliRunner().invoke(main, ["check-history", str(self.path), *options])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path)
+
+
+def test_a_sound_history(folder: Folder) -> None:
+    folder.traces["b-rank-0-3.log"].append("2026-11-28T07:4")  # cut by the kill
+    result = folder.check()
+    assert result.exit_code == 0, result.output
+    assert "2 groups, 6 processes, 34 commits of 10 steps under 3 quorums; 3 quorums in the logs" in result.output
+    assert result.output.count("kept") == 6
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new", "found"),
+    [
+        ("b-rank-0-13", "step 0 enters heal", None, None),  # the first commit of a process may be any
+        ("a-rank-0-1", "step 6 commits under quorum 8", None, "commits step 7 after step 5, without a heal"),
+        ("a-rank-0-1", "step 7 commits under quorum 8", "step 6 commits under quorum 8", "step 6 after step 6"),
+        ("a-rank-1-2", "step 7 commits under quorum 8", "step 7 commits under quorum 6", "quorum 6 after quorum 8"),
+        ("a-rank-1-2", "step 2 commits under quorum 7", None, "step 2 under quorum 7, but rank 1 does not"),
+        ("b-rank-0-13", "step 8 commits under quorum 9", "step 7 commits under quorum 9", "rank 0 of a, rank 1 of a"),
+        ("b-rank-1-14", "has state 1008 under quorum 9", "has state 1009 under quorum 9", "another state of step 8"),
+        ("b-rank-1-4", "step 4 commits under quorum 7", "step 4 commits under quorum 8", "b commits under quorum 8"),
+    ],
+)
+def test_a_broken_promise_is_found(folder: Folder, name: str, old: str, new: str | None, found: str | None) -> None:
+    folder.change(f"{name}.log", old, new)
+    result = folder.check("--clock-skew", "100ms")
+    assert result.exit_code == (1 if found else 0), result.output
+    assert (found or "") in result.output
+    assert ("BROKEN" in result.output) == (found is not None)
+
+
+def test_a_step_that_nobody_holds_any_more_may_be_committed_again(folder: Folder) -> None:
+    """All groups die, and continue from a checkpoint of step 3."""
+    for rank, pid in ((0, 21), (1, 22)):
+        folder.add(f"a-rank-{rank}-{pid}.log", rank, range(3, 6), quorum_id=12, at=40)
+    folder.lighthouse.append("2026-11-28T07:41:39Z " + FORMED.format(12, "a@3"))
+    result = folder.check()
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_two_lists_under_one_id_are_found(folder: Folder, form: str) -> None:
+    """They may be in the logs of two lighthouses."""
+    message = "quorum 8: a@5 b@5"
+    line = "2026-11-28T07:41:10Z " + FORMED.format(8, "a@5 b@5")
+    if form == "json":
+        line = json.dumps({"time": "2026-11-28T07:41:10", "job": "vision", "message": message})
+    (folder.path / "other.log").write_text(f"{line}\n")
+    result = folder.check()
+    assert result.exit_code == 1
+    assert "quorum 8 has other groups than" in result.output
+
+
+def test_of_another_job_an_id_may_name_another_list(folder: Folder) -> None:
+    (folder.path / "other.log").write_text(json.dumps({"job": "speech", "message": "quorum 8: c@5"}) + "\n")
+    assert folder.check().exit_code == 0
+
+
+def test_clocks_may_differ(folder: Folder) -> None:
+    """Rank 1 of b seems to live on after a commit of rank 0 that it has not written."""
+    folder.change("b-rank-1-4.log", "step 4 commits under quorum 7", None)
+    folder.line("b-rank-1-4.log", 4.5, "step 4 enters the wait for vote")
+    assert folder.check("--clock-skew", "1s").exit_code == 0
+    assert folder.check("--clock-skew", "0.1s").exit_code == 1
+
+
+def test_without_commits_nothing_is_said_to_be_right(tmp_path: Path) -> None:
+    (tmp_path / "lighthouse.log").write_text("2026-11-28T07:41:00Z " + FORMED.format(7, "a@0") + "\n")
+    result = CliRunner().invoke(main, ["check-history", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "--trace-dir" in result.output
