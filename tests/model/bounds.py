@@ -100,9 +100,7 @@ def describe_state(state: tuple[Any, ...]) -> str:
         lease = "lease" if group.has_lease else "no lease"
         link = "linked" if group.link != NOTHING else "cut off"
         tag = f"({group.step}, {group.tag})"
-        parts.append(
-            f"{'abcdefgh'[g]}/{group.incarnation}: {tag} {group.mode}{held}{work}, {lease}, {link} {' '.join(flags)}"
-        )
+        parts.append(f"{'abcdefgh'[g]}/{group.incarnation}: {tag} {group.mode}{held}{work}, {lease}, {link} {' '.join(flags)}")
     return "\n".join(parts)
 
 

@@ -65,7 +65,9 @@ DEFECTS = (
     Defect("joins_once", "L1", CUT, "join-lost-in-a-restart"),
     Defect("ignores_newcomers", "L1", QUIET),
     Defect("never_resumes", "L2", QUIET),
-    Defect("no_revoke_after_a_discard", "L1", _two(2, fail=1), "a-failed-commit-recalls a-failed-commit-is-ignored"),
+    Defect(
+        "no_revoke_after_a_discard", "L1", _two(2, fail=1), "a-failed-commit-recalls a-failed-commit-is-ignored"
+    ),
     Defect(
         "new_manager_is_a_stranger",
         "S14",

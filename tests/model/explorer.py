@@ -79,8 +79,7 @@ class Symmetry:
         for g, group in enumerate(groups):
             columns = [[() if v[g] is None else v[g] for v in lighthouse[self._first :]] for lighthouse in lighthouses]
             places = [
-                next(((i, join) for (m, i), join in zip(q.members, q.joins, strict=True) if m == g), ())
-                for q in quorums
+                next(((i, join) for (m, i), join in zip(q.members, q.joins, strict=True) if m == g), ()) for q in quorums
             ]
             keys.append((group, columns, places))
         return sorted(range(len(groups)), key=keys.__getitem__)
@@ -112,13 +111,7 @@ class Explorer:
     """Explores up to `most` states, or for `seconds`."""
 
     def __init__(
-        self,
-        model: Explorable,
-        symmetry: Symmetry,
-        goals: Iterable[Goal] = (),
-        *,
-        most: int = 10**9,
-        seconds: float = 1e9,
+        self, model: Explorable, symmetry: Symmetry, goals: Iterable[Goal] = (), *, most: int = 10**9, seconds: float = 1e9
     ) -> None:
         self._model = model
         self._symmetry = symmetry

@@ -441,9 +441,7 @@ class Model:
         lighthouse.needs_recall |= needs_recall
         members = self._members(w, lighthouse)
         if all(lighthouse.back[m] for m in members) or "stands_before_all_are_back" in self.weak:
-            self._check(
-                "S9", holds=all(lighthouse.back[m] for m in members), text="a quorum stands before all are back"
-            )
+            self._check("S9", holds=all(lighthouse.back[m] for m in members), text="a quorum stands before all are back")
             lighthouse.phase = STANDS
             if lighthouse.needs_recall:
                 self._recall(lighthouse)
@@ -479,9 +477,7 @@ class Model:
         """Recall the quorum for a newcomer, or if a member drains."""
         if lighthouse.phase != STANDS or lighthouse.unwritten != NOTHING:
             return
-        waits = any(
-            join is not None and not w.is_member(lighthouse.quorum, g) for g, join in enumerate(lighthouse.joins)
-        )
+        waits = any(join is not None and not w.is_member(lighthouse.quorum, g) for g, join in enumerate(lighthouse.joins))
         drains = any(w.groups[g].drains and lighthouse.session[g] == i for g, i in w.quorums[lighthouse.quorum].members)
         if (waits and "ignores_newcomers" not in self.weak) or drains:
             self._recall(lighthouse)
@@ -675,9 +671,7 @@ class Model:
                 continue
             later = [q for q in w.quorums[place + 1 :] if q.is_told]
             if all(g in dict(q.members) and q.committed == NOTHING for q in later):
-                text = (
-                    f"group {g} holds step {join.step} of quorum {join.tag}, and the next one starts at {quorum.start}"
-                )
+                text = f"group {g} holds step {join.step} of quorum {join.tag}, and the next one starts at {quorum.start}"
                 self._check("S14", holds=quorum.start >= join.step, text=text)
 
     def _check_same_id(self, w: World, lighthouse: Lighthouse) -> None:

@@ -130,28 +130,7 @@ class Group(Record):
         self.seen, self.has_lease, self.link, self.asks, self.mail = 0, False, NOTHING, False, NOTHING
 
 
-NEW_GROUP = (
-    0,
-    0,
-    0,
-    0,
-    False,
-    (),
-    False,
-    False,
-    NOTHING,
-    NO_QUORUM,
-    0,
-    0,
-    0,
-    False,
-    NOTHING,
-    False,
-    NOTHING,
-    False,
-    False,
-    0,
-)
+NEW_GROUP = (0, 0, 0, 0, False, (), False, False, NOTHING, NO_QUORUM, 0, 0, 0, False, NOTHING, False, NOTHING, False, False, 0)
 
 
 class Lighthouse(Record):
