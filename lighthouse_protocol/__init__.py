@@ -1,3 +1,3 @@
-"""Messages, identities, limits, refusals and wire format, shared by both ends of a connection. No asyncio, no torch."""
+"""Protocol code shared by clients and servers: messages, identities, limits, errors and wire format. No asyncio."""
 
 VERSION = "0.1.0"

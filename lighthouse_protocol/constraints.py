@@ -1,7 +1,7 @@
 """Constraints of message fields, as annotated types.
 
 Messages annotate their fields with these types, and wire/codec.py applies the constraints. A check returns the value or
-raises InvalidRequest with the name of the field. `Shortened` cuts a value on write and on read. `WireForm` converts
+raises InvalidRequest, which names the field. `Shortened` truncates a value on write and on read. `WireForm` converts
 between a field's type in Python and its type on the wire.
 """
 
@@ -71,7 +71,10 @@ def check_offset(value: float, field: str) -> float:
 
 
 class IntRange:
-    """Check of an integer range. `what` begins the explanation in the error, for example "ranks are"."""
+    """Checks that an integer is in a range.
+
+    The error reads "is 9; ranks are 0 to 7", where `what` is "ranks are".
+    """
 
     def __init__(self, least: int, most: int, what: str) -> None:
         self.least = least
@@ -85,7 +88,7 @@ class IntRange:
 
 
 def check_secret(text: str, field: str) -> str:
-    """Check the length and characters of a secret. The error does not contain the secret."""
+    """Check the length and characters of a secret. The error message does not contain the secret."""
     if not (MIN_SECRET_CHARS <= len(text) <= MAX_SECRET_CHARS and text.isascii() and text.isprintable()):
         raise InvalidRequest(
             f"has {len(text)} characters; a secret has {MIN_SECRET_CHARS} to {MAX_SECRET_CHARS}, printable ASCII ones",
@@ -95,7 +98,7 @@ def check_secret(text: str, field: str) -> str:
 
 
 class EntryCount:
-    """Check of the number of entries, from `least` to `most`."""
+    """Checks that a collection has `least` to `most` entries."""
 
     def __init__(self, most: int, least: int = 0) -> None:
         self.most = most
@@ -108,7 +111,7 @@ class EntryCount:
 
 
 class MaxChars:
-    """Check of the length of a text."""
+    """Checks that a text has at most `most` characters."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -130,11 +133,11 @@ class WireForm:
 
 @dataclass(frozen=True, slots=True)
 class DroppedIfInvalid:
-    """Makes an invalid value None instead of refusing the message."""
+    """Marks a field that is read as None if its value is invalid. The message itself stays valid."""
 
 
 def ranks_to_bits(ranks: Set[int]) -> bytes:
-    """Encode one bit per rank; rank 0 is the lowest bit of the first byte. 65,536 ranks take 8 KiB."""
+    """Encode ranks as a bit mask. Rank 0 is the lowest bit of the first byte; 65,536 ranks take 8 KiB."""
     return RankSet.of(ranks).to_bytes()
 
 

@@ -1,10 +1,10 @@
-"""The text form of a coordinator: the addresses, CA pin and token of a lighthouse. No I/O.
+"""Parsing of the text that names a lighthouse: an address list, or a join string with CA pin and token. No I/O.
 
 lighthouse://CA-PIN.TOKEN@host:port[,host:port...]     TLS; CA-PIN is the SHA-256 of the CA certificate (DER)
-lighthouse://tls.TOKEN@host:port                       TLS; the caller has the CA's certificate in a file (--tls-ca)
-lighthouse://insecure.TOKEN@host:port                  no TLS; the token travels in the clear
-host:port[,host:port...]                               no token; TLS only if the caller names a CA's certificate;
-                                                       http:// in front is accepted
+lighthouse://tls.TOKEN@host:port                       TLS; the client has the CA certificate in a file (--tls-ca)
+lighthouse://insecure.TOKEN@host:port                  no TLS; the token is sent in clear text
+host:port[,host:port...]                               no token; TLS only if the client has a CA certificate in a file;
+                                                       a leading http:// is ignored
 """
 
 import functools
@@ -29,11 +29,11 @@ _COPY_AGAIN = "copy the whole string that `lighthouse token` prints on the light
 
 
 def token_command(port: int | None, role: str = "") -> str:
-    """Return the command that prints the join string on the lighthouse's host.
+    """Return the `lighthouse token` command that prints a join string on the lighthouse's host.
 
     Args:
-        port: gRPC port of the lighthouse.
-        role: Role of the token.
+        port: gRPC port of the lighthouse, or None for the default.
+        role: Role of the token, or empty for the command's default.
     """
     words = ["lighthouse", "token", role, "" if port in (None, LIGHTHOUSE_PORT) else f"--port {port}"]
     return f"`{' '.join(filter(None, words))}`"
@@ -44,7 +44,7 @@ class TlsFiles:
     """Paths of PEM files. An empty path means no file."""
 
     ca: str = ""  # certificates of the CAs that may sign the lighthouse's certificate
-    cert: str = ""  # certificate that the client shows
+    cert: str = ""  # client certificate
     key: str = ""  # private key of `cert`
 
 
@@ -53,7 +53,10 @@ NO_FILES = TlsFiles()
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Coordinator:
-    """A lighthouse as its callers know it. `str()` gives the addresses only; just join_string() shows the token."""
+    """How to connect to a lighthouse: addresses, CA and token.
+
+    `str()` returns the addresses only. join_string() is the only method whose result contains the token.
+    """
 
     addresses: tuple[Address, ...]  # each with a port
     ca_pin: str = ""  # SHA-256 of the CA certificate's DER in hexadecimal; empty without a pin
@@ -70,7 +73,7 @@ class Coordinator:
 
     @property
     def is_loopback(self) -> bool:
-        """Check that every address is a loopback by its text. No name is resolved."""
+        """True if every address is written as a loopback address. Host names are not resolved."""
         return all(address.is_loopback for address in self.addresses)
 
     @property
@@ -78,7 +81,11 @@ class Coordinator:
         return bool(self.ca_pin or self.has_own_pki or self.files.ca)
 
     def with_files(self, files: TlsFiles) -> "Coordinator":
-        """Return a copy with the caller's files. Raises InvalidRequest with the name of a missing option."""
+        """Return a copy with the caller's PEM files.
+
+        Raises:
+            InvalidRequest: A required file is missing. The message names the option that sets it.
+        """
         if self.has_own_pki and not files.ca:
             raise InvalidRequest(
                 "is missing: the join string is of a lighthouse with certificates of its own PKI; give the file with "
@@ -95,11 +102,11 @@ class Coordinator:
         return replace(self, token=token) if token else self
 
     def at(self, address: Address) -> "Coordinator":
-        """Return a copy with a single address."""
+        """Return a copy with `address` as its only address."""
         return replace(self, addresses=(address,))
 
     def join_string(self) -> str:
-        """Return the text that parse_coordinator() reads. The result is secret if there is a token."""
+        """Return the text that parse_coordinator() parses. It is a secret if it contains a token."""
         if not self.token:
             return str(self)
         return f"{SCHEME}{self.ca_pin or (OWN_PKI if self.has_tls else INSECURE)}.{self.token}@{self}"
@@ -110,12 +117,12 @@ def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | 
     """Parse an address list or a join string.
 
     Args:
-        text: Text in a form of the module docstring.
-        field: Name of the field in errors.
-        default_port: Port of an address without one. If None, such an address is an error.
+        text: Text in one of the forms that the module docstring lists.
+        field: Name of the field, for errors.
+        default_port: Port of an address without one. If None, every address needs a port.
 
     Raises:
-        InvalidRequest: With `field` and the remedy, never with the token.
+        InvalidRequest: `text` is malformed. The message names `field` and the remedy, but never contains the token.
     """
     text = text.strip()
     if len(text) > MAX_COORDINATOR_CHARS:

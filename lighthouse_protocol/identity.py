@@ -1,7 +1,7 @@
-"""Replica ids, incarnations and addresses as text. No look-ups, no I/O.
+"""Validation and parsing of replica ids, incarnations and addresses. No I/O, so host names are not resolved.
 
-A torchft replica id is `name:uuid` with a new uuid at every start. It is split into the name and the incarnation. Any
-other colon is part of the name.
+torchft's replica ids have the form `name:uuid`, with a new uuid at every start. Here, the name is the replica id and
+the uuid is the incarnation. Any other colon is part of the replica id.
 """
 
 import functools
@@ -22,7 +22,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 
 def check_name(value: str, field: str = "replica_id") -> str:
-    """Return `value` if it is a valid id. Raises InvalidRequest with the name of the field."""
+    """Return `value` if it is a valid id. Raises InvalidRequest otherwise."""
     if not value:
         raise InvalidRequest("is empty; give each replica group its own name", field=field)
     if len(value) > MAX_REPLICA_ID_CHARS:
@@ -34,26 +34,34 @@ def check_name(value: str, field: str = "replica_id") -> str:
 
 
 def group_run(run: str, replica_id: str) -> str:
-    """Return the run id for the ranks of one replica group that restart independently. All groups share `run`."""
+    """Return the run id of one replica group, whose ranks restart independently of the other groups in `run`."""
     return f"{run}.{replica_id}"
 
 
 def supervisor_name(replica_id: str, host: int, hosts: int) -> str:
-    """Return the name in its run of the supervisor on host `host` of a group with `hosts` hosts."""
+    """Return the name of the supervisor on the `host`-th of a group's `hosts` hosts, unique within its run."""
     return replica_id if hosts == 1 else f"{replica_id}/{host}"
 
 
 def group_of_supervisor(name: str) -> str:
-    """Return the replica group of a supervisor_name().
+    """Return the replica id in a name that supervisor_name() made.
 
-    A group with one host whose id ends in a slash and a number is taken for a host of another group.
+    The result is wrong for a group on a single host whose own id ends in a slash and a number.
     """
     return _OF_HOST.sub("", name)
 
 
 @functools.lru_cache(maxsize=32768)
 def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
-    """Return (replica_id, incarnation) of a caller that may send its incarnation separately. Raises InvalidRequest."""
+    """Return (replica_id, incarnation) of a caller.
+
+    Args:
+        wire_id: Replica id as sent. It may contain the incarnation, as torchft's name:uuid does.
+        incarnation: Incarnation that the caller sent in a field of its own, or empty.
+
+    Raises:
+        InvalidRequest: One of the texts is not a valid id.
+    """
     name, implied = split_replica_id(check_name(wire_id))
     if incarnation and check_name(incarnation, "incarnation") != implied:
         return wire_id, incarnation
@@ -61,14 +69,14 @@ def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
 
 
 def split_replica_id(wire_id: str) -> tuple[str, str]:
-    """Split torchft's name:uuid into (replica_id, incarnation). The incarnation of any other id is empty."""
+    """Split torchft's name:uuid into (name, uuid). Return (wire_id, "") for any other id."""
     name, colon, tail = wire_id.rpartition(":")
     return (name, tail) if colon and name and _UUID.fullmatch(tail) else (wire_id, "")
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Host and port. `port` is None if the text has none."""
+    """A host and a port. `port` is None if the address has no port."""
 
     host: str
     port: int | None
@@ -79,7 +87,7 @@ class Address:
 
     @property
     def is_loopback(self) -> bool:
-        """Check the text only: a name that resolves to a loopback address does not count."""
+        """True for a loopback IP or localhost. Other names are not resolved and never count as loopback."""
         name = self.host.lower().removesuffix(".")
         if name == "localhost" or name.endswith(".localhost"):
             return True
@@ -98,7 +106,7 @@ class Address:
 
 @functools.lru_cache(maxsize=32768)
 def parse_address(text: str, field: str) -> Address:
-    """Parse `host`, `host:port` or `[v6]:port`, optionally with http://. Raises InvalidRequest naming the field."""
+    """Parse `host`, `host:port` or `[v6]:port`, with or without http:// in front. Raises InvalidRequest."""
     rest = text.removeprefix("http://").removeprefix("https://").rstrip("/")
     if len(text) > MAX_ADDRESS_CHARS:
         raise InvalidRequest(f"has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are allowed", field=field)
@@ -113,7 +121,7 @@ def parse_address(text: str, field: str) -> Address:
 
 
 def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
-    """Parse an address to connect to, which needs a port. Raises InvalidRequest with the name of the field."""
+    """Parse an address to connect to. Raises InvalidRequest if it has no port and there is no default."""
     address = parse_address(text, field)
     port = address.port if address.port is not None else default_port
     if not port:

@@ -1,4 +1,4 @@
-"""Ports, limits, timeouts and metadata keys on which both ends of a connection must agree."""
+"""Ports, limits, timeouts and metadata keys that clients and servers must share."""
 
 from collections.abc import Sequence
 
@@ -55,16 +55,16 @@ DEFAULT_RUN = "default"
 ANSWER_MARGIN_S = 0.25
 ANSWER_MARGIN_SHARE = 0.1
 
-# A call for a quorum lasts longer than the wait for stragglers. The quorum that ends the wait still reaches its caller,
-# and a group that called after the wait began loses no step to a race of two timeouts.
+# The timeout of a request for a quorum is longer than the wait for stragglers. Otherwise a request could time out just
+# before the quorum forms, and its group would lose a step.
 JOIN_TIMEOUT_S = 60.0
 QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
 
 
 def cut_reason(text: str) -> str:
-    """Make one printable line of at most MAX_REASON_CHARS characters.
+    """Return `text` as one printable line of at most MAX_REASON_CHARS characters.
 
-    Peers write these texts: a second line in our log could pass for our own.
+    The text comes from a peer, and an embedded newline would let it forge a line of our log.
     """
     if not text:
         return text
@@ -77,10 +77,14 @@ def _visible(character: str) -> str:
 
 
 def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
-    """Keep the last MAX_OUTPUT_LINES lines, each cut to MAX_OUTPUT_CHARS."""
+    """Return the last MAX_OUTPUT_LINES lines, each truncated to MAX_OUTPUT_CHARS."""
     return tuple(line[:MAX_OUTPUT_CHARS] for line in lines[-MAX_OUTPUT_LINES:])
 
 
 def answer_margin_s(time_left_s: float) -> float:
-    """Return how many seconds before its deadline a waiting call is answered."""
+    """Return how many seconds before its deadline a server answers a waiting call.
+
+    Args:
+        time_left_s: Seconds between the arrival of the call and its deadline.
+    """
     return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

@@ -1,4 +1,4 @@
-"""Sets of ranks as bits of one integer. 65,536 ranks take 8 KiB, and no operation creates an object per rank."""
+"""A set of ranks, stored as the bits of one integer. 65,536 ranks take 8 KiB."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class RankSet(Set[int]):
     __slots__ = ("bits",)
 
     def __init__(self, ranks: Iterable[int] = (), *, bits: int = 0) -> None:
-        """Create a set of `ranks` and of the positions of the one-bits in `bits`. Rank 0 is the lowest bit."""
+        """Create a set from rank numbers, a bit mask or both. Bit k of `bits` stands for rank k."""
         for rank in ranks:
             bits |= 1 << rank
         self.bits = bits
@@ -20,12 +20,12 @@ class RankSet(Set[int]):
     @staticmethod
     @lru_cache(maxsize=16)
     def first(count: int) -> RankSet:
-        """Return ranks 0 to count - 1, cached because the groups of a job usually have the same size."""
+        """Return the ranks 0 to count - 1. Cached, because the groups of a job usually have the same size."""
         return RankSet(bits=(1 << count) - 1)
 
     @classmethod
     def of(cls, ranks: Set[int]) -> RankSet:
-        """Convert any set of ranks. Return `ranks` itself if it is a RankSet."""
+        """Convert any set of ranks to a RankSet. Return `ranks` itself if it already is one."""
         return ranks if isinstance(ranks, cls) else cls(ranks)
 
     @classmethod
@@ -90,7 +90,10 @@ def _bits(other: Set[object]) -> int:
 
 
 def largest_count(sets: Iterable[RankSet]) -> int:
-    """Return how many of the sets contain the most frequent rank. O(n) operations on whole sets, for n sets."""
+    """Return how many of the sets contain the most frequent rank.
+
+    Counts all ranks at once with binary counters whose bits are spread over several integers.
+    """
     planes: list[int] = []  # plane k holds bit k of every rank's counter
     for each in sets:
         carry = each.bits

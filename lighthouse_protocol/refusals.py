@@ -1,6 +1,6 @@
-"""Exceptions for requests that fail. Each message states the cause, whose fault it is and what to do.
+"""Exceptions for failed requests. Each message states the cause, whose fault it is and what to do.
 
-They do no I/O, so the pure machines can return them as values. lighthouse_protocol/wire/codec.py maps each class to a
+The pure state machines also return these exceptions as values. lighthouse_protocol/wire/codec.py maps each class to a
 gRPC status and back.
 """
 
@@ -10,10 +10,10 @@ _TOKEN = re.compile(r"(lighthouse://(?:[0-9a-fA-F]{64}|tls|insecure|[^\s.@]*(?=\
 
 
 class LighthouseError(Exception):
-    """Base class of all refusals.
+    """Base class of the exceptions in this module.
 
-    `may_have_happened` is true if the request may have taken effect in spite of the error. The message never contains
-    the token of a join string, because refusals are logged.
+    `may_have_happened` is True if the request may have taken effect in spite of the error. Messages are logged, so the
+    constructor removes the token of a join string from them.
     """
 
     may_have_happened = False
@@ -34,11 +34,11 @@ class DuplicateReplica(LighthouseError):
 
 
 class WrongState(LighthouseError):
-    """The request is well formed but does not fit the current state. The message names both."""
+    """The request is valid, but not in the current state. The message names the request and the state."""
 
 
 class Unrecoverable(LighthouseError):
-    """No retry can succeed, so the caller has to end. The message gives the reason."""
+    """No retry can succeed, so the caller must exit. The message gives the reason."""
 
 
 class UnknownName(LighthouseError):
@@ -50,19 +50,19 @@ class NotPermitted(LighthouseError):
 
 
 class NotServed(LighthouseError):
-    """The server does not have this RPC: it is another program or another version."""
+    """The server does not implement this RPC. It is another program or another version."""
 
 
 class Superseded(LighthouseError):
-    """The same caller sent a newer request, which gets the answer."""
+    """The same caller has sent a newer request, which replaces this one."""
 
 
 class Drained(LighthouseError):
-    """The group was drained and has done its last step."""
+    """The group has been drained and has completed its last step."""
 
 
 class LimitReached(LighthouseError):
-    """A configured limit is reached."""
+    """The request exceeds a configured limit."""
 
 
 class Unreachable(LighthouseError):
@@ -82,7 +82,7 @@ class NotLeader(Unreachable):
 
 
 class WrongProtocol(Unreachable):
-    """The port belongs to something other than our daemons. A retry does not help."""
+    """Another program answers on this port. A retry does not help."""
 
 
 class Untrusted(WrongProtocol):
@@ -96,6 +96,6 @@ class DeadlinePassed(LighthouseError, TimeoutError):
 
 
 class InternalError(LighthouseError):
-    """The server has a defect."""
+    """The server failed because of a bug."""
 
     may_have_happened = True

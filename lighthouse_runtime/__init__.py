@@ -1,1 +1,1 @@
-"""Infrastructure that every process of ours shares: event loop, sockets, logs, clients, servers. No torch."""
+"""Infrastructure shared by all our processes: event loop, sockets, logging, clients and servers. No torch."""

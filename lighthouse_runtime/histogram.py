@@ -1,4 +1,4 @@
-"""A histogram for metrics."""
+"""A histogram for Prometheus metrics."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from itertools import accumulate
 
 
 class Histogram:
-    """Counts of values per bucket. `bounds` ascend; higher values count in +Inf."""
+    """Counts values per bucket. `bounds` are the ascending upper bounds; +Inf is added."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
@@ -22,6 +22,6 @@ class Histogram:
         return sum(self._counts)
 
     def buckets(self) -> list[tuple[str, float]]:
-        """Return (upper bound, cumulative count) pairs, as HistogramMetricFamily takes them."""
+        """Return (upper bound, cumulative count) pairs, in the form that HistogramMetricFamily requires."""
         names = [*map(str, self._bounds), "+Inf"]
         return list(zip(names, accumulate(self._counts), strict=True))

@@ -1,4 +1,6 @@
-"""Structured fields of log lines.
+"""Structured fields for log lines.
+
+Usage:
 
 log.info("quorum %d: %s", quorum_id, names, extra=event("quorum_formed", job=job, quorum_id=quorum_id))
 """
@@ -18,10 +20,18 @@ def event(
     step: int | None = None,
     **more: object,
 ) -> Mapping[str, object]:
-    """Return the `extra` of a logging call. Empty and None fields are left out.
+    """Return the `extra` argument of a logging call. Empty and None fields are left out.
 
-    `name` is one of a closed set of events. The other named parameters are the fields that events share; `more` are the
-    fields of this event only.
+    Args:
+        name: Event, one of a fixed set.
+        job: Shared field.
+        run: Shared field.
+        replica_group: Shared field.
+        rank: Shared field.
+        quorum_id: Shared field.
+        generation: Shared field.
+        step: Shared field.
+        more: Fields of this event only.
     """
     shared = {
         "job": job or None,

@@ -1,6 +1,6 @@
-"""Interfaces of a driver's surroundings: time, callers and peers.
+"""Interfaces through which a driver uses time, callers and peers, so that tests and simulations can replace them.
 
-An asyncio loop is a `Timers`, and so is a virtual clock.
+An asyncio event loop implements `Timers`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ class Timer(Protocol):
 
 
 class Timers(Protocol):
-    """A monotonic clock in seconds, and calls scheduled by it."""
+    """A monotonic clock in seconds that can schedule callbacks."""
 
     def time(self) -> float: ...
 
@@ -26,7 +26,7 @@ class Timers(Protocol):
 
 
 class Reply(Protocol[M]):
-    """A caller that waits for one answer. The first answer or refusal counts; later ones do nothing."""
+    """Answers a waiting caller once. Further answers or refusals do nothing."""
 
     def answer(self, value: M) -> None: ...
 
@@ -34,10 +34,10 @@ class Reply(Protocol[M]):
 
 
 class Peer(Protocol[M]):
-    """The other end of a stream. Calls never wait, and do nothing after the end."""
+    """The other side of a stream. The methods never block, and do nothing on a closed stream."""
 
     def send(self, message: M) -> None: ...
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """End the stream after the messages already sent, with `error` as its status if given. The first end counts."""
+        """Close the stream after queued messages, with the status of `error` if given. Later calls do nothing."""
         ...

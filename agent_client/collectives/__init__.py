@@ -1,1 +1,1 @@
-"""Process groups, which are recreated for each quorum."""
+"""Process groups that connect the replica groups. They are recreated for each quorum."""

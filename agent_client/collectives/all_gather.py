@@ -1,12 +1,11 @@
 """Byte exchange between all ranks of a quorum.
 
 Either every rank of a replica group receives the bytes of all ranks, or none does. The exchange runs between two steps
-over the connections of the last quorum, so it does not include groups that have joined since. It only needs sums, in
-which each rank fills its own place of a tensor, because every kind of process group can compute sums.
+over the connections of the last quorum, so it does not include groups that have joined since. It is built on sums,
+because every kind of process group supports them: each rank fills its own part of a tensor of zeros.
 
-A rank that has finished may exit and close its connections while another still waits for data that was sent long
-before. So a last sum confirms that all ranks have received everything. It may fail, which only means that another rank
-has ended since.
+A rank that has finished may exit and close its connections while another still waits for data that is in transit. So a
+final sum confirms that all ranks have received everything. If it fails, another rank has exited after that.
 """
 
 import contextlib
@@ -30,16 +29,19 @@ MAX_BYTES = 2**30
 
 
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
-    """Return the bytes of every place.
+    """Exchange bytes with all ranks of a group.
 
     Args:
         total: Sums a tensor over all ranks.
-        place: Place of this rank.
-        size: Number of places.
+        place: Index of this rank in the group.
+        size: Number of ranks.
         own: Bytes of this rank.
 
+    Returns:
+        The bytes of every rank, by index.
+
     Raises:
-        RuntimeError: `total` failed, or the bytes exceed MAX_BYTES, as when other ranks sum something else.
+        RuntimeError: `total` failed, or the bytes exceed MAX_BYTES, for example because other ranks sum other tensors.
     """
     if size == 1:
         return [own]
@@ -62,7 +64,7 @@ def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
 
 
 class AllGather:
-    """Exchanges bytes among the ranks with the same assignment. Use it from the Agent's thread only."""
+    """Exchanges bytes between all ranks of a quorum. Use it from the Agent's thread only."""
 
     def __init__(
         self, assignment: Assignment, peers: Peers, group: GlooGroup | None, group_rank: int, *, within_s: float
@@ -78,13 +80,13 @@ class AllGather:
 
         Args:
             own: Bytes of this rank.
-            disagreement: Called first. Returns the reason why other participants do not take part, or an empty text.
+            disagreement: Called first. Returns why the other participants do not take part, or an empty text.
 
         Returns:
             The bytes by replica_rank, then by group rank.
 
         Raises:
-            EvaluationInterrupted: In all ranks of a group or in none.
+            EvaluationInterrupted: A rank was lost. All ranks of a group raise this, or none does.
         """
         own_of_all, error = self._over_groups(own, disagreement)
         received = self._within_group({"error": error, "of": own_of_all})

@@ -1,10 +1,10 @@
-"""The kinds of process groups that can connect the same rank of the replica groups.
+"""The kinds of process groups that can connect a rank to the same rank of the other replica groups.
 
 - `gloo`: any tensor, through the CPU. Aborted by closing its connections.
 - `nccl`: through the CUDA device. Aborted by NCCL's own abort.
 - `isolated`: gloo in a child process, which is killed to abort it. `isolated:nccl` does the same with NCCL.
 
-A connector makes one group per quorum.
+A connector creates one group per quorum.
 """
 
 from typing import Literal, get_args
@@ -32,14 +32,14 @@ class GlooConnector(Connector):
 
 
 def connector(name: str, device: int | None = None) -> Connector:
-    """Return the connector of a kind.
+    """Create the connector for a kind of process group.
 
     Args:
         name: One of PROCESS_GROUPS.
-        device: Number of the CUDA device for NCCL. Default: the current device.
+        device: Index of the CUDA device for NCCL. Default: the current device.
 
     Raises:
-        ConfigurationError: The name is unknown, or the kind is not available here.
+        ConfigurationError: The name is unknown, or this kind is not available on this host.
     """
     match name:
         case "gloo":

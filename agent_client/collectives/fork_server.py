@@ -1,14 +1,15 @@
-"""Program of the fork server behind isolated.py: an interpreter with torch imported that forks a child for each group.
+"""Program of the fork server that isolated.py starts: an interpreter that has imported torch and forks children.
 
-It has one thread and no process group. It exits with the process that started it, and its children exit with it.
+Each child runs one process group. The server itself has one thread and no process group. It exits with the process that
+started it, and its children exit with it.
 
-Orders come over one socket: a byte, with a child's end of another socket. The answer is a byte, with a pidfd of the new
-child. After that the child receives orders in JSON over its own socket:
+A request to fork is one byte, with the descriptor of the child's socket. The answer is one byte, with a pidfd of the
+new child. After that, the child receives requests in JSON over its own socket:
 
     {"connect": {GroupSpec}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
     {"reduce": "float32", "count": 7, "timeout_s": 60}    -> {}  or  {"error": "..."}
 
-The tensor lies in memory that both processes map. A descriptor of larger memory may accompany an order.
+The tensor is in memory that both processes map. A request for a larger tensor contains the descriptor of new memory.
 """
 
 import json
@@ -29,9 +30,9 @@ from lighthouse_runtime.process.children import die_with_parent
 
 
 def main() -> NoReturn:
-    """Serve orders. The arguments are the descriptor of the socket for orders and the pid of the parent."""
+    """Serve requests to fork. The arguments are the descriptor of the socket for them, and the pid of the parent."""
     orders, parent_pid = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    # The socket does not show the parent's end, because the parent's forked children hold it too.
+    # The socket may stay open after the parent has exited, because the parent's forked children have it, too.
     parent = os.pidfd_open(parent_pid)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -47,7 +48,7 @@ def main() -> NoReturn:
 
 
 def _fork_child(orders: socket.socket) -> bool:
-    """Fork one child. Return False if no more orders will come."""
+    """Receive a request and fork a child. Return False if the socket is closed."""
     order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
     if not order:
         return False
@@ -73,7 +74,7 @@ def _fork_child(orders: socket.socket) -> bool:
 
 
 def serve(channel: socket.socket) -> None:
-    """Answer orders for one rank of one group, until the parent closes its end."""
+    """Serve requests for one rank of one process group, until the socket is closed."""
     group: RankGroup | None = None
     memory = torch.empty(0, dtype=torch.uint8)
     while True:

@@ -1,17 +1,17 @@
-"""A gloo group that can be aborted while a peer is dead or suspended.
+"""A gloo process group that can be aborted while a peer is dead or suspended.
 
-One rank's failure reaches all ranks within milliseconds. gloo's own abort() leaves wait() hanging until the peer's
-socket closes. So this module shuts down the group's connected sockets instead, which makes wait() raise within
-milliseconds, here and at every peer. It finds these sockets among those that appear while the group connects. Other
-threads may connect at that time too, but one end of each gloo socket is an address at which a rank listens, and gloo
-publishes these addresses in the store. The sockets are held as duplicates, because gloo closes its own and their
-numbers are reused. The listening socket must stay untouched, since otherwise the process aborts.
+gloo's own abort() leaves wait() hanging until the peer's socket closes. So this module shuts down the group's connected
+sockets instead, which makes wait() raise within milliseconds, at this rank and at every peer. It finds these sockets
+among those that appear while the group connects. Other threads may open connections at the same time, but one address
+of each gloo socket is an address at which a rank listens, and gloo publishes these in the store. The module duplicates
+the sockets' descriptors, because gloo closes its own and their numbers are reused. The listening socket must not be
+shut down, or the process aborts.
 
-When a connection ends, gloo ends the operations that wait for its peer, but not a send that is still queued
-(gloo/transport/tcp/pair.cc, signalException). That operation only ends by its timeout. So `wait` gives up after an
-abort, as soon as nothing can write to the tensors any more: all connections are closed and gloo's threads are idle. One
-of these threads was seen to keep running after an abort. It gets SPINS_S, long enough to read what was left in the
-socket buffers.
+When a connection closes, gloo fails the operations that wait for its peer, but not a send that is still queued
+(gloo/transport/tcp/pair.cc, signalException). Such an operation ends by its timeout only. So after an abort, `wait`
+gives up as soon as nothing can write to the tensors: all connections are closed and gloo's threads are idle. One of
+these threads may keep running after an abort, as was observed. It gets SPINS_S, long enough to read what was left in
+the socket buffers.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ Inodes = frozenset[str]
 
 
 class Connections:
-    """Sockets of one group. All methods are thread-safe and idempotent."""
+    """The sockets of one process group. All methods are thread-safe and idempotent."""
 
     def __init__(self, sockets: Iterable[socket.socket] = ()) -> None:
         self._sockets = list(sockets)
@@ -57,7 +57,7 @@ class Connections:
             each.close()
 
     def are_over(self) -> bool:
-        """Check whether this rank or a peer shut down a socket. If so, shut down the others."""
+        """Return whether this rank or a peer has shut down a socket. If so, shut down all others."""
         if self._are_over:
             return True
         ends = select.poll()
@@ -70,7 +70,7 @@ class Connections:
 
 
 def open_sockets() -> Inodes:
-    """Return the inodes of this process's sockets. Descriptors do not identify a socket, since they are reused."""
+    """Return the inodes of this process's sockets. Descriptors cannot identify sockets, because they are reused."""
     return frozenset(_descriptors())
 
 
@@ -78,7 +78,7 @@ def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
     """Return the connections of a group that has just connected.
 
     Args:
-        before: Sockets from before the group connected.
+        before: Sockets that existed before the group connected.
         store: Store in which the ranks have published the addresses at which they listen.
         size: Number of ranks.
     """
@@ -101,7 +101,10 @@ End = tuple[int, str, int]
 
 
 def _appeared(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
-    """Return duplicates of the new sockets that are wanted."""
+    """Duplicate the connected sockets that are not in `before`.
+
+    `is_wanted` selects sockets by their own and their peer's address.
+    """
     found: list[socket.socket] = []
     for inode, descriptor in _descriptors().items():
         if inode in before:
@@ -144,16 +147,16 @@ THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 
 def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float = math.inf) -> None:
-    """Wait until `work` of `backend` has ended.
+    """Wait until `work` has completed.
 
     Args:
-        work: Work of gloo.
-        backend: The group that runs it.
-        is_aborted: Returns True once the group was aborted, here or by a peer.
-        limit_s: Time limit.
+        work: torch's Work of a gloo collective.
+        backend: The process group that runs it.
+        is_aborted: Returns True once this rank or a peer has aborted the group.
+        limit_s: Time limit in seconds.
 
     Raises:
-        RuntimeError: The work has failed, was given up after an abort, or took longer than `limit_s`.
+        RuntimeError: The work failed, the group was aborted, or the time limit has passed.
     """
     began_at, aborted_at = time.monotonic(), None
     while not _ends_within(work, SLICE_S):
@@ -169,16 +172,16 @@ def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float
 
 
 def keep(works: Sequence[Any], backend: Any) -> None:
-    """Keep `backend` alive until its `works` have ended, because its destructor waits for them."""
+    """Keep `backend` alive until its `works` have completed, because its destructor would wait for them."""
     if not all(work.is_completed() for work in works):
         threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
 
 
 def keep_briefly(works: Iterable[Any]) -> None:
-    """Keep the newest `works` of an ended group until gloo's threads have released them.
+    """Keep references to the newest `works` of a destroyed group until gloo's threads have released theirs.
 
-    If a gloo thread holds the last reference, it needs the interpreter's lock to free the tensors. Code that ends the
-    group in C++, such as DDP's reducer, holds that lock and waits for the thread, which would be a deadlock.
+    This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++ code
+    that destroys the group, such as DDP's reducer, holds the GIL while it waits for the thread.
     """
     timer = threading.Timer(LET_GO_WITHIN_S, list[Any].clear, [list(works)])
     timer.name, timer.daemon = "gloo remains", True
@@ -186,9 +189,9 @@ def keep_briefly(works: Iterable[Any]) -> None:
 
 
 def _outlive(works: Sequence[Any], _backend: Any) -> None:
-    """Poll until the works have ended.
+    """Poll until all works have completed.
 
-    Does not use work.wait(): a thread that returns from it while the interpreter exits aborts the process with SIGABRT.
+    Calling work.wait() instead would be wrong: if it returns while the interpreter exits, the process aborts.
     """
     pause_s = FIRST_PAUSE_S  # most end at once
     while not all(work.is_completed() for work in works):
@@ -197,7 +200,10 @@ def _outlive(works: Sequence[Any], _backend: Any) -> None:
 
 
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
-    """Wait for a message, whose wait cannot be divided into slices. A separate thread waits until it ends."""
+    """Wait for a send or receive on a separate thread. Raise RuntimeError if it fails or the group is aborted.
+
+    Unlike a wait for a collective, this wait cannot be divided into short ones, because a timeout breaks the group.
+    """
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
     def report() -> None:
@@ -221,10 +227,10 @@ def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta
 
 
 def _ends_within(work: Any, timeout_s: float) -> bool:
-    """Wait up to `timeout_s`. Return whether the work has ended.
+    """Wait up to `timeout_s` seconds. Return whether the work has completed.
 
     Raises:
-        RuntimeError: The work has failed.
+        RuntimeError: The work failed.
     """
     try:
         work.wait(timedelta(seconds=timeout_s))
@@ -236,9 +242,9 @@ def _ends_within(work: Any, timeout_s: float) -> bool:
 
 
 def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
-    """Check whether all of gloo's threads in this process are asleep.
+    """Return whether all of gloo's threads in this process are asleep.
 
-    Older versions of torch do not name these threads; there, all threads that Python has not started must be asleep.
+    Older versions of torch do not name these threads. Then all threads that were not started by Python must be asleep.
     """
     found: dict[str, tuple[str, str]] = {}
     """Name and state (as in proc(5)) of each thread."""
@@ -255,23 +261,23 @@ def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
 
 
 class GlooGroup:
-    """One rank's process group over gloo."""
+    """One rank of a process group over gloo, which can be aborted."""
 
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers that use the same `store`.
+        """Connect to all peers, which must use the same `store`.
 
         Args:
             store: Store of the group.
-            rank: Rank in the group.
+            rank: This rank.
             size: Number of ranks.
-            host: Address of this host that the peers can reach.
-            connect_timeout_s: Time limit for connecting.
-            timeout_s: Default time limit of a collective.
+            host: Address of this host at which the peers can reach it.
+            connect_timeout_s: Time limit for connecting in seconds.
+            timeout_s: Default time limit of a collective in seconds.
 
         Raises:
-            RuntimeError: A peer does not connect in time.
+            RuntimeError: A peer did not connect in time.
         """
         self.rank = rank
         self.size = size
@@ -293,11 +299,11 @@ class GlooGroup:
         """Sum the tensor over all ranks, in place.
 
         Args:
-            tensor: Tensor, with the same shape and dtype at all ranks.
-            timeout_s: Time limit. Default: that of the group.
+            tensor: CPU tensor. Shape and dtype must be the same at all ranks.
+            timeout_s: Time limit in seconds. Default: that of the group.
 
         Raises:
-            RuntimeError: A peer is lost. The group is unusable then.
+            RuntimeError: A peer is lost or the time limit has passed. The group is then unusable.
         """
         options: Any = AllreduceOptions()
         if timeout_s is not None:
@@ -307,14 +313,14 @@ class GlooGroup:
     def all_gather(self, row: torch.Tensor, timeout_s: float) -> torch.Tensor:
         """Return the rows of all ranks, stacked by rank.
 
-        Meant for small rows. Each row is sent to every rank at once, whereas gloo's all_gather takes `size` - 1 turns.
+        For small rows. Each rank sends its row to all others at once; gloo's own all_gather takes `size` - 1 rounds.
 
         Args:
-            row: Row, with the same shape and dtype at all ranks.
-            timeout_s: Time limit.
+            row: Tensor. Shape and dtype must be the same at all ranks.
+            timeout_s: Time limit in seconds.
 
         Raises:
-            RuntimeError: A peer is lost. The group is unusable then.
+            RuntimeError: A peer is lost or the time limit has passed. The group is then unusable.
         """
         options: Any = AllToAllOptions()
         options.timeout = timedelta(seconds=timeout_s)
@@ -324,10 +330,10 @@ class GlooGroup:
         return rows
 
     def for_torch(self, name: str) -> ProcessGroup:
-        """Return a second group of the same ranks, for torch's own modules.
+        """Create a second process group of the same ranks, for modules such as DDP.
 
-        These modules run collectives from their own threads, and the collectives of one group must have the same order
-        at all ranks. The second group lives as long as this one.
+        These modules start collectives from their own threads. Sharing this group with them would let the order of
+        collectives differ between ranks. abort() aborts the second group, too.
         """
         store = PrefixStore(name, self.store)
         ranks = GlooGroup(
@@ -353,7 +359,7 @@ class GlooGroup:
         self._connections.shut_down()
 
     def _is_over(self) -> bool:
-        """Check whether this rank or a peer aborted the group. gloo itself may not notice until the timeout."""
+        """Return whether this rank or a peer has aborted the group. gloo itself may not notice until the timeout."""
         if self._connections.are_over():
             self.abort()
             return True
@@ -364,7 +370,7 @@ def connect_store(address: str, timeout_s: float) -> TCPStore:
     """Connect to a TCPStore.
 
     Raises:
-        RuntimeError: No store answers at the address, which the message names.
+        RuntimeError: No store answers at the address.
     """
     parsed = parse_address(address, "store_address")
     if not parsed.port:

@@ -1,6 +1,6 @@
-"""Parameters and interfaces of process groups, and a registry of the groups that this process holds.
+"""Parameters and interfaces of process groups, and a registry of this process's groups.
 
-The registry makes it possible to abort all groups when the code that uses them has ended.
+The registry makes it possible to abort all groups at once, including those that the script has made.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Parameters of one rank's process group."""
+    """Parameters for creating one rank's process group."""
 
     store_address: str
     """Address of the store in which the ranks connect."""
@@ -22,20 +22,20 @@ class GroupSpec:
     rank: int
     size: int
     host: str
-    """Address of this host that the peers can reach."""
+    """Address of this host at which the peers can reach it."""
     connect_timeout_s: float
     timeout_s: float
-    """Default time limit of a collective."""
+    """Default time limit of a collective in seconds."""
 
 
 class RankGroup(Protocol):
-    """Process group that connects one rank to its peers."""
+    """Interface of a process group that connects one rank to its peers."""
 
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
         """Sum the tensor over all ranks, in place.
 
         Raises:
-            RuntimeError: A peer is lost. The group is unusable then.
+            RuntimeError: A peer is lost. The group is then unusable.
         """
         ...
 
@@ -45,18 +45,18 @@ class RankGroup(Protocol):
 
 
 class Connector(Protocol):
-    """Makes process groups of one kind."""
+    """Creates process groups of one kind, one per quorum."""
 
     def connect(self, spec: GroupSpec) -> RankGroup:
-        """Connect to all peers.
+        """Create a group, connected to all peers.
 
         Raises:
-            RuntimeError: A peer does not connect in time.
+            RuntimeError: A peer did not connect in time.
         """
         ...
 
     def close(self) -> None:
-        """Release resources that outlive a group. The default does nothing."""
+        """Release resources that the groups share. The default does nothing."""
 
 
 class Abortable(Protocol):
@@ -73,8 +73,8 @@ def register_group(group: Abortable) -> None:
 def registered() -> list[Abortable]:
     """Return the registered groups.
 
-    The caller keeps them alive, so that Python frees them in the end. torch's C++ objects hold the interpreter's lock
-    while they destroy a group, and the group's threads may wait for that lock.
+    The caller must keep references to them, so that Python destroys the groups. If torch's C++ objects did it, they
+    would hold the GIL while waiting for the group's threads, which may need the GIL.
     """
     return list(_groups)
 
@@ -87,5 +87,5 @@ def abort_all() -> None:
 
 
 def have_lost_a_peer() -> bool:
-    """Check whether a peer has exited or aborted one of the groups."""
+    """Return whether a peer has exited or has aborted one of the groups."""
     return any(getattr(group, "has_lost_a_peer", False) for group in list(_groups))

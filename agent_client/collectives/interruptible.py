@@ -1,7 +1,8 @@
-"""Replacement for torch's ProcessGroup whose waits end when the group is aborted.
+"""Replacement for torch's ProcessGroup in which abort() interrupts every wait.
 
 Waits for gloo on CPU tensors use collectives/gloo.py. This includes waits in C++: DDP's reducer waits for the future of
-a collective, and that future is one of ours. Everything else is left to torch and the backend. NCCL has its own abort.
+a collective, and this module supplies that future. Everything else is left to torch and the backend. NCCL has its own
+abort.
 """
 
 import contextlib
@@ -35,7 +36,7 @@ _MESSAGES = ("send", "recv", "recv_anysource")
 
 
 class InterruptibleGroup(ProcessGroup):
-    """Stands in for torch's ProcessGroup and delegates to an inner torch group."""
+    """A ProcessGroup that can be aborted. It delegates to an inner torch group."""
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
@@ -51,7 +52,7 @@ class InterruptibleGroup(ProcessGroup):
         register_group(self)
 
     def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
-        """Register a backend for one device. A backend may serve several devices."""
+        """Register a backend for a type of device. One backend may be registered for several."""
         for group in (super(), self._ranks):
             group._register_backend(device, backend_type, backend)
         if isinstance(backend, ProcessGroupGloo) and backend not in self._gloo:
@@ -71,7 +72,7 @@ class InterruptibleGroup(ProcessGroup):
 
     @property
     def has_lost_a_peer(self) -> bool:
-        """Whether a peer has left the group, unless the group was aborted here."""
+        """True if a peer has closed its connections, unless this rank has aborted the group."""
         return not self._is_aborted and any(connections.are_over() for connections in list(self._gloo.values()))
 
     def run(self, method: str, *args: Any, **options: Any) -> Any:
@@ -91,9 +92,9 @@ class InterruptibleGroup(ProcessGroup):
         return InterruptibleWork(work, backend, self._gloo[backend], self._waiter, is_sliced=not is_message)
 
     def _reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "ReduceScatter":
-        """Sum everything and keep a part, as torch does for gloo.
+        """Run a reduce-scatter as an all-reduce, after which each rank keeps its part. torch does the same for gloo.
 
-        A wait for torch's own version cannot be divided into slices.
+        torch's own version is not used, because a wait for it cannot be interrupted.
         """
         outputs, inputs = ([each] if isinstance(each, torch.Tensor) else each for each in (outputs, inputs))
         options: Any = AllreduceOptions()
@@ -104,9 +105,9 @@ class InterruptibleGroup(ProcessGroup):
         return ReduceScatter(works, sums, outputs, self.rank(), self.size())
 
     def _gloo_for(self, tensor: torch.Tensor | None) -> ProcessGroupGloo | None:
-        """Return the gloo backend that works on `tensor`, or None.
+        """Return the gloo backend that handles `tensor`, or None if the backend is not gloo.
 
-        A barrier has no tensor. If the group has several backends, any of them may run it.
+        A barrier has no tensor, and any backend of the group may run it. Return None unless all of them are gloo.
         """
         devices = self._device_types if tensor is None else [tensor.device]
         backends: list[Any] = [self._get_backend(device) for device in devices]
@@ -114,7 +115,7 @@ class InterruptibleGroup(ProcessGroup):
 
 
 class InterruptibleWork(Work):
-    """Work of gloo whose waits end when the group is aborted."""
+    """torch's Work of a gloo collective, with waits that end when the group is aborted."""
 
     def __init__(
         self, work: Any, backend: ProcessGroupGloo, connections: Connections, waiter: "Waiter", *, is_sliced: bool
@@ -122,12 +123,12 @@ class InterruptibleWork(Work):
         """Wrap the work.
 
         Args:
-            work: Work of torch.
+            work: torch's Work.
             backend: Backend that runs it.
             connections: Connections of the backend.
-            waiter: Completes the future.
-            is_sliced: Whether a wait may be divided into slices. For messages, gloo treats the end of a short wait as
-                a failure of the group.
+            waiter: Completes the future of get_future().
+            is_sliced: A wait may be divided into short ones. False for a send or receive, because gloo treats its
+                timeout as a failure of the group.
         """
         super().__init__()
         self._work = work
@@ -149,7 +150,7 @@ class InterruptibleWork(Work):
         self.wait()
 
     def get_future(self) -> Any:
-        """Return a future of ours. A wait for torch's own future in C++ cannot be ended."""
+        """Return a future that completes even if the group is aborted, unlike the future of torch's Work."""
         if self._future is None:
             ended: Any = Future()
             self._future = ended.then(self._value)
@@ -162,7 +163,7 @@ class InterruptibleWork(Work):
 
 
 class ReduceScatter(Work):
-    """Work of several sums. Waiting copies this rank's parts to the outputs, as in torch."""
+    """Work of a reduce-scatter that is made of all-reduces. Waiting copies this rank's parts to the outputs."""
 
     def __init__(
         self, works: Sequence[InterruptibleWork], sums: Sequence[Any], outputs: Sequence[Any], rank: int, size: int
@@ -186,10 +187,10 @@ class ReduceScatter(Work):
 
 
 class Waiter:
-    """Completes futures on its own thread.
+    """Waits for works and completes their futures, on its own thread.
 
-    gloo's threads must not do that. They would wait for the interpreter's lock, while the code that destroys the group
-    holds it and waits for them.
+    If gloo's threads did it, they would wait for the GIL, while code that destroys the group holds the GIL and waits
+    for the threads.
     """
 
     def __init__(self) -> None:

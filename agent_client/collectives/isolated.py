@@ -1,7 +1,7 @@
-"""A process group in a child process. Killing the child aborts the group, whatever its backend waits for.
+"""A process group in a child process. Killing the child aborts the group, even if its backend hangs.
 
-Tensors go through memory that both processes map, so each is copied in and out once. Children come from a fork server
-(fork_server.py), a child process with its own interpreter, so the training process itself never forks.
+Tensors are passed in memory that both processes map, so each is copied in and out once. A fork server (fork_server.py)
+with its own interpreter creates the children, so the training process itself never forks.
 """
 
 import contextlib
@@ -23,21 +23,24 @@ from agent_client.collectives.group_spec import Connector, GroupSpec, register_g
 from agent_client.collectives.nccl import NcclConnector
 
 START_TIMEOUT_S = 120.0
-"""Time limit for the fork server, which imports torch."""
+"""Time limit for the start of the fork server, which imports torch."""
 SLACK_S = 5.0
-"""How long after its own timeout a child may still answer before it is killed."""
+"""How long after the timeout of a collective its child may still answer before it is killed."""
 _LEAST_BYTES = 2**20
 MAX_MESSAGE_BYTES = 65536
 
 
 class IsolatedConnector(Connector):
-    """Holds the fork server, and restarts it if it ends. `close` or the end of this process stops it."""
+    """Creates process groups in children of a fork server, which it starts and restarts.
+
+    The fork server exits with this process, or on close().
+    """
 
     def __init__(self, backend: str = "gloo") -> None:
         """Start the fork server.
 
         Args:
-            backend: gloo or nccl.
+            backend: Backend of the process groups, gloo or nccl.
 
         Raises:
             ConfigurationError: The backend is not available.
@@ -53,14 +56,14 @@ class IsolatedConnector(Connector):
         return IsolatedGroup(*self._fork_child(), order, spec)
 
     def close(self) -> None:
-        """Kill the fork server and with it all children."""
+        """Kill the fork server. The kernel then kills its children."""
         self._is_closed = True
         self._fork_server.kill()
         with self._lock:
             self._end_fork_server()
 
     def _fork_child(self) -> tuple[socket.socket, int]:
-        """Fork a child. Return the socket to it and its pidfd.
+        """Fork a child, and return a socket to it and its pidfd.
 
         Raises:
             RuntimeError: The fork server does not answer.
@@ -85,7 +88,7 @@ class IsolatedConnector(Connector):
 
 
 def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Return the process, and the socket for orders to it."""
+    """Start a fork server. Return its process, and the socket for requests to it."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     orders.settimeout(START_TIMEOUT_S)
     # -P: the working directory may contain modules with the same names.
@@ -96,7 +99,10 @@ def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
 
 
 class IsolatedGroup:
-    """Process group whose rank runs in a child. `abort` is thread-safe; call `all_reduce` from one thread at a time."""
+    """One rank of a process group that runs in a child process.
+
+    abort() is thread-safe. Call all_reduce() from one thread at a time.
+    """
 
     def __init__(self, channel: socket.socket, pidfd: int, order: dict[str, Any], spec: GroupSpec) -> None:
         self._channel = channel
@@ -121,7 +127,7 @@ class IsolatedGroup:
         """Sum the tensor over all ranks, in place.
 
         Raises:
-            RuntimeError: A peer is lost. The group is unusable then.
+            RuntimeError: A peer is lost. The group is then unusable.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
@@ -138,7 +144,7 @@ class IsolatedGroup:
             tensor.copy_(shared)
 
     def abort(self) -> None:
-        """Kill the child; the kernel closes its connections. Thread-safe and idempotent."""
+        """Kill the child, whose connections the kernel then closes. Thread-safe and idempotent."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -166,10 +172,10 @@ class IsolatedGroup:
 
 
 def mapped(descriptor: int) -> torch.Tensor:
-    """Map the memory behind `descriptor` and close the descriptor.
+    """Map the memory of a descriptor and close the descriptor.
 
     Returns:
-        The memory as uint8. It is unmapped with the last tensor that uses it.
+        The memory as a uint8 tensor. It is unmapped when the last tensor that uses it is destroyed.
     """
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)

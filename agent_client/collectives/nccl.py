@@ -1,14 +1,14 @@
-"""An NCCL group that can be aborted while a peer is dead or suspended.
+"""An NCCL process group that can be aborted while a peer is dead or suspended.
 
-After an abort NCCL's kernels end, and their events look as if they had completed. So a collective counts as done only
-if no abort was announced before its event was seen to complete; a lock orders the two (`Fence`).
+An abort makes NCCL's kernels return, and their CUDA events complete as if the collective had succeeded. So a collective
+counts as successful only if its event has completed before an abort was announced; `Fence` orders the two with a lock.
 
-The waiting thread checks for NCCL errors itself and aborts the group at the first one. torch's watchdog checks ten
-times a second and must not be first. When it sees a failure it sleeps for a minute, so that all ranks of the job can
-dump their state, and notifies the monitor of the process's first NCCL group. That monitor dumps, sleeps for eight
-minutes and ends the process unless its group has ended. Code that destroys a group waits for both sleeps. This is meant
-for jobs that end with their first failure. The first sleep was seen with torch 2.11; the rest is from
-ProcessGroupNCCL.cpp. The variables in QUIET switch it off.
+The waiting thread checks for NCCL errors itself and aborts the group on the first one, before torch's watchdog, which
+checks ten times a second, can find it. When the watchdog finds a failure, it sleeps for a minute, so that all ranks of
+the job can dump their state, and notifies the monitor of the process's first NCCL group. That monitor dumps its state,
+sleeps for eight minutes and kills the process unless its group has been destroyed. Code that destroys a group waits for
+both sleeps. All this is meant for jobs that do not survive a failure. The variables in QUIET switch it off. The first
+sleep was observed with torch 2.11; the rest is from ProcessGroupNCCL.cpp.
 """
 
 import contextlib
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 QUIET = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values end the process, and aborts require 0
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values kill the process, and aborts require 0
     DUMP: "0",  # the monitor ignores failures
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # a quarter of the watchdog's sleep
 }
-"""Environment in which a group is made. torch reads it only then."""
+"""Environment variables to set while a group is created, which is when torch reads them."""
 
 WARNING = (
     f"the default process group has NCCL and was made with {DUMP} on, torch's default: torch may end this process "
@@ -47,7 +47,10 @@ WARNING = (
 
 
 def may_end_the_process(default_backends: str) -> bool:
-    """Check whether torch may end this process after a loss, because of the default group's backends."""
+    """Return whether torch's monitor may kill this process after the loss of a peer.
+
+    `default_backends` are the backends of torch's default process group.
+    """
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
 
 
@@ -60,7 +63,7 @@ class NcclConnector(Connector):
         """Choose the CUDA device.
 
         Args:
-            device: Number of the device. Default: the current device.
+            device: Index of the device. Default: the current device.
 
         Raises:
             ConfigurationError: There is no device, or torch was built without NCCL.
@@ -70,7 +73,7 @@ class NcclConnector(Connector):
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
         if distributed.is_initialized() and may_end_the_process(distributed_c10d.get_backend_config()):
             log.warning("%s", WARNING)
-        os.environ.setdefault(DUMP, "0")  # for the default group, if it is still to be made
+        os.environ.setdefault(DUMP, "0")  # for the default group, if it does not exist yet
 
     def connect(self, spec: GroupSpec) -> "NcclGroup":
         store = PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s))
@@ -85,20 +88,20 @@ class NcclConnector(Connector):
 
 
 class Fence:
-    """Orders completions and the abort of a group, so that all threads see a collective on the same side."""
+    """Orders the abort of a group and the completion of collectives, so that none counts as complete after an abort."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_down = False
 
     def announce_abort(self) -> bool:
-        """Announce an abort. Return whether it is the first."""
+        """Announce an abort. Return True for the first one."""
         with self._lock:
             was_down, self._is_down = self._is_down, True
         return not was_down
 
     def has_passed(self, done: Any) -> bool:
-        """Check whether the CUDA event `done` has completed.
+        """Return whether the CUDA event `done` has completed.
 
         Raises:
             RuntimeError: An abort was announced.
@@ -110,13 +113,13 @@ class Fence:
 
 
 def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
-    """Wait until `done`, an event recorded after `work`, has passed the fence.
+    """Wait until a collective has completed.
 
     Args:
-        work: Work of NCCL.
-        done: CUDA event.
+        work: torch's Work of the collective.
+        done: CUDA event, recorded after the collective.
         fence: Fence of the group.
-        ends_at: Deadline on time.monotonic().
+        ends_at: Deadline, a time of time.monotonic().
 
     Raises:
         RuntimeError: The group was aborted, a peer is lost, or the deadline has passed.
@@ -132,21 +135,21 @@ def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
 
 
 class NcclGroup:
-    """Process group over NCCL. `abort` is thread-safe; call `all_reduce` from one thread at a time."""
+    """One rank of a process group over NCCL. abort() is thread-safe. Call all_reduce() from one thread at a time."""
 
     def __init__(
         self, store: Store, rank: int, size: int, device: torch.device, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers that use the same `store`.
+        """Connect to all peers, which must use the same `store`.
 
         Raises:
-            RuntimeError: A peer does not connect within `connect_timeout_s`.
+            RuntimeError: A peer did not connect within `connect_timeout_s` seconds.
         """
         self._device = device
         self._timeout_s = timeout_s
         self._fence = Fence()
         options: Any = distributed.ProcessGroupNCCL.Options()
-        options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never comes
+        options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never connects
         options._timeout = NEVER  # each collective has its own limit
         with _environment(**QUIET, TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
             self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, options)
@@ -159,10 +162,11 @@ class NcclGroup:
         register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place, and wait for the sum. A CPU tensor is copied to the device and back.
+        """Sum the tensor over all ranks, in place. Blocks. A CPU tensor is copied to the device and back.
 
         Raises:
-            RuntimeError: The group was aborted, or the time limit has passed. The group is unusable then.
+            RuntimeError: A peer is lost, the group was aborted, or the time limit has passed. The group is then
+                unusable.
         """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with torch.cuda.device(self._device), torch.no_grad():
@@ -187,7 +191,10 @@ class NcclGroup:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Generator[None]:
-    """Set variables while a group is made. torch reads them then, and the script's own groups keep theirs."""
+    """Set environment variables within the context, in which a group is created.
+
+    Groups that the script creates must not be affected, so the old values are restored.
+    """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -204,15 +211,15 @@ T = TypeVar("T")
 
 
 def in_stream_order(tensor: torch.Tensor, act: Callable[[], T]) -> Callable[[], T]:
-    """Prepare work on a CUDA tensor for another thread.
+    """Wrap `act`, which uses a tensor of the current CUDA stream, to run on another thread.
 
     Args:
         tensor: Tensor that `act` uses.
-        act: The work.
+        act: Function to call.
 
     Returns:
-        A function that starts after everything queued on the caller's stream, calls `act`, and returns when the work
-        queued by `act` is done. For a CPU tensor, `act` itself.
+        A function that calls `act` on its thread's stream, after all work that is now queued on the caller's stream.
+        It returns when the work that `act` has queued is done. For a CPU tensor, `act` itself.
     """
     if not tensor.is_cuda:
         return act

@@ -1,11 +1,11 @@
-"""A torch process group whose collectives are recorded in the rank's progress, and the switch that keeps dynamo out.
+"""A torch process group whose collectives are recorded in the rank's progress, and exclusion from torch.compile.
 
 torch's modules run their own collectives inside a replica group: DDP broadcasts its buffers before each forward pass.
-`ObservedGroup` shows others that the rank is inside such a collective.
+`ObservedGroup` records them, so that a rank that hangs in one is noticed.
 
 torch's C++ code calls back into Python in the middle of a compiled region, for the collectives of a process group and
-for hooks of the backward pass. Dynamo would trace each such call. Entering a step, a collective or a vote does not
-belong into a graph, so `never_compiled` excludes these functions. The code around them is compiled as before.
+for hooks of the backward pass. Dynamo would trace these calls, but code that begins a step, a collective or a vote must
+not become part of a graph. `never_compiled` excludes such functions. The code around them is still compiled.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def _disabled(function: Function, *, recursive: bool) -> Function:
 
 
 def _leave_out_torchs_frames(error: BaseException) -> None:
-    """Remove two frames of torch from the traceback, which say nothing about the error."""
+    """Remove torch's wrapper frames from the traceback, because they distract from the error."""
     here = error.__traceback__
     inner = here and here.tb_next
     while inner is not None and inner.tb_frame.f_globals.get("__name__", "").startswith(TORCHS_FRAMES):
@@ -80,7 +80,7 @@ _OTHERS = ("recv", "recv_anysource", "send")
 
 
 class ObservedGroup(ProcessGroup):
-    """Forwards every call to `ranks` and records collectives."""
+    """Process group that forwards every call to `ranks` and records collectives in `progress`."""
 
     def __init__(self, ranks: ProcessGroup, progress: Progress) -> None:
         super().__init__(ranks.rank(), ranks.size())  # pyright: ignore[reportCallIssue]
@@ -104,7 +104,7 @@ class ObservedGroup(ProcessGroup):
 
 
 def first_tensor(args: tuple[Any, ...]) -> Tensor | None:
-    """Return the first tensor in the arguments of a collective."""
+    """Return the first tensor in the arguments of a collective, or None."""
     first: object = args
     while isinstance(first, list | tuple) and first:
         first = cast("Any", first)[0]

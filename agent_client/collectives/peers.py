@@ -1,8 +1,8 @@
-"""Connection to the same rank of the other replica groups: one process group, recreated for each quorum.
+"""A rank's connection to the same rank of the other replica groups: a process group that is recreated for each quorum.
 
-The group is connected on a separate thread, because gloo cannot be interrupted while it waits for a peer that never
-comes. A revoke ends collectives that are running. A quorum whose group was dropped is never connected again, because
-its peers may not know yet and would not come.
+A separate thread connects the group, because gloo cannot be interrupted while it waits for a peer that never connects.
+When the lighthouse revokes the quorum, running collectives are aborted. The group of a quorum is connected only once:
+after an abort, its peers would not connect again.
 """
 
 import contextlib
@@ -30,19 +30,22 @@ take five times as long."""
 
 
 class Peers:
-    """Process group of one rank. `revoke` and `drop` are thread-safe; call all other methods from one thread."""
+    """A rank's process group of the current quorum.
+
+    revoke() and drop() are thread-safe. Call all other methods from one thread.
+    """
 
     def __init__(
         self, group_rank: int, host: str, *, connect_timeout_s: float, timeout_s: float, process_group: str = "gloo"
     ) -> None:
-        """Prepare without connecting.
+        """Set the parameters, without connecting.
 
         Args:
             group_rank: Rank inside the replica group.
-            host: Address of this host that the peers can reach.
-            connect_timeout_s: Time limit for each part of connecting.
-            timeout_s: Default time limit of a collective.
-            process_group: Kind of the group (collectives/connectors.py).
+            host: Address of this host at which the peers can reach it.
+            connect_timeout_s: Time limit in seconds for each part of connecting.
+            timeout_s: Default time limit of a collective in seconds.
+            process_group: Kind of process group (collectives/connectors.py).
         """
         self._group_rank = group_rank
         self._host = host
@@ -51,7 +54,7 @@ class Peers:
         self._process_group = process_group
         self._connector = connector(process_group)
         self.last_reconfiguration_s = 0.0
-        """Duration of the last change from one group to the next."""
+        """Seconds that the last change from one process group to the next has taken."""
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
         self._place, self._size = 0, 1
@@ -59,14 +62,14 @@ class Peers:
         self._connecting: threading.Thread | None = None
 
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
-        """Connect to the participants of a new quorum. An unchanged quorum_id costs nothing.
+        """Connect to the participants of a new quorum. Does nothing if the quorum_id is unchanged.
 
         Args:
             assignment: This rank's assignment.
-            why_revoked: Returns the reason if the quorum has been revoked already.
+            why_revoked: Returns why the quorum has been revoked, or None if it has not.
 
         Raises:
-            RuntimeError: A participant does not connect in time, the quorum is revoked, or its group was dropped.
+            RuntimeError: A participant did not connect in time, the quorum was revoked, or its group was dropped.
         """
         if assignment.quorum_id == self._quorum_id:
             self._connected.result()
@@ -105,7 +108,7 @@ class Peers:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Exchange one int64 row with every participant. All rows have the same length.
+        """Exchange a row of integers with every participant. All rows must have the same length.
 
         Returns:
             The rows, by replica_rank.
@@ -124,21 +127,24 @@ class Peers:
         return [tuple(each) for each in table.tolist()]
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """Abort the running collectives of that quorum, or of any quorum if None. Completed collectives stay valid."""
+        """Abort running collectives if the current quorum is `quorum_id`, or whichever it is if None.
+
+        Results of completed collectives stay valid.
+        """
         with self._lock:
             if self._quorum_id is not None and quorum_id in (None, self._quorum_id):
                 self._end(f"quorum {self._quorum_id} was revoked: {reason}")
 
     def drop(self) -> None:
-        """End the running collectives, at the peers too. This quorum cannot be connected again."""
+        """Abort running collectives, also at the peers, and close the group. It cannot be connected again."""
         with self._lock:
             if self._quorum_id is not None:
                 self._end(f"the process group of quorum {self._quorum_id} was abandoned")
 
     def close(self) -> None:
-        """Drop the group permanently.
+        """Drop the group and release all resources.
 
-        Waits for a thread that is still connecting, because the interpreter may exit next.
+        Waits for a thread that is still connecting, because it must not run while the interpreter exits.
         """
         self.drop()
         if self._connecting is not None:
@@ -156,7 +162,7 @@ class Peers:
                 group.abort()
 
     def _connect_in_thread(self, assignment: Assignment, connected: "Future[RankGroup | None]") -> None:
-        """Connect on a separate thread."""
+        """Connect and set the result of `connected`. Runs on a separate thread."""
         try:
             group = self._connect(assignment) if assignment.replica_world_size > 1 else None
         except Exception as e:  # noqa: BLE001  `configure` raises it
@@ -172,8 +178,8 @@ class Peers:
     def _connect(self, assignment: Assignment) -> RankGroup:
         prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}"
         if assignment.compares and assignment.secret:
-            # A digest that only the members can compute keeps quorums apart. It hides nothing: torch's store lists its
-            # keys to any caller. Scripts with another client know no secret; if one takes part, use the plain name.
+            # A digest that only the members can compute separates quorums. It is not a secret: torch's store lists its
+            # keys to any client. Groups with another client have no secret; with one of them, use the plain prefix.
             prefix += f"/{prove(assignment.secret, STORE_WORD, prefix)}"
         spec = GroupSpec(
             store_address=assignment.store_address,

@@ -1,1 +1,1 @@
-"""Integrations with transformers, lightning, accelerate and torchtitan, one module each."""
+"""Integrations with Hugging Face transformers and accelerate, Lightning, and torchtitan."""

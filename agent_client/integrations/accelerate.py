@@ -1,6 +1,7 @@
-"""Accelerator of Hugging Face Accelerate whose steps all replica groups commit or discard together.
+"""Integration with Hugging Face Accelerate: an Accelerator whose steps all replica groups commit or discard together.
 
-The loop stays as it is: `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and `zero_grad()` in any order.
+The training loop need not change: it may use `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and
+`zero_grad()` in any order.
 """
 
 import contextlib
@@ -28,7 +29,7 @@ with library("accelerate", "accelerate>=1.15"):
 
 
 class FaultTolerantAccelerator(Accelerator):
-    """Fault-tolerant Accelerator. `prepare` makes the Agent.
+    """Fault-tolerant Accelerator. `prepare` creates the Agent.
 
     Example:
         ```python
@@ -67,21 +68,23 @@ class FaultTolerantAccelerator(Accelerator):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self.drawn: Drawn | None = None
-        """Batch that the loop has received and not yet passed through `accumulate()`."""
+        """Batch that the loop has received, before it calls `accumulate()` for it. None after that."""
         self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
-        """Prepare one model and its optimizer, with their schedulers and loaders, and make the Agent.
+        """Prepare a model and its optimizer, together with schedulers and loaders, and create the Agent.
+
+        A call without an optimizer prepares the objects as the base class does.
 
         Args:
-            *args: Objects to prepare. The first loader is the training loader; the step chooses its batches.
-            device_placement: As for the Accelerator.
+            *args: Objects to prepare. The first loader is the training loader, whose batches are selected by the step.
+            device_placement: Passed to the base class.
 
         Returns:
-            The prepared objects, in the same order. Without an optimizer among them, the same as the Accelerator.
+            The prepared objects, in the same order.
 
         Raises:
-            ConfigurationError: Several models or optimizers, or a second call with an optimizer.
+            ConfigurationError: There are several models or optimizers, or an earlier call had an optimizer.
         """
         models = [each for each in args if isinstance(each, torch.nn.Module)]
         optimizers = [each for each in args if isinstance(each, torch.optim.Optimizer)]
@@ -121,12 +124,12 @@ class FaultTolerantAccelerator(Accelerator):
 
     @contextlib.contextmanager
     def no_sync(self, model: Any) -> Generator[None]:
-        """Skip the reduction except in the last batch of a step, even if a group is a single process."""
+        """Disable gradient reduction within the context, even if the replica group is a single process."""
         with model.no_sync() if isinstance(model, DistributedDataParallel) else super().no_sync(model):
             yield
 
     def _do_sync(self) -> None:
-        """Synchronize in the last of this rank's batches in a step. `accumulate()` calls this."""
+        """Enable gradient synchronization for the last of this rank's batches in a step. `accumulate()` calls this."""
         super()._do_sync()
         if self.drawn is not None:
             self._is_last, self.drawn = self.drawn.is_last, None
@@ -135,7 +138,7 @@ class FaultTolerantAccelerator(Accelerator):
 
 
 class _OnDevice:
-    """Batches on the device of this rank. The length assumes that no step is discarded."""
+    """The training batches, moved to the device of this rank. The length assumes that no step is discarded."""
 
     def __init__(self, loader: StepLoader, accelerator: FaultTolerantAccelerator, length: int | None) -> None:
         self._loader, self._accelerator, self._length = loader, accelerator, length
@@ -152,7 +155,7 @@ class _OnDevice:
         """Yield the batches.
 
         Raises:
-            ConfigurationError: The loop does not enclose a step of several batches in `accumulate()`.
+            ConfigurationError: A step may have several batches, but the loop does not use `accumulate()`.
         """
         accelerator = self._accelerator
         for drawn, batch in self._loader.drawn(several=True):

@@ -1,6 +1,6 @@
-"""Common parts of the integrations: import errors with advice, checks of `max_steps`, and the state that heals.
+"""Code that the integrations share: import errors with advice, the check of `max_steps`, epochs and healing state.
 
-Each module of this package integrates one library, which may be missing.
+Each module of this package integrates one library, which may not be installed.
 """
 
 import contextlib
@@ -13,14 +13,14 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """Enclose the imports of a library.
+    """Improve the error if an import within the context fails because a library is not installed.
 
     Args:
         name: Top-level module of the library.
-        requirement: Requirement for pip.
+        requirement: Requirement to pass to pip.
 
     Raises:
-        ModuleNotFoundError: The library is not installed. The message contains the command that installs it.
+        ModuleNotFoundError: The library is not installed. The message contains the pip command.
     """
     try:
         yield
@@ -31,11 +31,7 @@ def library(name: str, requirement: str) -> Generator[None]:
 
 
 def check_max_steps(max_steps: int) -> None:
-    """Check that `max_steps` limits the training.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
+    """Raise ConfigurationError unless `max_steps` is positive, so that it limits the training."""
     if max_steps <= 0:
         raise ConfigurationError(
             "max_steps: give the number of steps to commit; an epoch has another number of steps whenever a replica "
@@ -44,17 +40,17 @@ def check_max_steps(max_steps: int) -> None:
 
 
 def epochs_of(agent: Agent) -> float:
-    """Return how often all groups together have trained on the whole data set, in the committed steps."""
+    """Return the number of epochs, with fraction, that all groups together have trained in committed steps."""
     report = agent.data_report()
     return report["samples"] / report["length"] if report else 0.0
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the TrainState entries other than the model and optimizer.
+    """Return the entries of a TrainState other than model and optimizer, by name.
 
     Args:
         scaler: GradScaler, or None.
-        schedulers: Schedulers, in an order that is the same in all groups.
+        schedulers: Schedulers. All groups must pass them in the same order.
     """
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

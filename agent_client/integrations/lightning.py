@@ -1,8 +1,8 @@
-"""Lightning strategy whose steps all replica groups commit or discard together.
+"""Integration with Lightning: a strategy whose steps all replica groups commit or discard together.
 
-`trainer.global_step` is the number of committed steps, and an epoch ends when all groups together have trained on each
-sample, so loggers, validations, checkpoints and the end come at the same step in all groups. A StepLoader
-chooses the batches by the step. Each group keeps its own checkpoints.
+`trainer.global_step` is the number of committed steps, and an epoch ends when all groups together have trained on every
+sample. So all groups log, validate, save and finish at the same step. A StepLoader selects the batches of each step.
+Each group writes its own checkpoints.
 """
 
 import os
@@ -25,7 +25,7 @@ with library("lightning", "lightning>=2.6"):
     from lightning.pytorch.trainer.states import RunningStage
 
 AGENT_KEY = "lighthouse_agent"
-"""Key in each checkpoint whose value identifies the saved state."""
+"""Key of the Agent's state in a checkpoint, which identifies the saved model state."""
 
 
 class FaultTolerantStrategy(SingleDeviceStrategy):
@@ -69,7 +69,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self._others: list[Any] = []
-        """Microbatches of this rank, except the first one, which Lightning has received."""
+        """This rank's microbatches of the current step, except the first one, which Lightning's loop computes."""
         self._arguments: tuple[Any, ...] = ()
 
     @property
@@ -78,10 +78,10 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return self.global_rank == 0
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Make the optimizers and the Agent.
+        """Create the optimizer and the Agent.
 
         Raises:
-            ConfigurationError: The module or the Trainer uses something that cannot follow committed steps.
+            ConfigurationError: A setting of the module or the Trainer is not supported.
         """
         super().setup_optimizers(trainer)
         module = self.lightning_module
@@ -98,7 +98,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self.model = DistributedDataParallel(self.model, agent, **self._ddp_options)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Replace the training loader by one whose batches the step chooses."""
+        """Replace the training loader by one that selects batches by the step. Return other loaders unchanged."""
         trainer = self.lightning_module.trainer
         if trainer.state.stage is not RunningStage.TRAINING:
             return dataloader
@@ -115,19 +115,19 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
             trainer.val_check_batch = float("inf")  # optimizer_step() ends the epoch
 
     def take(self, microbatches: list[Any]) -> Any:
-        """Return the first microbatch for Lightning's loop. `backward` computes the others."""
+        """Return the first microbatch of a step for Lightning's loop. backward() computes the others."""
         first, *self._others = microbatches
         return first
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass. Reduce in the last batch of a step only."""
+        """Run the forward pass. Enable gradient reduction for the last microbatch of a step only."""
         is_last = not (self._others or self.lightning_module.trainer.fit_loop._should_accumulate())
         self.model.require_backward_grad_sync = is_last
         self._arguments = args[1:]
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run the backward passes of all microbatches of this rank."""
+        """Run the backward pass, and the forward and backward passes of this rank's other microbatches."""
         loss = super().backward(closure_loss, *args, **kwargs)
         module, trainer = self.lightning_module, self.lightning_module.trainer
         while self._others:
@@ -141,7 +141,10 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return loss
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Run the closure, vote, and apply the gradients. Lightning counts the step when this returns."""
+        """Run the closure, vote, and apply the gradients if the step is committed.
+
+        Afterwards, set Lightning's counters so that they count committed steps and epochs.
+        """
         begun = int(epochs_of(self.agent))
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
         fit_loop = self.lightning_module.trainer.fit_loop
@@ -186,10 +189,10 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
 
 
 class _Batches:
-    """The training batches.
+    """The training batches of all epochs.
 
-    The length is that of a run in which no step is discarded. Lightning would read a batch ahead if there were no
-    length. The strategy ends the epochs.
+    The length assumes that no step is discarded. Without a length, Lightning would prefetch a batch. The strategy
+    decides when an epoch ends.
     """
 
     def __init__(self, loader: StepLoader, trainer: Any, strategy: FaultTolerantStrategy) -> None:

@@ -3,8 +3,8 @@ r"""Run torchtitan's torchft trainer on Lighthouse.
     torchrun --nproc_per_node=4 -m agent_client.integrations.torchtitan --job.config_file llama3_8b.toml \
         --fault_tolerance.enable --fault_tolerance.group_size=2 --fault_tolerance.replica_id=0
 
-It runs the trainer of the installed torchtitan that uses torchft, and refuses one that would train alone. A healing
-group receives the present learning rate of its source, whereas torchtitan itself would serve that of the first step.
+This runs the trainer of the installed torchtitan that supports torchft, and fails if it would train alone. A healing
+group receives the current learning rate of its source, whereas torchtitan itself would send that of the first step.
 """
 
 import importlib
@@ -32,10 +32,11 @@ def exists(name: str) -> bool:
 
 
 def serve_present_hyperparameters() -> None:
-    """Make the optimizers serve their present hyperparameters. They would serve the initial values.
+    """Patch torchtitan's optimizer containers so that healing groups receive the current hyperparameters.
 
-    torchft requests the state on another thread, while FSDP's forward pass replaces parameters of the modules, so it
-    cannot be collected again at that time. The tensors in it are the optimizer's own and need no update.
+    A container caches its state dict, whose tensors are the optimizer's own, but whose hyperparameters are the initial
+    ones. torchft requests the state on another thread, while FSDP's forward pass replaces parameters of the modules, so
+    the state dict cannot be rebuilt at that time.
     """
     for module, name in CONTAINERS:
         container: Any = getattr(importlib.import_module(module), name, None) if exists(module) else None
@@ -44,9 +45,9 @@ def serve_present_hyperparameters() -> None:
 
 
 def serving_present(state_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Wrap the state_dict() of a container.
+    """Wrap the state_dict() of a container so that it contains the current hyperparameters.
 
-    Its optimizers have one parameter group each, with equal hyperparameters.
+    All optimizers of a container have a single parameter group, with the same hyperparameters.
     """
 
     def present(container: Any) -> dict[str, Any]:

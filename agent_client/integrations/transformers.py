@@ -1,9 +1,10 @@
-"""Hugging Face Trainer whose steps all replica groups commit or discard together.
+"""Integration with Hugging Face transformers: a Trainer whose steps all replica groups commit or discard together.
 
 The Agent's counts replace the Trainer's: `state.global_step` is the number of committed steps, and an epoch ends when
-all groups together have trained on each sample. So logs, checkpoints, evaluations and the end come at the same step in
-all groups. Other counts of the Trainer and its callbacks (the best metric, the patience of early stopping) heal as
-well. A StepLoader chooses the batches by the step. Each group needs its own `output_dir` for its checkpoints.
+all groups together have trained on every sample. So all groups log, save, evaluate and finish at the same step. A
+healing group also receives the other counts of the Trainer and its callbacks, such as the best metric and the patience
+of early stopping. A StepLoader selects the batches of each step. Each group needs its own `output_dir` for its
+checkpoints.
 """
 
 import contextlib
@@ -30,9 +31,9 @@ with library("transformers", "transformers>=5"):
 log = logging.getLogger(__name__)
 
 AGENT_FILE = "lighthouse_agent.json"
-"""File in each checkpoint that identifies the saved state."""
+"""File in a checkpoint with the Agent's state, which identifies the saved model state."""
 HEALING_FIELDS = ("best_metric", "best_global_step", "num_input_tokens_seen", "total_flos")
-"""Fields of TrainerState that heal, in addition to the log and the best checkpoint."""
+"""Fields of TrainerState that a healing group receives, in addition to the log and the best checkpoint."""
 
 
 class FaultTolerance:
@@ -57,7 +58,8 @@ class FaultTolerance:
             **kwargs: Keyword arguments of the Trainer.
 
         Raises:
-            ConfigurationError: `max_steps` is not set. The number of steps in an epoch changes with the groups.
+            ConfigurationError: `max_steps` is not set. It is required, because the number of steps in an epoch varies
+                with the number of groups.
         """
         super().__init__(*args, **kwargs)
         self._agent_options = agent_options or {}
@@ -66,12 +68,12 @@ class FaultTolerance:
         self.callback_handler.callbacks.insert(0, _Counts(self))
 
     def make_agent(self) -> Agent:
-        """Make the Agent before `train()` does, for example to call `on_commit`. Later calls return the same Agent."""
+        """Return the Agent, creating it if `train()` has not done so yet. Use this to call `on_commit`, for example."""
         self.create_optimizer()
         return self.agent
 
     def create_optimizer(self, model: Any = None) -> Any:
-        """Make the optimizer and, in the first call, the Agent."""
+        """Create the optimizer and, on the first call, the Agent."""
         inner = super().create_optimizer(model)
         if self.agent is None:
             others = healing_beside(self.accelerator.scaler) | {"trainer": _Progress(self)}
@@ -81,7 +83,7 @@ class FaultTolerance:
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Make a scheduler that moves with committed steps, and register its state."""
+        """Create a scheduler that advances with committed steps, and add it to the state that heals."""
         inner = super().create_scheduler(num_training_steps, optimizer)
         if not isinstance(inner, FaultTolerantScheduler):
             self.agent.state.others["scheduler"] = inner
@@ -89,7 +91,7 @@ class FaultTolerance:
         return self.lr_scheduler
 
     def get_train_dataloader(self) -> Any:
-        """Return batches of the Trainer's data set, collator and workers, chosen by the step."""
+        """Return a loader that selects batches by the step, with the Trainer's data set, collator and workers."""
         plain = super().get_train_dataloader()
         self.create_optimizer()
         loader = StepLoader.of(
@@ -103,7 +105,10 @@ class FaultTolerance:
         return _Microbatches(loader)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Count the items of all groups, so that the loss is normalised as in one process with all batches."""
+        """Get the batches of a step, and the number of their items averaged over all groups.
+
+        The average normalises the loss as if a single process had all batches.
+        """
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         if number is not None and self.args.average_tokens_across_devices:
             mean = torch.as_tensor(number, dtype=torch.float64, device=device).reshape(1).clone()
@@ -116,13 +121,13 @@ class FaultTolerance:
         return super()._get_num_items_in_batch(batches, device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute the mean loss and the gradients. Reduce in the last batch of a step only.
+        """Compute the mean loss and the gradients. Reduce gradients in the last microbatch of a step only.
 
         Args:
             model: The model.
-            inputs: One batch for each microbatch of this rank.
-            *args: As for the Trainer.
-            **kwargs: As for the Trainer.
+            inputs: A list with one batch for each microbatch of this rank.
+            *args: Further arguments of the Trainer's method.
+            **kwargs: Further arguments of the Trainer's method.
         """
         losses: list[torch.Tensor] = []
         microbatches = _as_list(inputs)
@@ -147,7 +152,7 @@ class FaultTolerance:
         return DistributedDataParallel(prepared, self.agent, find_unused_parameters=unused)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Log, save and evaluate, unless the step was discarded and its number has been seen before."""
+        """Log, save and evaluate if due, but only after a committed step."""
         if self.agent.was_committed:
             super()._maybe_log_save_evaluate(*args, **kwargs)
         else:
@@ -179,7 +184,7 @@ class FaultTolerantTrainer(FaultTolerance, Trainer):
 
 
 class _Microbatches:
-    """The training batches, as lists with one batch for each microbatch of this rank."""
+    """The training batches. Each item is a list with one batch for each microbatch of this rank."""
 
     def __init__(self, loader: StepLoader) -> None:
         self._loader = loader
@@ -193,7 +198,7 @@ def _as_list(inputs: Any) -> list[Any]:
 
 
 class _Counts(TrainerCallback):
-    """Sets the counts of the Agent. It runs before all other callbacks, which use them."""
+    """Copies the Agent's counts to the Trainer. It runs before all other callbacks, which use them."""
 
     def __init__(self, trainer: FaultTolerance) -> None:
         self._trainer = trainer
@@ -215,7 +220,10 @@ class _Counts(TrainerCallback):
 
 
 class _Progress:
-    """Counts of the Trainer and its callbacks, as text. The log is only encoded again when it grows."""
+    """The part of the healing state with the Trainer's and its callbacks' counts, as JSON.
+
+    The log is encoded again only when it has grown.
+    """
 
     def __init__(self, trainer: FaultTolerance) -> None:
         self._trainer: Any = trainer
@@ -243,17 +251,21 @@ class _Progress:
         self._logged = len(trainer.state.log_history), state_dict["log"]
 
     def replay_step(self) -> None:
-        """Do nothing when a step is caught up."""
+        """Do nothing: the counts need no replay when the group catches up."""
 
     def _callbacks(self) -> Iterator[Any]:
-        """Yield callbacks with a state, except the Trainer's control, which is decided in each step."""
+        """Yield the callbacks that have a state to heal, except TrainerControl, which is set in each step."""
         callbacks = self._trainer.callback_handler.callbacks
         return (
             each for each in callbacks if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Return this group's copy of the checkpoint, or the source's if this host can read it, or None."""
+        """Find the best checkpoint: this group's own copy, or else the healing source's if this host can read it.
+
+        Returns:
+            Its path, or None if neither exists.
+        """
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

@@ -1,1 +1,1 @@
-"""Connection of a rank to its group's manager: requests, votes and the watch."""
+"""A rank's connection to its group's manager: requests, votes and the watch stream."""

@@ -1,12 +1,12 @@
-"""Connection of a rank to its group's manager.
+"""A rank's connection to its group's manager.
 
 `ManagerConnection` requests quorums and sends votes. Grants for the next step arrive with the answer to a vote.
-Messages that the manager sends on its own arrive on the rank's watch (watch.py).
+Unsolicited messages from the manager arrive on the rank's watch (watch.py).
 
-A manager may be restarted after a crash, so a lost manager is tolerated for a while before the rank gives up.
+A manager may be restarted after a crash, so the rank tolerates the loss of its manager for a while.
 
-`Presence` makes a rank visible to its manager while it waits for the other ranks of its group. `ExitReport` reports the
-exception that ends a rank. `WaitLog` logs what a long wait for a quorum is waiting for.
+`Presence` shows a rank to its manager while it waits for the other ranks of its group. `ExitReport` reports the
+exception with which a rank exits. `WaitLog` logs what a long request for a quorum is waiting for.
 """
 
 import contextlib
@@ -39,8 +39,7 @@ LOOKED_EVERY_S = 1.0  # interval at which a waiting rank looks for a change of t
 class Presence:
     """Shows the manager that this rank waits for the other ranks of its group, and logs which ranks are missing.
 
-    Leaving the `with` block closes the watch. The Agent's own watch has the same `rank_incarnation` and takes its
-    place.
+    Leaving the `with` block closes the watch. The Agent then opens its own watch with the same `rank_incarnation`.
     """
 
     def __init__(self, group_rank: int, meeting_place: str) -> None:
@@ -54,7 +53,7 @@ class Presence:
     def show(self, manager_address: str) -> None:
         """Open the watch.
 
-        Returns within a few seconds even if the manager does not answer: the later request for a quorum reports that.
+        Returns within a few seconds even if the manager does not answer. The request for a quorum will then fail.
         """
         progress = Progress()
         progress.waiting_for("the other ranks of its group").__enter__()
@@ -82,7 +81,7 @@ class Presence:
             self._client.close()
 
     def _log(self, watch: RankWatch) -> None:
-        """Log each change of the missing ranks that the manager reports."""
+        """Log which ranks are missing according to the manager, whenever that changes."""
         told = ""
         while not self._closed.wait(LOOKED_EVERY_S):
             if watch.waiting_for not in ("", told):
@@ -91,9 +90,9 @@ class Presence:
 
 
 class ExitReport:
-    """Reports the exception that ends this rank to its manager, at most once.
+    """Reports the exception with which this rank exits to its manager, at most once.
 
-    The exception is either uncaught or leaves the `with` block of the Agent. A forked child reports nothing.
+    It is an uncaught exception, or one that leaves the `with` block of the Agent. A forked child reports nothing.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -107,17 +106,16 @@ class ExitReport:
         self._before, sys.excepthook = sys.excepthook, self._hook
 
     def uninstall(self) -> None:
-        """Restore the former hook.
+        """Restore the previous sys.excepthook.
 
-        A hook that was installed later stays in place. It continues to call this hook, which then only passes
-        exceptions on.
+        If another hook was installed after this one, it stays in place. This hook then only calls the previous one.
         """
         self._is_over = True
         if sys.excepthook is self._hook:
             sys.excepthook = self._before
 
     def send(self, error: BaseException | None) -> None:
-        """Report `error`, unless it is a clean exit or a drained group."""
+        """Report `error`, unless it is None, a SystemExit with status 0 or GroupDrained."""
         is_good = error is None or isinstance(error, GroupDrained) or (isinstance(error, SystemExit) and not error.code)
         if is_good or self._is_over or os.getpid() != self._pid:
             return
@@ -135,9 +133,9 @@ CLOSED_WITHIN_S = 1.0  # for the thread of a WaitLog
 
 
 class WaitLog:
-    """Logs what a long wait for a quorum is waiting for, on a separate thread, because the request itself blocks.
+    """Logs what a long request for a quorum is waiting for, on a separate thread because the request blocks.
 
-    `waiting_for` is called on that thread and returns the text to log.
+    `waiting_for` returns the text to log. It is called on that thread.
     """
 
     def __init__(self, group_rank: int, waiting_for: Callable[[], str]) -> None:
@@ -151,7 +149,7 @@ class WaitLog:
 
     @contextlib.contextmanager
     def waiting(self, step: int) -> Generator[None]:
-        """Return a block that encloses the request for the quorum of `step`. An exception cancels the wait."""
+        """Enclose a request for the quorum of `step`. An exception pauses the wait, so that a retry continues it."""
         self._begin(step)
         try:
             yield
@@ -163,7 +161,7 @@ class WaitLog:
         with self._changed:
             line = self._wait.finish(time.monotonic())
             if line:
-                self._changed.notify()  # the thread may sleep until its next line, which is not due any more
+                self._changed.notify()  # the thread may be sleeping until its next line, which is now obsolete
         if line:
             log.info("rank %d, step %d: %s", self._group_rank, step, line)
 
@@ -209,7 +207,7 @@ DRAIN_TIMEOUT_S = 5.0
 
 
 class ManagerConnection:
-    """Connection of one rank to its manager. Send requests and votes from one thread."""
+    """A rank's connection to its manager. Send requests and votes from one thread."""
 
     def __init__(
         self,
@@ -225,13 +223,14 @@ class ManagerConnection:
         """Prepare the connection without contacting the manager.
 
         Args:
-            address: Address of the manager; may contain its secret.
+            address: Address of the manager, which may be a join string with its secret.
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
-            on_revoked: Called on the watch's thread with a quorum id, or None for every earlier one, and a reason.
-            on_group_lost: Called on the watch's thread with the reason when a rank of the group is lost permanently.
-            returns_within_s: How long a lost manager may take to return.
-            progress: Sampled twice a second for the manager, on the thread that sends the votes.
+            on_revoked: Called when a quorum is revoked, with its id and a reason. The id is None if all quorums are.
+            on_group_lost: Called with the reason when a rank of the group is lost for good, so that the group must
+                restart. Like `on_revoked`, called on the watch's thread.
+            returns_within_s: Seconds for which the loss of the manager is tolerated.
+            progress: Progress to report. The thread that sends votes samples it twice a second.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -250,16 +249,16 @@ class ManagerConnection:
         self._has_answered = False
 
     def open(self) -> None:
-        """Open the watch now instead of with the first request."""
+        """Open the watch now, instead of on the first request."""
         self._ensure_watched()
 
     def close(self, step: int | None = None) -> None:
-        """Leave the group.
+        """Leave the group and close the connection.
 
-        A yes that was sent by `tell` is counted first, if the manager answers at once.
+        First waits for the answer to a vote that tell() has sent, for up to COUNTED_BEFORE_CLOSE_S.
 
         Args:
-            step: As in Leaving.
+            step: Next step that this rank would have requested, or None within a step (see Leaving).
         """
         self._watch.is_closing = True
         told, self._unanswered = self._unanswered, None
@@ -272,15 +271,18 @@ class ManagerConnection:
 
     @property
     def world(self) -> World | None:
-        """Latest World message of the manager, or None before the first."""
+        """Latest World message from the manager, or None before the first."""
         return self._watch.world
 
     def revoked(self, quorum_id: int) -> str | None:
-        """Return the reason for which the quorum was revoked, or None if it was not."""
+        """Return why a quorum was revoked, or None if it was not."""
         return self._watch.revoked(quorum_id)
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Return the message that names the group lost by this quorum, or None if none arrives within `within_s`."""
+        """Return the revocation that names the group that the quorum has lost.
+
+        Waits up to `within_s` seconds for it, and then returns None.
+        """
         return self._watch.why_lost(quorum_id, within_s)
 
     def ask(
@@ -295,11 +297,11 @@ class ManagerConnection:
         distrust: Distrust | None = None,
         heals_first: bool | None = None,
     ) -> Assignment:
-        """Return the quorum for `step`. A grant that came with the last decision needs no request.
+        """Return the assignment for `step`, from the answer to the last vote if it contained one, or by a request.
 
         Raises:
-            GroupDrained: The group has finished its last step.
-            LighthouseError: As in ManagerClient.quorum.
+            GroupDrained: The group was drained and has completed its last step.
+            LighthouseError: The request failed.
         """
         self._watch.check_group()
         self._await_unanswered()
@@ -332,24 +334,24 @@ class ManagerConnection:
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
-        """Send the vote and return the decision of all ranks of the group.
+        """Send a vote and return the decision of all ranks of the group.
 
-        A yes is binding: it is repeated until the manager has answered it or the time is up.
+        A yes is binding, so it is sent again if the connection is lost, until the manager answers or time is up.
 
         Raises:
-            LighthouseError: The manager refuses the vote, is lost, or has not answered in time.
+            LighthouseError: The manager refused the vote, is lost, or did not answer in time.
         """
         return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
-        """Send a yes without waiting, when it already decides the step.
+        """Send a yes without waiting for the answer, if this rank is alone in its group and so decides by itself.
 
-        The vote is binding like any other. The next request for a quorum waits for its answer.
+        The vote is binding like any other. The next ask() waits for the answer.
         """
         self._unanswered = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
-        """Collect the answer to `tell`. It cannot change the decision, but may bring the next grant."""
+        """Wait for the answer to a vote sent by tell(). It may contain the assignment for the next step."""
         told, self._unanswered = self._unanswered, None
         if told is None:
             return
@@ -382,11 +384,11 @@ class ManagerConnection:
         return vote
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
-        """Report to the manager that this rank is about to exit. Only the first report counts.
+        """Report to the manager that this rank is about to exit. Further calls do nothing.
 
         Args:
-            reason: Text for logs and for the other ranks.
-            ends_group: Whether the other ranks of the group cannot continue either.
+            reason: Why it exits, for logs and for the other ranks.
+            ends_group: The other ranks of the group cannot continue either.
         """
         if self._has_reported:
             return
@@ -397,10 +399,10 @@ class ManagerConnection:
             log.info("cannot report to the manager why this rank ends: %s", e)
 
     def drain(self, reason: str) -> None:
-        """Request that this group leaves after its current step.
+        """Request that this group leave the job after its current step.
 
         Raises:
-            LighthouseError: The manager refuses or does not answer.
+            LighthouseError: The manager refused or did not answer.
         """
         self._client.report(self.group_rank, self._rank_incarnation, reason, drains=True, timeout_s=DRAIN_TIMEOUT_S)
 
@@ -409,10 +411,12 @@ class ManagerConnection:
         return self._watch.is_open
 
     def check_alive(self, error: LighthouseError) -> bool:
-        """Check whether the manager still answers, so that a failed request only means that there was no quorum.
+        """Return whether the manager is alive after a request to it has failed with `error`.
+
+        If so, the request failed for another reason, for example because no quorum formed in time.
 
         Raises:
-            AgentError: The manager has been lost for longer than `returns_within_s`.
+            AgentError: The manager has been unreachable for longer than `returns_within_s`.
         """
         if not isinstance(error, Unreachable):
             return True
@@ -431,7 +435,7 @@ class ManagerConnection:
         return now - self._lost_since >= self._returns_within_s
 
     def _waiting_for(self) -> str:
-        """Describe what the manager is waiting for, or return that it does not answer."""
+        """Return what requests for a quorum wait for: what the manager reports, or the manager itself."""
         if self._watch.is_open:
             return self._watch.waiting_for or f"the manager at {self.address} to answer"
         return f"the manager at {self.address}, which does not answer: start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"

@@ -1,10 +1,11 @@
 """A rank's watch: the stream between the rank and its manager.
 
-The stream shows the manager that the rank is alive, and its progress. It sends revokes, losses and other news at once.
-Votes travel over the stream too, because a message on an open stream costs half as much as a call.
+The open stream shows the manager that the rank is alive, and carries its progress. The manager uses it to report
+revoked quorums, lost ranks and other events at once. Votes use the stream, too, because a message on an open stream
+costs half as much as a call.
 
-The stream is read on a separate thread. A grant and its revoke travel on different streams and may arrive in any
-order, so revoked quorum ids are remembered. The end of the watch revokes every quorum that the rank holds.
+A separate thread reads the stream. The grant of a quorum and its revocation may arrive in any order, so the ids of
+revoked quorums are stored. When the stream closes, every quorum counts as revoked.
 """
 
 import itertools
@@ -47,17 +48,17 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PendingVote:
-    """A vote that the manager has not answered."""
+    """A vote and, once it has arrived, the manager's answer."""
 
     step: int
     vote: bool
     quorum_id: int | None
     ends_at: float
-    """Deadline on time.monotonic()."""
+    """Deadline, a time of time.monotonic()."""
     number: int = 0
-    """Number of its latest transmission, or 0 before the first."""
+    """Number of the latest transmission of this vote, or 0 before the first."""
     outcome: "queue.SimpleQueue[Decision | LighthouseError]" = field(default_factory=queue.SimpleQueue)
-    """Answer to its latest transmission."""
+    """Answer to the latest transmission."""
 
     @property
     def left_s(self) -> float:
@@ -65,7 +66,7 @@ class PendingVote:
 
 
 class VoteChannel:
-    """Votes in transit, with their answers. Thread-safe."""
+    """Sends votes over the watch and matches the answers to them. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,7 +80,7 @@ class VoteChannel:
             self._watch = watch
 
     def end(self, error: LighthouseError) -> None:
-        """End every vote in transit with `error`, because the watch has ended."""
+        """Fail every unanswered vote with `error`, because the watch has closed."""
         with self._lock:
             self._watch = None
             ended, self._under_way = self._under_way, {}
@@ -87,7 +88,7 @@ class VoteChannel:
             vote.outcome.put(error)
 
     def send(self, vote: PendingVote, *, wants_next: bool) -> None:
-        """Send or repeat a vote. Without an open watch its outcome is Unreachable."""
+        """Send a vote, or send it again. If no watch is open, its outcome is Unreachable."""
         vote.number, vote.outcome = next(self._numbers), queue.SimpleQueue()
         with self._lock:
             watch = self._watch
@@ -105,8 +106,8 @@ class VoteChannel:
         """Wait for the answer to a vote.
 
         Raises:
-            DeadlinePassed: The manager has not answered within `timeout_s`.
-            LighthouseError: The refusal of the manager, or the reason for which the watch ended.
+            DeadlinePassed: The manager did not answer within `timeout_s` seconds.
+            LighthouseError: The manager refused the vote, or the watch has closed.
         """
         try:
             outcome = vote.outcome.get(timeout=timeout_s)
@@ -122,13 +123,13 @@ class VoteChannel:
 OPENED_WITHIN_S = 5.0
 LEFT_WITHIN_S = 1.0
 RELEASED_WITHIN_S = 10.0
-"""How long a leaving rank stays for peers that are still in its last step and may read its data."""
+"""How long a leaving rank waits for Released. Peers that are still in the last step may need its data until then."""
 REVOKED_KEPT = 64  # quorum ids
 SAMPLED_EVERY_S = 0.5
 
 
 class RankWatch:
-    """The watch of one rank, reopened when needed."""
+    """The watch of one rank. It is reopened when needed."""
 
     def __init__(
         self,
@@ -148,11 +149,12 @@ class RankWatch:
             client: Client of the manager.
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
-            votes: Channel whose votes travel over this watch.
-            on_revoked: Called on the watch's thread with a quorum id, or None for every earlier one, and a reason.
-            on_group_lost: Called on the watch's thread with the reason when a rank of the group is lost permanently.
-            progress: Sampled for the manager on the thread that sends the votes, or None.
-            is_observer: Whether the watch reports progress and does nothing else.
+            votes: Channel that sends its votes over this watch.
+            on_revoked: Called when a quorum is revoked, with its id and a reason. The id is None if all quorums are.
+            on_group_lost: Called with the reason when a rank of the group is lost for good, so that the group must
+                restart. Like `on_revoked`, called on the watch's thread.
+            progress: Progress to report, or None. The thread that sends votes samples it.
+            is_observer: The rank only reports its progress, and takes part in no quorum.
         """
         self.world: World | None = None  # the latest, or None before the first
         self.waiting_for = ""  # latest report of what requests for a quorum wait for
@@ -178,7 +180,7 @@ class RankWatch:
     def ensure_open(self, *, wait_for_ready: bool) -> None:
         """Open the watch unless it is open.
 
-        Do this before the first request, so that the manager notices from the start when this rank ends.
+        Call this before the first request, so that the manager notices if this rank exits during the request.
         """
         if self._stream is not None and not self._has_ended.is_set():
             return
@@ -195,14 +197,14 @@ class RankWatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether the manager has answered, and the stream has not ended since."""
+        """True if the manager has accepted the watch and the stream has not closed since."""
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self, step: int | None) -> None:
-        """Announce a clean exit, and wait until no peer needs this rank.
+        """Announce a normal exit, wait until no peer needs this rank any more, and close the stream.
 
         Args:
-            step: As in Leaving.
+            step: Next step that this rank would have requested, or None within a step (see Leaving).
         """
         self.is_closing = True
         stream = self._stream
@@ -218,7 +220,7 @@ class RankWatch:
         stream.cancel()
 
     def give_up(self) -> None:
-        """Close without a message: another watch of this process replaces this one, or the rank starts again."""
+        """Close the stream without announcing an exit, because the rank will open another watch."""
         self.is_closing = True
         if self._stream is not None:
             self._stream.cancel()
@@ -227,15 +229,15 @@ class RankWatch:
         self._has_ended.wait(within_s)
 
     def revoked(self, quorum_id: int) -> str | None:
-        """Return the reason for which the quorum was revoked, or None if it was not."""
+        """Return why a quorum was revoked, or None if it was not."""
         told = self._revoked.get(quorum_id)
         return told.reason if told is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Return the message that names the group lost by this quorum.
+        """Wait for the revocation that names the group that the quorum has lost.
 
         Returns:
-            The message, or None if none arrives within `within_s` or the watch ends first.
+            The message, or None if it does not arrive within `within_s` seconds or the watch closes first.
         """
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended.is_set() or self._names_lost_group(quorum_id), within_s)
@@ -246,11 +248,7 @@ class RankWatch:
         return told is not None and bool(told.lost)
 
     def check_group(self) -> None:
-        """Check that no rank of the group is lost permanently.
-
-        Raises:
-            AgentError: A rank is lost.
-        """
+        """Raise AgentError if a rank of the group is lost for good, so that the group must restart."""
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 
@@ -277,7 +275,7 @@ class RankWatch:
             self._on_revoked(None, reason)
 
     def _sample(self) -> ProgressSample | None:
-        """Take a sample. A defect in sampling must not end the watch."""
+        """Return a sample of the progress. Log any exception and return None, so that the watch stays open."""
         assert self._progress is not None
         try:
             return self._progress.sample()
@@ -286,7 +284,7 @@ class RankWatch:
             return None
 
     def _record_revoke(self, revoked: Revoked) -> None:
-        """Record a revoke. The message that names the lost group may arrive after a first revoke of the same quorum."""
+        """Store a revocation. A second one for the same quorum replaces the first if it names the lost group."""
         with self._changed:
             if revoked.lost or revoked.quorum_id not in self._revoked:
                 self._revoked[revoked.quorum_id] = revoked

@@ -1,1 +1,1 @@
-"""Progress of a rank: phases, waits, collectives, and diagnostics of hangs."""
+"""A rank's progress (phases, waits and collectives), and evidence of what it is doing when it hangs."""

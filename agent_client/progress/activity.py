@@ -1,10 +1,11 @@
-"""Marks of the Agent's own thread, which any thread can read.
+"""What the Agent's own thread is doing, recorded by that thread and readable from any thread.
 
-It may be inside a collective, wait for a quorum or for peers, or receive a peer's state, while the script's thread
-computes or waits for it. Collectives that torch's own modules run inside the group are recorded here too
+That thread may be in a collective, wait for a quorum or for peers, or receive a peer's state, while the script's thread
+computes or waits for it. Collectives that torch's modules run inside the group are recorded here, too
 (collectives/observed.py).
 
-Both threads mark independently and without a lock: a mark replaces one tuple. Text is only made when a sample is read.
+The Agent's and the script's thread record independently and without a lock, because recording replaces a single tuple.
+Text is formatted only when a sample is taken.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +25,11 @@ from lighthouse_protocol.messages.progress import (
 )
 
 KEPT_S = 15.0
-"""How long a finished heal is still reported, so that every reader sees its end."""
+"""How long a finished heal is still reported, so that every reader sees that it has finished."""
 
 
 class HealMark:
-    """Progress of one heal, marked by its transfer. One thread marks and any thread reads, without a lock."""
+    """Progress of one heal. The thread that receives the state updates it; any thread may read it, without a lock."""
 
     def __init__(self, number: int, source: str, step: int, clock: Callable[[], float]) -> None:
         self.number = number
@@ -41,19 +42,19 @@ class HealMark:
         self._has_failed = False
 
     def received(self, source: str, received: int, total: int) -> None:
-        """Mark the number of received bytes of the encoded state, which restarts at 0 with a new source."""
+        """Record how many bytes of the encoded state have arrived. The count restarts at 0 with another source."""
         self._at = (source, received, total)
         self.moved_at = self._clock()
 
     def over(self) -> None:
-        """Mark that the complete state has arrived and passed its checks."""
+        """Record that the whole state has arrived and is verified."""
         self._ended_at = self._clock()
 
     def failed(self) -> None:
         self._has_failed = True
 
     def read(self) -> HealProgress | None:
-        """Return the progress, or None if the heal has failed or ended more than KEPT_S ago."""
+        """Return the progress, or None if the heal has failed or finished more than KEPT_S ago."""
         now, ended_at = self._clock(), self._ended_at
         if self._has_failed or (ended_at is not None and now >= ended_at + KEPT_S):
             return None
@@ -65,13 +66,13 @@ class HealMark:
 
 
 REJECTED_KEPT_S = 30.0
-"""How long a rejected step is reported. A lighthouse that was unreachable for less time still opens the incident."""
+"""How long a rejected step is reported. A lighthouse that is unreachable for less than this still opens an incident."""
 
 Shape: TypeAlias = "str | Sequence[int]"
 
 
 class Activity:
-    """Marks of the Agent's own thread, and totals of this process."""
+    """What the Agent's own thread is doing, and totals of this process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -86,18 +87,18 @@ class Activity:
         self.data: Callable[[], DataUse | None] = lambda: None
 
     def heal_begins(self, source: str, step: int) -> HealMark:
-        """Mark that this rank requests the state of `step` from replica group `source`."""
+        """Record that this rank requests the state of `step` from the replica group `source`."""
         number = 1 if self.heal is None else self.heal.number + 1
         self.heal = HealMark(number, source, step, self.clock)
         return self.heal
 
     def heal_received(self, seconds: float, nbytes: int) -> None:
-        """Add a completed heal to the totals: its duration, and the size of its tensors."""
+        """Add a completed heal to the totals. `nbytes` is the size of the received tensors."""
         before = self.healed or HealTotals()
         self.healed = HealTotals(before.heals + 1, before.seconds + seconds, before.bytes + nbytes)
 
     def reject(self, step: int, reason: str, *, is_own: bool) -> None:
-        """Mark that a step is discarded because of its gradients."""
+        """Record that a step is discarded because gradients were not finite. `is_own`: this rank's gradients."""
         self.rejected = (RejectedStep(step, reason, is_own), self.clock())
 
     def read(self) -> ActivitySample:
@@ -119,7 +120,10 @@ class Activity:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
 
     def _read_torchs(self) -> tuple[Collective | None, float]:
-        """Return the first collective that is still running, since the others wait for it, else the newest."""
+        """Return one of torch's collectives, and when one was last entered or left.
+
+        Return the oldest one that is still running, because the others wait for it, or else the newest one.
+        """
         entered = self.torchs
         if not entered:
             return None, 0.0
@@ -132,7 +136,7 @@ def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int
 
 
 class Inside:
-    """Block in which the rank is in a collective."""
+    """Context manager that records that the rank is in a collective of the Agent."""
 
     __slots__ = ("marks", "number", "operation", "shape", "within_group")
 
@@ -151,13 +155,13 @@ class Inside:
 
 
 class Work(Protocol):
-    """The part of torch's Work that is used here."""
+    """The method of torch's Work that this module uses."""
 
     def is_completed(self) -> bool: ...
 
 
 class TorchCollective:
-    """One of torch's own collectives inside the group. Nothing signals its end, so it is polled."""
+    """A collective that a torch module runs inside the group. Polled, because nothing signals its completion."""
 
     __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
 
@@ -167,7 +171,7 @@ class TorchCollective:
         self.is_inside = True
 
     def runs(self, work: Work | None) -> None:
-        """Set the work that continues the collective, or None if it has ended."""
+        """Set torch's Work of the collective, or None if the collective has completed."""
         self.work, self.is_inside = work, work is not None
 
     def goes_on(self, clock: Callable[[], float]) -> bool:
@@ -192,7 +196,7 @@ def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, w
 
 
 class ActivityBlock:
-    """Block in which the Agent waits for or performs `what`."""
+    """Context manager that records that the Agent waits for `what` (`is_wait`), or is busy with it."""
 
     __slots__ = ("is_wait", "marks", "what")
 

@@ -1,11 +1,13 @@
 """Progress of this rank: its step, the open phases, and the line at which the script runs.
 
-`Progress` records what a script with an Agent marks: steps, named phases, ticks and declared waits. `ScriptProgress`
-serves scripts without an Agent, from the counts of torch's collectives and the stack of the main thread.
+`Progress` records the marks that a script with an Agent makes: steps, named phases, ticks and declared waits.
+`ScriptProgress` derives progress without an Agent, from the counts of torch's collectives and the stack of the main
+thread.
 
-One thread marks and any thread takes samples. A mark only appends a time to a queue, takes a few hundred nanoseconds
-and never waits for a lock. A sample adds up the marks (progress/rules.py). If no sample is taken for long, the marking
-thread adds them up itself, which bounds the queue. What the Agent's own thread does is in progress/activity.py.
+One thread makes marks and any thread takes samples. A mark appends a time to a queue, which takes a few hundred
+nanoseconds and never waits for a lock. Taking a sample processes the queued marks (progress/rules.py). If no sample is
+taken for a long time, the marking thread processes them itself, which bounds the queue. progress/activity.py records
+what the Agent's own thread is doing.
 """
 
 import os
@@ -37,15 +39,15 @@ MAX_UNREAD = 4096  # marks
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
-# A tick; a phase that is entered (True) or left (False); the number of a step that begins.
+# A tick; a phase that is entered (True) or left (False); or the number of a step that starts.
 _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 
 
 class Progress:
-    """Records where a rank is. The Agent marks; the watch of the manager takes samples."""
+    """Records the progress of a rank. The Agent makes the marks, and the rank's watch takes the samples."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start in the root phase.
+        """Start in the phase STEP.
 
         Args:
             clock: Monotonic clock in seconds.
@@ -70,23 +72,23 @@ class Progress:
         self.bound()
 
     def decided(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
-        """Record the decision on a step. Only traces keep it."""
+        """Record that a step was committed or discarded. Does nothing here; traces override it."""
 
     def has_state(self, step: int, quorum_id: int, digest: str) -> None:
-        """Record the digest of the state at the beginning of a step. Only traces keep it."""
+        """Record the digest of the state before a step. Does nothing here; traces override it."""
 
     def tick(self) -> None:
-        """Mark one more of the current phase's `total` ticks as done."""
+        """Mark one tick of the current phase."""
         marks = self.marks
         marks.append(self.clock())
         if len(marks) > MAX_UNREAD:
             self.bound()
 
     def phase(self, name: str, total: int | None = None) -> Block:
-        """Return a block that marks a named part of the script's work.
+        """Return a context manager that marks a named phase of the script's work.
 
         Args:
-            name: Name of the phase. Names beyond MAX_NAMES share the name OTHER.
+            name: Name of the phase. Above MAX_NAMES names, further ones are combined as OTHER.
             total: Expected number of ticks, or None if unknown.
         """
         try:
@@ -97,9 +99,9 @@ class Progress:
         return phase
 
     def waiting_for(self, what: str) -> Block:
-        """Return a block in which the rank waits for other ranks.
+        """Return a context manager in which the rank waits for other ranks.
 
-        However long the wait takes, this rank is not suspected of a hang.
+        However long the wait takes, this rank is not suspected of hanging.
         """
         return self._waits.get(what) or self._new(what, self._waits, is_wait=True)
 
@@ -112,7 +114,7 @@ class Progress:
         return known[name]
 
     def bound(self) -> None:
-        """Add up the marks if too many of them are unread."""
+        """Process the queued marks if there are more than MAX_UNREAD."""
         if len(self.marks) > MAX_UNREAD:
             with self._reckoning:
                 self._reckon()
@@ -133,21 +135,21 @@ class Progress:
         within_group: bool = False,
         inner: int = 0,
     ) -> Block:
-        """Return a block that marks a collective of the Agent. It may end by an exception."""
+        """Return a context manager that marks a collective of the Agent."""
         return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
-        """Record that the rank enters one of torch's own collectives inside the group."""
+        """Record that the rank enters a collective that one of torch's modules runs inside the group."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.own.enter(entered)
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a block in which the Agent waits for others, while the script may compute."""
+        """Return a context manager in which the Agent waits for `what`, while the script may compute."""
         return ActivityBlock(self.own, what, is_wait=True)
 
     def busy(self, what: str) -> Block:
-        """Return a block in which the Agent does slow work for which the script will wait."""
+        """Return a context manager in which the Agent does slow work, for which the script will wait."""
         return ActivityBlock(self.own, what, is_wait=False)
 
     # -- on any thread
@@ -158,7 +160,7 @@ class Progress:
             return self._times.sample(self.own.read(), self.clock())
 
     def _reckon(self) -> None:
-        """Pass all unread marks on to the phase times."""
+        """Process all queued marks. The caller holds the lock."""
         for _ in range(len(self.marks)):
             mark = self.marks.popleft()
             if not isinstance(mark, tuple):
@@ -172,7 +174,7 @@ class Progress:
 
 
 class Phase(Name):
-    """A named phase or wait, usable as a `with` block any number of times."""
+    """A named phase or wait. A reusable context manager."""
 
     __slots__ = ("progress",)
 
@@ -193,7 +195,7 @@ class Phase(Name):
 
 
 FIRST_COLLECTIVES = 32
-"""Number of collectives that count as the first step. Compilation and warm-up happen before or between them."""
+"""Number of collectives that count as the first step, in which compilation and warm-up happen."""
 MAX_FRAMES = 100
 _OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<"})
 _OURS = ("agent_client.", "sitecustomize")
@@ -203,10 +205,10 @@ Line = tuple[CodeType, int]
 
 
 class ScriptProgress:
-    """Progress of a script that has no Agent. Use it from one thread.
+    """Progress of a script without an Agent. Use it from one thread.
 
-    Steps are not observable. The first FIRST_COLLECTIVES collectives count as the first step, and every observed
-    collective counts as one tick.
+    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. A sample that finds
+    new collectives marks a tick.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -219,7 +221,7 @@ class ScriptProgress:
         self._place = ScriptPlace()
 
     def sample(self) -> ProgressSample:
-        """Return a sample whose `done` is the number of collectives."""
+        """Return a sample. The `done` of its phase is the number of collectives so far."""
         sample, done = self._progress.sample(), self._groups.total
         if self._moved_at != self._groups.moved_at:
             self._moved_at = self._groups.moved_at
@@ -240,15 +242,15 @@ def _main_frame() -> FrameType | None:
 class ScriptPlace:
     """Finds the line at which the script is stuck.
 
-    This is the innermost line at which the main thread has been for at least half of the time without progress. For a
-    loop that never ends, it is the line that called it.
+    This is the innermost line that has been on the main thread's stack for at least half of the time without progress.
+    For an endless loop, it is the line that called the function with the loop.
     """
 
     def __init__(self) -> None:
         self._lines: list[tuple[Line, float]] = []  # outermost first, each with the time since which it is on the stack
 
     def look(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
-        """Return the line, and the function of torch.distributed that it called, or an empty text for either.
+        """Return the line, and the function of torch.distributed that it called. Either may be empty.
 
         Args:
             frame: Innermost frame of the main thread.
@@ -265,7 +267,7 @@ class ScriptPlace:
 
 
 def _read(frame: FrameType | None) -> tuple[list[Line], str]:
-    """Return the script's own lines, outermost first, and the function of torch.distributed that it called."""
+    """Return the script's own lines on the stack, outermost first, and the function of torch.distributed called."""
     lines: list[Line] = []
     call = ""
     for _ in range(MAX_FRAMES):

@@ -1,12 +1,12 @@
-"""Rules of progress: phase times from marks, and the numbers of collectives. No I/O.
+"""Rules of progress: phase times from marks, and the numbering of collectives. No I/O.
 
-The clock of a phase runs only while the phase is the innermost one. Nested phases and waits count on their own. The
-first step of a process compiles and warms up, so its longest times are discarded when it ends.
+The time of a phase excludes nested phases and waits, which count on their own. The first step of a process compiles and
+warms up, so the longest times until its end are discarded.
 
-A collective has the same number at all ranks, because all ranks run their collectives in the same order. It gets its
-number when the script requests it, whichever thread runs it later. Collectives over the replica groups count from the
-start of the quorum. Between two of them, collectives inside the group are counted separately, because another group may
-have more of them.
+A collective has the same number at all ranks, because all ranks run their collectives in the same order. It is numbered
+when the script requests it, whichever thread runs it later. Collectives over the replica groups are numbered from the
+start of the quorum. Between two of them, collectives inside the group have a count of their own, because the number of
+these may differ between groups.
 """
 
 from collections import Counter
@@ -33,18 +33,15 @@ WAITING = "(waiting)"
 
 
 class ActivitySample(NamedTuple):
-    """Activity of the Agent's own thread at the time of a sample.
-
-    At most one of `waits_for` and `busy` is not empty.
-    """
+    """What the Agent's own thread is doing when a sample is taken. `waits_for`, `busy` or both are empty."""
 
     collective: Collective | None
     waits_for: str
-    """Name of the peers or answer that the Agent waits for, or empty."""
+    """What the Agent waits for, or empty."""
     busy: str
-    """Name of the Agent's own work, or empty."""
+    """What the Agent is busy with, or empty."""
     since: float
-    """Time of the last change, by the clock of the marks."""
+    """Time of the last change, on the clock of the marks."""
     calls: tuple[GroupCalls, ...] = ()
     healed: HealTotals | None = None
     heal: HealProgress | None = None
@@ -54,21 +51,21 @@ class ActivitySample(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Name:
-    """Name of a phase or a wait. Each instance is one key, compared by identity."""
+    """A phase or a wait, as a dict key that is compared by identity."""
 
     name: str
     is_wait: bool = False
     total: int | None = None
-    """Expected number of ticks, from the last entry."""
+    """Expected number of ticks in the newest visit, or None if unknown."""
 
 
 @dataclass(slots=True)
 class _Record:
-    """Sums over the finished visits of a phase."""
+    """Totals over the finished visits of a phase."""
 
     ended: int = 0
     ended_before: int = 0
-    """Value of `ended` when this step began."""
+    """Value of `ended` at the start of this step."""
     seconds: float = 0.0
     longest_s: float = 0.0
     """Longest time without a mark."""
@@ -76,7 +73,7 @@ class _Record:
 
 @dataclass(slots=True)
 class _Visit:
-    """A visit of a phase that has not ended."""
+    """An unfinished visit of a phase."""
 
     of: Name
     since: float
@@ -96,19 +93,19 @@ class _Visit:
 
     @property
     def seconds(self) -> float:
-        """Time spent in the phase itself, up to the last mark."""
+        """Time spent in the phase, excluding nested visits, up to the last mark."""
         return self.moved_at - self.since - self.nested_s
 
 
 class PhaseTimes:
-    """Adds up marks, which arrive in the order in which they were made."""
+    """Computes times per phase from marks, which must be passed in the order in which they were made."""
 
     def __init__(self, root: Name, now: float) -> None:
-        """Open the root visit.
+        """Start in the root phase.
 
         Args:
-            root: Phase that is open when no other phase is.
-            now: Time, in seconds.
+            root: Phase outside of all other phases.
+            now: Time in seconds.
         """
         self._open = [_Visit(root, now, now)]
         self._records: dict[Name, _Record] = {root: _Record()}
@@ -137,10 +134,9 @@ class PhaseTimes:
             self._records[of] = _Record()
 
     def leave(self, of: Name, now: float) -> None:
-        """Close the phase, and every visit inside it.
+        """Close the innermost visit of a phase, and all visits nested in it. Ignore a phase that is not open.
 
-        Visits may end out of order, for example in a generator that is closed late. A phase that is not open is
-        ignored.
+        Visits may be left out of order, for example by a generator that is closed late.
         """
         if len(self._open) == 1 or not (self._open[-1].of is of or any(visit.of is of for visit in self._open[1:])):
             return
@@ -163,9 +159,11 @@ class PhaseTimes:
     # -- read
 
     def sample(self, own: ActivitySample, now: float) -> ProgressSample:
-        """Return the sample.
+        """Return a sample of the rank's progress.
 
-        Work that keeps the Agent busy appears as the innermost phase: the script waits for it, or computes in parallel.
+        Args:
+            own: What the Agent's own thread is doing. Its work appears as the innermost phase.
+            now: Time in seconds.
         """
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
@@ -189,7 +187,7 @@ class PhaseTimes:
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
-        """Count the visits of this step, including visits that began in an earlier one."""
+        """Count the visits per phase in this step, including unfinished ones from earlier steps."""
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])
             for of, record in self._records.items()
@@ -198,7 +196,7 @@ class PhaseTimes:
         return tuple(PhaseCount(name, times) for name, times in counts if times)
 
     def _times(self) -> tuple[PhaseTime, ...]:
-        """Add up finished and open visits, the open ones up to their last mark."""
+        """Return the totals per phase over finished visits, and over open ones up to their last mark."""
         times: dict[str, PhaseTime] = {}
         for of, ended, seconds, longest_s in (
             *((of, r.ended, r.seconds, r.longest_s) for of, r in self._records.items()),
@@ -212,18 +210,18 @@ class PhaseTimes:
 
 
 class Entry(NamedTuple):
-    """Place of a collective in the order of this process, independent of the quorum."""
+    """Position of a collective in the order of this process, independent of the quorum."""
 
     over_groups: int
-    """Number of collectives over the groups requested so far. It includes this one unless that is inside the group."""
+    """Number of collectives over the replica groups so far, including this one if it is one of them."""
     inner: int = 0
-    """Count of collectives inside the group since then, from 1; 0 for a collective over the groups."""
+    """Number of collectives inside the group since then, including this one. 0 for a collective over the groups."""
 
 
 class Number(NamedTuple):
-    """Reported number of a collective.
+    """Number of a collective, as reported.
 
-    A collective over the replica groups takes two numbers: one for its part inside the group, which comes first, and
+    A collective over the replica groups uses up two numbers: one for its part inside the group, which runs first, and
     one for its part over the groups.
     """
 
@@ -233,7 +231,7 @@ class Number(NamedTuple):
 
 
 class CollectiveIds:
-    """Assigns numbers. One thread at a time may request them; `number_of` is safe in any thread."""
+    """Numbers collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
 
     def __init__(self) -> None:
         self._last = Entry(0)
@@ -241,31 +239,36 @@ class CollectiveIds:
 
     @property
     def over_groups(self) -> int:
-        """Number of collectives over the groups requested so far."""
+        """Number of collectives over the replica groups so far."""
         return self._last.over_groups
 
     def over(self) -> Entry:
-        """Return the entry of the next collective over all groups."""
+        """Return the position of the next collective over the replica groups."""
         self._last = Entry(self._last.over_groups + 1)
         return self._last
 
     def inside(self) -> Entry:
-        """Return the entry of the next collective inside the group."""
+        """Return the position of the next collective inside the group."""
         self._last = Entry(self._last.over_groups, self._last.inner + 1)
         return self._last
 
     def begin(self, quorum_id: int, over_groups: int) -> None:
-        """Start to count under a new quorum.
+        """Restart the numbering for a new quorum. Does nothing if `quorum_id` is the current one.
 
         Args:
-            quorum_id: The quorum. The current one changes nothing.
-            over_groups: Number of collectives over the groups requested before the quorum's first step.
+            quorum_id: The quorum.
+            over_groups: Value of `over_groups` before the quorum's first step.
         """
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)
 
     def number_of(self, entry: Entry, *, within_group: bool) -> Number:
-        """Return the number to report for an entry under the current quorum."""
+        """Return the number of a collective in the current quorum.
+
+        Args:
+            entry: Position of the collective.
+            within_group: It is a collective inside the group, or the part inside the group of one over the groups.
+        """
         quorum_id, before = self._began
         number = max(0, 2 * (entry.over_groups - before))
         return Number(quorum_id, max(0, number - (within_group and not entry.inner)), entry.inner)

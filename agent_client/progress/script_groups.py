@@ -1,16 +1,16 @@
-"""Evidence from torch's own process groups: collective counts, the Flight Recorder, and stacks.
+"""What a process is doing: counts of torch's collectives, the Flight Recorder, and Python stacks.
 
-torch counts the collectives of each group in C++, including those of DDP and FSDP, so counting costs nothing until a
-sample reads the counts. The Flight Recorder names the collectives that are still running. Reading all of its entries
-takes about 40 ms, so it is read only after a time without progress. It is read on a separate thread, because torch may
+torch counts the collectives of each process group in C++, including those of DDP and FSDP, so counting is free until a
+sample reads the counts. The Flight Recorder describes the collectives that are still running. Reading all of its
+entries takes about 40 ms, so it is read only after a time without progress, and on a separate thread, because torch may
 hang while it describes a collective that hangs.
 
-On request of the manager a process reports its Python stacks and its newest collectives. It can do so only while it
-runs Python. If C code holds the interpreter lock, the manager sends a real-time signal instead, and faulthandler writes
-the stacks to an unnamed file, which needs no lock. The signal is the second choice: faulthandler walks the stacks of
-threads that may be running, and crashed in tests after a few hundred signals.
+When the manager requests evidence, a process reports its Python stacks and its newest collectives. It can do so only
+while it runs Python. If C code holds the GIL, the manager sends a real-time signal instead, and faulthandler writes the
+stacks to an anonymous file, for which it needs no lock. This is a last resort, because faulthandler walks the stacks of
+running threads, and crashed in tests after a few hundred signals.
 
-This module never imports torch; it looks at torch only if the script has loaded it.
+This module never imports torch. It uses torch only if the script has imported it.
 """
 
 import faulthandler
@@ -47,7 +47,7 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """Return what the manager may request from this process. The first call in a process installs the handler."""
+    """Return how the manager can obtain this process's stacks by a signal. The first call installs the handler."""
     pid = os.getpid()
     if pid not in _offered:
         _offered.clear()  # a forked child inherits the offer of its parent
@@ -87,9 +87,9 @@ def _free_signal(candidates: Iterable[int]) -> int:
 
 
 class SelfReporter:
-    """Collects the evidence on separate threads.
+    """Collects evidence about this process on separate threads.
 
-    torch may hang while it describes a collective that hangs, and the caller must not hang with it.
+    torch may hang while it describes a collective that hangs. This must not block the caller.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class SelfReporter:
         self._read = "", ""
 
     def answer(self, number: int, send: Callable[[SelfReport], None]) -> None:
-        """Collect the evidence and send it. An answer is sent within about RECORDED_WITHIN_S."""
+        """Collect evidence and pass it to `send` on another thread, within about RECORDED_WITHIN_S."""
         threading.Thread(target=lambda: send(self._look(number)), name="lighthouse look", daemon=True).start()
 
     def _look(self, number: int) -> SelfReport:
@@ -118,9 +118,9 @@ class SelfReporter:
 
 
 def own_stacks() -> str:
-    """Return the stacks of all other threads, the main thread last.
+    """Return the Python stacks of all threads except this one, the main thread last.
 
-    The format is that of faulthandler, with thread names.
+    The format is faulthandler's, with the names of threads added.
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage]
@@ -141,7 +141,7 @@ def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
 
 
 def recorded() -> tuple[str, str]:
-    """Return the newest collectives as JSON, and a reason if there are none."""
+    """Return the newest collectives as JSON, or an empty text and the reason why there are none."""
     try:
         text = flight_recorder()
     except Exception as e:  # whatever this version of torch raises
@@ -157,9 +157,9 @@ def flight_recorder() -> str:
 
 
 def read_recorders(*, with_entries: bool) -> list[dict[str, Any]]:
-    """Return the dumps of torch's Flight Recorders.
+    """Return the dumps of torch's Flight Recorders, parsed.
 
-    Newer versions of torch have one recorder for all backends, older ones only NCCL's.
+    Newer versions of torch have one recorder for all backends, older ones only one for NCCL.
     """
     module: ModuleType | None = sys.modules.get(_RECORDER)
     dumps = (getattr(module, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
@@ -167,7 +167,7 @@ def read_recorders(*, with_entries: bool) -> list[dict[str, Any]]:
 
 
 def shortened(entries: Iterable[dict[str, Any]], now_unix_s: float) -> str:
-    """Return the newest entries as JSON, reduced to the useful fields and to the size limit of a message."""
+    """Return the newest entries as JSON, with the useful fields only. The size is limited to that of a message."""
     shown = [_shown(entry, now_unix_s) for entry in list(entries)[-NEWEST_ENTRIES:]]
     while len(json.dumps(shown)) > MAX_FLIGHT_RECORDER_BYTES:
         del shown[0]
@@ -175,9 +175,9 @@ def shortened(entries: Iterable[dict[str, Any]], now_unix_s: float) -> str:
 
 
 def _shown(entry: dict[str, Any], now_unix_s: float) -> dict[str, Any]:
-    """Reduce an entry to the useful fields.
+    """Return the useful fields of an entry.
 
-    `state` is torch's value, which stays `scheduled` with gloo. `retired` is set once the collective has ended.
+    With gloo, `state` stays "scheduled". `retired` is True once the collective has completed.
     """
     name, description = (*entry.get("process_group", ()), "", "")[:2]
     created_ns = entry.get("time_created_ns", 0)
@@ -199,13 +199,13 @@ _SAME_AT_ALL_RANKS = ("all_reduce", "reduce", "broadcast")
 
 Counts = Mapping[str, int]
 Number = tuple[int, int]
-"""Identifies a process group: index of its recorder, and the recorder's number for the group."""
+"""Identifies a process group: the index of its recorder, and the group's id in that recorder."""
 Words = tuple[str, str, tuple[str, ...]]
 """Operation, shape, and the earlier operations of the group that are still running."""
 
 
 class ScriptGroups:
-    """Collective counts of the script's process groups. Use it from one thread."""
+    """Counts the collectives of the script's process groups. Use it from one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -216,11 +216,11 @@ class ScriptGroups:
 
     @property
     def total(self) -> int:
-        """Number of collectives entered in the groups that exist."""
+        """Number of collectives entered in all existing process groups, as of the last read()."""
         return sum(self._entered.values())
 
     def read(self) -> tuple[GroupCalls, ...]:
-        """Return the counts by group, the group with the latest progress first."""
+        """Return the collectives of each process group. The group that has most recently made progress comes first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
         if counts != self._entered or self._was_inside - inside.keys():
@@ -239,7 +239,7 @@ class ScriptGroups:
 
 
 def _counts() -> dict[str, int]:
-    """Return the number of collectives by the name of the group, which is the same at all of its ranks."""
+    """Return the number of collectives by name of process group. All ranks of a group use the same name."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     counts: dict[str, int] = {}
@@ -251,7 +251,7 @@ def _counts() -> dict[str, int]:
 
 
 class _Recorder:
-    """Collectives that are still running. A result is valid until the counts change."""
+    """Finds the collectives that are still running, on a separate thread. Results are valid until the counts change."""
 
     def __init__(self) -> None:
         self._looking: threading.Thread | None = None
@@ -262,7 +262,7 @@ class _Recorder:
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
     def inside(self, counts: Counts) -> dict[str, Words]:
-        """Return the running collective of each group, or nothing if the counts have changed."""
+        """Return the running collectives by group, as last read. Return {} if `counts` have changed since."""
         then, found = self._going_on
         return found if then == counts else {}
 
@@ -292,7 +292,7 @@ def _goes_on(status: Mapping[str, str]) -> bool:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Return the running collectives of each group: the newest, after earlier ones that are still running."""
+    """Return the running collectives of each group that has any, oldest first. The newest collective comes last."""
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():
@@ -310,7 +310,10 @@ def _is_unfinished(entry: Mapping[str, Any]) -> bool:
 
 
 def _words(entries: Sequence[Mapping[str, Any]]) -> Words:
-    """Describe the last entry. The shape is left out of operations whose shape differs between ranks."""
+    """Return the operation and shape of the last entry, and the operations of the others.
+
+    The shape is empty for an operation whose ranks may have different shapes.
+    """
     *before, operation = (
         str(entry["profiling_name"]).rpartition(":")[2].strip("_")[:MAX_NAME_CHARS] for entry in entries
     )

@@ -1,12 +1,14 @@
-"""Log of every phase, wait, collective and decision of a rank, in one file for each process.
+"""Trace of a rank: a file per process, with a line for each phase, wait or collective that it enters or leaves.
+
+Decisions on steps and digests of states are traced, too.
 
     2026-11-22T07:41:03.118201Z step 812 enters validation
     2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
     2026-11-22T07:41:03.131377Z step 812 leaves all_reduce 24 of quorum 17, 4096x1024 after 0.011 s
     2026-11-22T07:41:03.140210Z step 812 commits under quorum 17
 
-The folder comes from LOG_VARIABLE; without it nothing is written. The last entry without an exit is where a rank hangs,
-and a `diff` of two ranks' files shows where they part.
+LOG_VARIABLE names the folder of the files; if it is not set, nothing is written. A rank hangs at the last line with
+"enters" that has no matching "leaves". A `diff` of two ranks' files shows where they diverge.
 """
 
 import logging
@@ -29,7 +31,7 @@ LOG_VARIABLE = "LIGHTHOUSE_TRACE_DIR"
 
 
 def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) -> Progress:
-    """Return the progress of a rank, with a trace file if LOG_VARIABLE names a folder.
+    """Create the Progress of a rank, with a trace file if LOG_VARIABLE names a folder.
 
     Raises:
         ConfigurationError: The file cannot be written.
@@ -47,9 +49,9 @@ def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) ->
 
 
 class Lines:
-    """Appends lines to a file, from any thread. Each line is in the file when `write` returns.
+    """Appends lines to a file, unbuffered. Thread-safe.
 
-    A write error ends the trace, not the rank.
+    After the first write error, further lines are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,7 +107,7 @@ class TracedProgress(Progress):
         return self._logged(_words(Number(quorum_id, number, inner), operation, shape, within_group), inside)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
-        """Write the entry only: torch does not report when such a collective ends."""
+        """Trace the entry only, because torch does not report when such a collective completes."""
         entered = super().torchs(operation, shape)
         number = self.numbers.number_of(entered.entry, within_group=True)
         self._lines.write(f"step {self.number} enters torch's {_words(number, operation, shape, True)}")

@@ -1,10 +1,10 @@
-"""Names of torchft's native module, implemented over our daemons. Needs neither torch nor torchft.
+"""Replacement for torchft's native module that uses our daemons. Requires neither torch nor torchft.
 
     from agent_client.torchft import install
     install()
 
-After that a torchft script runs on our lighthouse and managers. So do torchft's own Manager, Optimizer,
-DistributedDataParallel, LocalSGD and DiLoCo.
+After that, torchft's Manager, Optimizer, DistributedDataParallel, LocalSGD and DiLoCo use our lighthouse and managers,
+and so does any script that uses them.
 """
 
 from agent_client.torchft.clients import LighthouseClient, ManagerClient, Quorum, QuorumMember, QuorumResult, Timestamp

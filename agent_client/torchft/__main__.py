@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 8 -m agent_client.torchft train.py --steps 1000
 
-The arguments are `-m MODULE` or `SCRIPT`, followed by those of the script. A script that would train without torchft,
-and so without the other groups, ends before its first step.
+The arguments are `-m MODULE` or `SCRIPT`, followed by the script's own arguments. A script that does not use torchft,
+and so would train without the other groups, exits before its first step.
 """
 
 import importlib
@@ -37,7 +37,7 @@ def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
 
 
 def refuse_to_train_alone() -> None:
-    """End this process with SystemExit at its first optimizer step if torchft has not connected to a manager."""
+    """Raise SystemExit at the first optimizer step of this process, unless torchft has connected to a manager."""
     optimizers = importlib.import_module("torch.optim.optimizer")
 
     def first_step(*_: Any) -> None:

@@ -1,8 +1,8 @@
 """Clients with the names, arguments and exceptions of torchft's native module.
 
-They speak torchft's wire protocol, so they work with our daemons and with torchft's, for example while a job is
-migrated group by group. Like torchft's they connect in the constructor. A call that runs out of time raises
-TimeoutError, and every other failure raises RuntimeError. The interpreter's lock is released while a call waits.
+They use torchft's wire protocol, so they work with our daemons and with torchft's, for example while a job migrates
+group by group. Like torchft's clients, they connect in the constructor. A call that times out raises TimeoutError, and
+any other failure raises RuntimeError. The GIL is released while a call waits.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from lighthouse_runtime.security.client_tls import files_from
 
 @dataclass(slots=True)
 class QuorumResult:
-    """Quorum as seen by one rank.
+    """A quorum, from the point of view of one rank.
 
     Args:
         quorum_id (int): Id of the quorum. It changes with the members, and after a failed commit.
@@ -62,7 +62,7 @@ class QuorumResult:
 
 @dataclass(slots=True)
 class QuorumMember:
-    """A replica group of a quorum, with the values of its request.
+    """A member of a quorum, with the values of its request.
 
     Args:
         replica_id (str): Name of the group.
@@ -98,7 +98,7 @@ class Timestamp:
 
 @dataclass(slots=True)
 class Quorum:
-    """Replica groups that train together.
+    """A quorum: the replica groups that train together.
 
     Args:
         quorum_id (int): Id of the quorum.
@@ -126,7 +126,7 @@ def quorum(answer: torchft_pb2.LighthouseQuorumResponse) -> Quorum:
 
 
 def _fields(message: Any, kind: type) -> dict[str, Any]:
-    """Return the fields of the dataclass `kind` from `message`, with None for optional fields that are not set."""
+    """Return the values of the dataclass `kind`'s fields in `message`. An unset optional field is None."""
     described = message.DESCRIPTOR.fields_by_name
     found: dict[str, Any] = {}
     for name in (each.name for each in dataclasses.fields(kind)):
@@ -166,7 +166,7 @@ class LighthouseClient:
         shrink_only: bool | None = None,
         data: dict[Hashable, object] | None = None,
     ) -> Quorum:
-        """Request a place in the next quorum, and wait until the quorum has formed.
+        """Request to be in the next quorum, and wait until it has formed.
 
         Args:
             replica_id (str): Name of the requesting replica group.
@@ -219,7 +219,7 @@ def has_connected() -> bool:
 
 
 class ManagerClient:
-    """Client of one rank for the manager of its replica group.
+    """A rank's client of the manager of its replica group.
 
     Args:
         addr (str): Address of the manager.
@@ -240,10 +240,10 @@ class ManagerClient:
         commit_failures: int,
         timeout: timedelta,
     ) -> QuorumResult:
-        """Request the quorum of `step`.
+        """Request a quorum for `step`.
 
-        The answer arrives once every rank of the group has sent its request and the quorum has formed. torchft's
-        Manager calls this method by its name.
+        Returns when every rank of the group has sent its request and the quorum has formed. torchft's Manager calls
+        this method.
         """
         request = torchft_pb2.ManagerQuorumRequest(
             group_rank=group_rank,
@@ -257,7 +257,7 @@ class ManagerClient:
         return self._channel.call(Rpc(_MANAGER + "Quorum", request, answer, quorum_result), timeout)
 
     def _checkpoint_metadata(self, rank: int, timeout: timedelta) -> str:
-        """Return the address at which `rank` serves its state, from that rank's last request."""
+        """Return the address at which `rank` serves its state, as given in its last request for a quorum."""
         request = torchft_pb2.CheckpointMetadataRequest(rank=rank)
         answer = torchft_pb2.CheckpointMetadataResponse
         return self._channel.call(
@@ -265,7 +265,7 @@ class ManagerClient:
         )
 
     def should_commit(self, group_rank: int, step: int, should_commit: bool, timeout: timedelta) -> bool:
-        """Vote for a step, and wait for the votes of all ranks of the group.
+        """Vote on a step, and wait for the votes of all ranks of the group.
 
         Args:
             group_rank (int): Rank that votes.
@@ -282,7 +282,7 @@ class ManagerClient:
 
 
 class Channel(SyncClient):
-    """Connection of a client, which translates our errors into torchft's exceptions."""
+    """Connection to a server that raises torchft's exceptions instead of ours."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
         """Connect.
@@ -305,10 +305,10 @@ class Channel(SyncClient):
             raise RuntimeError(f"failed to connect: {e}; {advice}") from None
 
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
-        """Call the server once. Do not wait for a server that is down.
+        """Make a call, without waiting for a server that is down.
 
         Raises:
-            TimeoutError: The call ran out of time.
+            TimeoutError: The call timed out.
             RuntimeError: The call failed.
         """
         with _torchft_errors():

@@ -1,8 +1,8 @@
-"""Gradient hook for torchft's DistributedDataParallel that survives a failed sum.
+"""Gradient hook for torchft's DistributedDataParallel that tolerates a failed all-reduce.
 
-The hook of torchft 0.2.0 waits for a sum and then asserts that a future exists, which a failed sum does not have. With
-gloo, a peer that dies in the middle of a step would end every other trainer with an AssertionError. This module imports
-torch, so installation.py imports it only when it installs the hook.
+The hook of torchft 0.2.0 waits for an all-reduce and then asserts that it has a future, but a failed one has none. With
+gloo, the loss of a peer during a step would therefore crash every other trainer with an AssertionError. This module
+imports torch, so installation.py imports it only when it installs the hook.
 """
 
 from typing import Any
@@ -13,9 +13,9 @@ from torch.futures import Future
 
 
 def sum_bucket(state: Any, bucket: GradBucket) -> Future[torch.Tensor]:
-    """Average a bucket, and survive a failed sum.
+    """Average a bucket of gradients over the replica groups. If that fails, return the bucket as it is.
 
-    torchft's Manager in `state` records the failure and votes no, so the content of the bucket is then not used.
+    `state` is torchft's Manager. It records the failure and votes no, so these gradients are not used.
     """
     work = state.allreduce(bucket.buffer())
     work.wait()

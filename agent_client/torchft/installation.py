@@ -1,6 +1,6 @@
-"""Replacement of torchft's native classes by ours.
+"""Replaces torchft's native classes by ours.
 
-`install` registers a module under the name of torchft's native one, and exchanges classes that were already imported.
+`install` registers a module under the name of torchft's native module, and replaces classes that were already imported.
 It also replaces the gradient hook of torchft's DistributedDataParallel (ddp_hook.py).
 """
 
@@ -28,13 +28,13 @@ NAMES: Mapping[str, type] = {
 
 
 def install() -> None:
-    """Make torchft's Python code use our lighthouse and managers. Repeated calls have no effect.
+    """Make torchft's Python code use our lighthouse and managers. Further calls do nothing.
 
-    Call it before torchft is imported, or at least before its first object is created. If torchft has been imported,
-    every module that holds one of its native classes receives ours instead.
+    Call this before torchft is imported, or at least before one of its objects is created. If torchft has already been
+    imported, its native classes are replaced in every module that has imported them.
 
     Raises:
-        ModuleNotFoundError: torchft, or a module that it needs, is not installed.
+        ModuleNotFoundError: torchft, or a module that it requires, is not installed.
     """
     native = sys.modules.get(NATIVE)
     if native is not None and getattr(native, "ManagerClient", None) is clients.ManagerClient:
@@ -55,7 +55,7 @@ def install() -> None:
 
 
 def _replace(native: types.ModuleType) -> None:
-    """Exchange the native classes in every loaded module, under whatever name it holds them."""
+    """Replace the native classes in every imported module, under whatever name the module has them."""
     ours_by_id = {id(getattr(native, name)): ours for name, ours in NAMES.items() if hasattr(native, name)}
     for module in [module for module in sys.modules.values() if module is not native]:
         taken = {name: id(value) for name, value in getattr(module, "__dict__", {}).items() if id(value) in ours_by_id}

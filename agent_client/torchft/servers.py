@@ -1,7 +1,7 @@
 """Servers with the names and arguments of torchft's native module, which run our daemons.
 
-torchft's servers are threads of the training process. Each of these is a child process, which looks the same to a
-script. A server ends with shutdown(), with its last reference, or with its parent process.
+torchft's servers run as threads of the training process. These run as child processes, which makes no difference to a
+script. A server stops on shutdown(), when its last reference is dropped, or when its parent process exits.
 """
 
 import logging
@@ -134,14 +134,14 @@ class ManagerServer:
         return f"http://{self._process.announced}"
 
     def shutdown(self) -> None:
-        """Stop the server. The group leaves."""
+        """Stop the server, so that the group leaves the job."""
         self._process.stop()
 
 
 def _end_with_manager(status: int) -> None:
-    """End this process if the manager was killed.
+    """Exit this process if the manager has exited because of a kill request.
 
-    A kill of the manager is meant for the group. With torchft it would end this process, which contains the manager.
+    Such a request is meant for the whole group. With torchft, the manager runs in this process, so both would exit.
     """
     if status != _KILLED:
         log.error("the group's manager ended (status %d); its ranks will get no quorum", status)

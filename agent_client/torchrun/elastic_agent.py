@@ -1,9 +1,9 @@
-"""Changes to torchrun's agent for our rendezvous handler. Each wraps one method of torch's agent, once.
+"""Changes to torchrun's agent for our rendezvous handler. Each wraps a method of torch's agent.
 
-1. Worker failures that follow the loss of another node cost this node none of its --max-restarts. The default of
-   torchrun is 0, and its own backend then ends the whole job.
-2. If a node is lost while the others exchange their ranks, these rendezvous again instead of ending.
-3. A spare that is no longer needed ends successfully. torch logs that intention and then fails.
+1. Worker failures caused by the loss of another node do not count against this node's --max-restarts. torchrun's
+   default is 0, so with its own backends the whole job would fail.
+2. If a node is lost while the others exchange their ranks, the others rendezvous again instead of failing.
+3. A spare that is not needed exits successfully. torch's agent logs this intention and then fails.
 """
 
 import functools
@@ -24,7 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Wrap the methods of torch's agent. Agents with another handler behave as before."""
+    """Wrap the methods of torch's agent, if not done yet. Agents with other handlers are not affected."""
     for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
         original = getattr(LocalElasticAgent, name, None)
         if original is None:

@@ -1,6 +1,6 @@
 """Entry point of `torchrun --rdzv-backend lighthouse`.
 
-torchrun loads this module at every start, whatever its backend, so everything else is imported on first use.
+torchrun imports this module at every start, even with another backend, so it imports everything else lazily.
 """
 
 from collections.abc import Callable
@@ -15,10 +15,10 @@ def get_handler() -> "Callable[[RendezvousParameters], RendezvousHandler]":
 
 
 def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
-    """Create the handler, and extend torchrun's agent for it.
+    """Create the rendezvous handler, and patch torchrun's agent for it.
 
     Raises:
-        ValueError: An option is missing or does not fit. The message names it.
+        ValueError: An option is missing or invalid.
     """
     from agent_client.torchrun.elastic_agent import extend
     from agent_client.torchrun.handler import create

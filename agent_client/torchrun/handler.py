@@ -1,11 +1,11 @@
 """torchrun's RendezvousHandler, implemented over the lighthouse.
 
 - A round of torchrun is a generation of an elastic run, and a node is a rank of that run. Each node has a stream to the
-  lighthouse, which therefore notices a dead node within milliseconds. No node keeps data for the others.
-- Each round has its own store on the node of its rank 0. That node publishes the address in the keys of the generation.
-  So no node contacts the store of a dead node, and no key of an earlier round is found.
-- torchrun's agents read `num_nodes_waiting` each time they check their workers (--monitor-interval). It becomes 1 as
-  soon as the round has ended.
+  lighthouse, which therefore notices a dead node within milliseconds. No node hosts data for the rendezvous.
+- Each round has its own store, on the node with rank 0. That node publishes the store's address as a key of the
+  generation. So no node contacts the store of a dead node, and keys of an earlier round are not visible.
+- torchrun's agents read `num_nodes_waiting` each time they check their workers (--monitor-interval). It is 1 as soon as
+  the round is over.
 """
 
 import logging
@@ -56,18 +56,18 @@ _VARIABLE = "LIGHTHOUSE_ADDRESS"
 
 
 class LighthouseRendezvous(RendezvousHandler):
-    """The handler of one node, made by `create`. The first `next_rendezvous` connects to the lighthouse."""
+    """torchrun's rendezvous handler for one node. The first next_rendezvous() connects to the lighthouse."""
 
     def __init__(
         self, params: RendezvousParameters, client: LighthouseClient, named_by: str, host: str, options: Options
     ) -> None:
-        """Keep the parameters without connecting.
+        """Set the parameters, without connecting.
 
         Args:
-            params: Parameters of torchrun.
-            client: Client of the lighthouse, for the run of the nodes.
+            params: torchrun's parameters.
+            client: Client of the lighthouse, for the nodes' run.
             named_by: Option or variable that names the lighthouse, for errors.
-            host: Address at which other nodes reach this one.
+            host: Address at which other nodes can reach this one.
             options: Options of `--rdzv-conf`.
         """
         self.options = options
@@ -87,14 +87,14 @@ class LighthouseRendezvous(RendezvousHandler):
 
     @property
     def use_agent_store(self) -> bool:
-        """True if workers use the store of the round, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
+        """True if the workers use the round's store. False if TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1."""
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, and wait for the next round that includes this node.
+        """Leave the current round, and wait for the next one that includes this node.
 
         Raises:
-            RendezvousError: There is no such round.
+            RendezvousError: There is none: it did not form in time, the run is over, or the lighthouse is unreachable.
         """
         node, limit_s = self._live_node(), self.options.join_timeout
         while (joined := node.join(limit_s)) is not None:
@@ -114,10 +114,10 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and isinstance(self._node.outcome, RunCompleted | RunStopped)
 
     def set_closed(self) -> None:
-        """Close the run for all nodes.
+        """End the run for all nodes.
 
         Raises:
-            RendezvousTimeoutError: The lighthouse did not confirm that within `close_timeout`.
+            RendezvousTimeoutError: The lighthouse did not confirm this within `close_timeout`.
         """
         if not self._close(self._live_node()):
             limit_s = self.options.close_timeout
@@ -126,9 +126,9 @@ class LighthouseRendezvous(RendezvousHandler):
             )
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the round has ended, otherwise 0.
+        """Return 1 if the round is over, or else 0.
 
-        The next round forms as soon as all nodes have stopped their workers.
+        On 1, torchrun's agent restarts its workers. The next round forms as soon as all nodes have stopped theirs.
         """
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):
@@ -139,10 +139,10 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._params.run_id
 
     def shutdown(self) -> bool:
-        """Leave the run. A node that was in a round closes the run for all, as torchrun's own backend does.
+        """Leave the run. A node that was in a round ends the run for all nodes, as with torchrun's own backend.
 
         Returns:
-            True if the lighthouse has confirmed that.
+            True if the lighthouse has confirmed this.
         """
         node, self._is_shut_down = self._node, True
         if node is None:
@@ -157,7 +157,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- for elastic_agent.py
 
     def finished(self) -> None:
-        """Record that the workers of this node have succeeded. Later failures here do not end the round."""
+        """Report that this node's workers have succeeded. If the node is lost later, the round continues."""
         if self._node is not None:
             self._node.finish()
 
@@ -165,9 +165,10 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and self._node.is_over_within(limit_s)
 
     def is_lost_elsewhere(self) -> bool:
-        """Check whether the round ended because another node was lost or joined.
+        """Return whether the round is over because another node was lost or joined.
 
-        A failure of this node's workers is then only a consequence. Waits up to `loss_timeout` for the news.
+        A failure of this node's workers is then only a consequence. Waits up to `loss_timeout` for the lighthouse's
+        message.
         """
         node = self._node
         return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure
@@ -175,7 +176,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- a round
 
     def _join_round(self, node: Node, joined: Run, ends_at: float) -> RendezvousInfo | None:
-        """Connect to the round's store. Return None if the round or the time limit ends first."""
+        """Connect to the round's store. Return None if the round is over or `ends_at` has passed."""
         store = self._serve(node, joined) if joined.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
             store = self._connect(node, joined, ends_at)
@@ -195,7 +196,7 @@ class LighthouseRendezvous(RendezvousHandler):
 
     def _serve(self, node: Node, joined: Run) -> TCPStore | None:
         store = TCPStore(self._host, 0, is_master=True, wait_for_workers=False, timeout=STORE_TIMEOUT)
-        self._served = store  # the store of the previous round ends with its last worker
+        self._served = store  # drops the reference to the store of the previous round
         while not node.is_over:
             try:
                 self._client.put_key(
@@ -216,7 +217,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return None
 
     def _connect(self, node: Node, joined: Run, ends_at: float) -> TCPStore | None:
-        """Try once to connect to the round's store. Return None if that fails for now."""
+        """Try once to connect to the round's store. Return None if it fails, after a short wait."""
 
         def published() -> Address:
             _, keys = self._client.get_keys(joined.number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
@@ -241,11 +242,11 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- joining and leaving
 
     def _live_node(self) -> Node:
-        """Return this node, creating it if it has left before.
+        """Return the node, connecting it to the lighthouse if it is not in the run.
 
         Raises:
             RendezvousConnectionError: No lighthouse answers.
-            RendezvousClosedError: After `shutdown`.
+            RendezvousClosedError: shutdown() was called.
         """
         if self._node is None and self._is_shut_down:
             raise self._left_error()
@@ -311,7 +312,7 @@ def create(params: RendezvousParameters) -> LighthouseRendezvous:
     """Create the handler from torchrun's parameters and the environment.
 
     Raises:
-        ValueError: An option is missing or does not fit. The message names it.
+        ValueError: An option is missing or invalid.
     """
     named_by, variables = "--rdzv-endpoint" if params.endpoint else _VARIABLE, Variables(os.environ)
     text, job = params.endpoint or variables.text(_VARIABLE), variables.text("LIGHTHOUSE_JOB")

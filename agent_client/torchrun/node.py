@@ -1,7 +1,7 @@
-"""One node of a torchrun job, as a rank of an elastic run.
+"""A node of a torchrun job, as a rank of an elastic run.
 
-`Node` runs a rank machine whose generations are torchrun's rounds. It joins rounds, and reports when the current one is
-over. `RoundStore` wraps the store of one round so that waits in it end with the round instead of with a timeout.
+`Node` drives the state machine of a rank, whose generations are torchrun's rounds. It joins rounds, and detects when
+the current one is over. `RoundStore` wraps the store of a round so that waits for keys stop when the round is over.
 """
 
 import threading
@@ -27,17 +27,17 @@ Outcome = RunCompleted | RunStopped | LighthouseError
 
 
 class Node(DriverThread):
-    """A node's membership in the run. All methods are thread-safe."""
+    """A node of a torchrun job, as a member of the run. All methods are thread-safe."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
-        """Prepare the node; `start` connects it.
+        """Set the parameters. Call start() to connect.
 
         Args:
-            entry: Greeting for the lighthouse.
-            limit_s: How long the node tolerates an unreachable lighthouse while it waits for a round.
+            entry: First message to the lighthouse.
+            limit_s: Seconds for which an unreachable lighthouse is tolerated while the node waits for a round.
             open_stream: Opens a stream to the lighthouse.
         """
-        # torchrun ends the workers, so the machine must never kill this process.
+        # torchrun stops the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
         super().__init__(RankMachine(entry, config), open_stream)
         self._changed = threading.Condition()
@@ -45,11 +45,11 @@ class Node(DriverThread):
         self._is_over = False
         self._failure = -1
         self.outcome: Outcome | None = None
-        """Final outcome of the run for this node, or None while there may be another round."""
+        """How the run has ended for this node, or None if there may be another round."""
         self._has_left = False
 
     def leave(self) -> None:
-        """Leave the run, which the others learn at once, and end a `join` that is waiting."""
+        """Leave the run, so that the other nodes need not wait for this one. A waiting join() returns None."""
         with self._changed:
             self._has_left = True
             self._changed.notify_all()
@@ -67,23 +67,23 @@ class Node(DriverThread):
 
     @property
     def is_over(self) -> bool:
-        """True if the current round has ended because a node was lost, has failed, or wants to join.
+        """True if the current round is over because a node was lost, has failed, or wants to join.
 
-        The end of the whole run does not count: it lets the other nodes finish.
+        False if the run is complete, so that other nodes can finish.
         """
         return self._is_over and not isinstance(self.outcome, RunCompleted)
 
     def is_over_within(self, limit_s: float) -> bool:
-        """Wait up to `limit_s` for the end of the round.
+        """Wait up to `limit_s` seconds until the round is over. Return whether it is.
 
-        The limit is counted in slices, so that a suspended host loses only one of them.
+        This waits many times for a short while, so that a suspension of the host does not use up the whole limit.
         """
         with self._changed:
             return any(self._changed.wait_for(lambda: self.is_over, limit_s / _SLICES) for _ in range(_SLICES))
 
     @property
     def is_over_by_failure(self) -> bool:
-        """True if the round has ended because workers failed, on any node."""
+        """True if the round is over because workers have failed, on any node."""
         return self._round is not None and self._failure >= self._round.number
 
     # -- requests
@@ -92,7 +92,7 @@ class Node(DriverThread):
         """Leave the current round, and wait for the next one that includes this node. A spare waits without limit.
 
         Returns:
-            The round, or None if there was none within `limit_s`, the node has left, or the run has ended (`outcome`).
+            The round, or None if none formed within `limit_s`, the node has left, or the run has ended (`outcome`).
         """
         ends_at = time.monotonic() + limit_s
         with self._changed:
@@ -116,11 +116,11 @@ class Node(DriverThread):
         return None
 
     def finish(self) -> None:
-        """Report that the workers have succeeded."""
+        """Report to the lighthouse that this node's workers have succeeded."""
         self.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:
-        """End the run for all nodes. Return whether the lighthouse confirmed that within `limit_s`."""
+        """End the run for all nodes. Return whether the lighthouse has confirmed this within `limit_s`."""
         self.put(events.Closing())
         with self._changed:
             return self._changed.wait_for(lambda: self.outcome is not None, limit_s)
@@ -146,7 +146,7 @@ class Node(DriverThread):
             self._changed.notify_all()
 
     def kill(self, reason: str) -> None:
-        """Do nothing: torchrun ends its workers."""
+        """Do nothing, because torchrun itself stops the workers."""
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
         super().received(message, stream)
@@ -163,11 +163,11 @@ LEAST_S = 0.001
 
 
 class RoundOver(DistStoreError):
-    """A node of the round was lost, has failed, or another node wants to join."""
+    """Raised by a wait if the round is over: a node was lost or has failed, or another node wants to join."""
 
 
 class RoundStore(PrefixStore):
-    """Store of one round. Waits end when the round ends. Agents exchange their ranks here."""
+    """Store of a round, in which torchrun's agents exchange their ranks. Waits raise RoundOver if the round is over."""
 
     def __init__(self, prefix: str, store: Store, is_over: Callable[[], bool]) -> None:
         super().__init__(prefix, store)

@@ -1,6 +1,6 @@
-"""Options of `--rdzv-conf`, and the terms of the run. No I/O.
+"""Options of `--rdzv-conf`, and the settings of the run. No I/O.
 
-Names and defaults are the same as in torchrun's own backend, as far as it has these options.
+Options that torchrun's own backend also has have the same names and defaults.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from lighthouse_protocol.messages.run import RunTerms
 
 NOT_NEEDED = frozenset(
     {
-        "heartbeat_timeout",  # the lighthouse sees from its stream that a node lives
+        "heartbeat_timeout",  # the lighthouse detects by its stream that a node is alive
         "is_host",  # the node of rank 0 serves the store of a round
         "keep_alive_interval",
         "keep_alive_max_attempt",
@@ -22,7 +22,7 @@ NOT_NEEDED = frozenset(
         "timeout",  # added by torchrun
     }
 )
-"""Options of torchrun's own backends, accepted and ignored so that a command line needs no other change."""
+"""Options of torchrun's own backends. They are accepted and ignored, so that command lines need not be changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +30,23 @@ class Options:
     """Options of `--rdzv-conf`, all in seconds."""
 
     join_timeout: float = 600.0
-    """How long a node waits for a round that includes it. A spare waits without limit."""
+    """How long a node waits for a round that includes it. A spare waits indefinitely."""
     last_call_timeout: float = 30.0
-    """How long a round waits for more nodes once the minimum has joined. After a loss the others continue at once."""
+    """How long a round waits for more nodes once the minimum has joined. After a loss, the others continue at once."""
     close_timeout: float = 30.0
-    """How long a node retries to report the end of the run to a lighthouse that does not answer."""
+    """How long a node tries to report the end of the run to an unreachable lighthouse."""
     connect_timeout: float = 60.0
-    """How long a node tries to reach the lighthouse at its start."""
+    """How long a starting node tries to reach the lighthouse."""
     loss_timeout: float = 2.0
-    """How long a node whose workers have failed waits for news that another node was lost. Without such news the
-    failure counts against --max-restarts."""
+    """How long a node whose workers have failed waits for a report that another node was lost. Without one, the failure
+    counts against --max-restarts."""
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> "Options":
-        """Read the options that torchrun was given.
+        """Parse the options that were given to torchrun.
 
         Raises:
-            ValueError: An option is unknown or has a bad value. The message names it.
+            ValueError: An option is unknown or has an invalid value.
         """
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known - NOT_NEEDED):
@@ -69,16 +69,16 @@ _SUFFIX = "nodes"
 
 
 def run_of(run_id: str) -> str:
-    """Return the name of the nodes' run, which differs from the default name of their workers' run.
+    """Return the name of the nodes' run. It differs from the default name of the workers' run.
 
     Raises:
-        InvalidRequest: The id is not a valid name. The message names the option.
+        InvalidRequest: `run_id` is not a valid name.
     """
     return group_run(check_name(run_id, "--rdzv-id"), _SUFFIX)
 
 
 def terms_of(min_nodes: int, max_nodes: int, last_call_timeout_s: float) -> RunTerms:
-    """Return terms that accept any `min_nodes` nodes and at most `max_nodes`; more nodes are spares."""
+    """Return the settings of a run with `min_nodes` to `max_nodes` active nodes. Any further nodes are spares."""
     return RunTerms(
         world_size=min(MAX_GROUP_WORLD_SIZE, max_nodes + MAX_SPARES),
         active=max_nodes,

@@ -1,7 +1,7 @@
-"""`lighthouse check-history`: check the logs of a job against what Lighthouse promises.
+"""`lighthouse check-history`: check that the logs of a job are consistent with Lighthouse's guarantees.
 
-The check reads nothing but text: the traces of the ranks (--trace-dir) and the logs of lighthouses. It shares no code
-with the parts that form quorums and commit steps, so it does not repeat their mistakes.
+The check reads text files only: the traces of the ranks (--trace-dir) and the logs of lighthouses. It shares no code
+with the parts that form quorums and commit steps, so it does not share their bugs.
 """
 
 import re
@@ -46,7 +46,7 @@ class State:
 
 @dataclass(slots=True)
 class Process:
-    """What one process of a rank wrote into its trace."""
+    """The trace of one process of a rank, parsed."""
 
     group: str
     rank: int
@@ -62,18 +62,18 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A quorum in the log of a lighthouse."""
+    """A log line of a lighthouse about a quorum that has formed, parsed."""
 
     job: str
     quorum_id: int
     groups: tuple[str, ...]
-    is_cut: bool  # the log names the first ones only
+    is_cut: bool  # the line names the first groups only
     where: str
 
 
 @dataclass(slots=True)
 class Rule:
-    """A promise, and how it was checked."""
+    """A guarantee, with the number of checks and the violations that were found."""
 
     text: str
     checks: int = 0
@@ -92,7 +92,7 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """Read all files below `folder`. Lines of other kinds are skipped; so is a last line that was cut by a kill."""
+    """Read all files below `folder`. Lines that do not match are skipped, such as a last line truncated by a kill."""
     history = History()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -137,7 +137,7 @@ def _read_log(place: str, lines: Iterable[str]) -> Iterator[Formed]:
 
 
 def check(history: History, skew_s: float) -> list[Rule]:
-    """Check every rule. `skew_s` is by how much the clocks of two hosts may differ."""
+    """Check every rule. `skew_s` is the maximum difference between the clocks of two hosts in seconds."""
     return [
         _each_process_goes_forward(history.processes),
         _ranks_of_a_group_agree(history.processes, skew_s),
@@ -185,7 +185,7 @@ def _ranks_of_a_group_agree(processes: Sequence[Process], skew_s: float) -> Rule
 
 
 def _no_commit_is_taken_back(processes: Sequence[Process], skew_s: float) -> Rule:
-    """Check that a step is committed under one quorum while a rank lives that has committed it."""
+    """Check that a step is not committed again, under a later quorum, while a rank that has committed it is alive."""
     rule = Rule("a committed step is not committed again while a rank that holds it lives")
     by_step: dict[int, dict[int, list[tuple[Commit, Process]]]] = defaultdict(lambda: defaultdict(list))
     for process in processes:

@@ -1,7 +1,7 @@
 """Verbs that change a job: `drain`, `kill`, `stop` and `resume`.
 
-`drain` and `kill` act on one replica group, `stop` and `resume` on a run. `kill` asks for confirmation before it ends
-the last live group of a job.
+`drain` and `kill` act on one replica group, `stop` and `resume` on a run. `kill` asks for confirmation if the group is
+the last live one of its job.
 """
 
 import sys

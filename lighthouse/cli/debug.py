@@ -1,7 +1,7 @@
-"""`lighthouse debug bundle`: collect what a bug report needs into one archive.
+"""`lighthouse debug bundle`: collect the information for a bug report in one archive.
 
-All parts are read in parallel, each with a time limit. A part that fails becomes a text file with the reason. Secrets
-are removed from environment variables, command lines and texts before they are written.
+All parts are read in parallel, each with a time limit. If a part fails, the archive contains a text file with the
+reason instead. Secrets are removed from environment variables, command lines and texts.
 """
 
 import contextlib
@@ -59,7 +59,7 @@ _DAEMONS = {("lighthouse", "serve"), ("lighthouse-manager", "serve")}
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """File of the bundle. `read` may raise or hang; the bundle then contains the reason instead."""
+    """A file of the bundle. `read` returns its content, and may raise or hang."""
 
     name: str
     read: Callable[[], bytes]
@@ -120,18 +120,18 @@ _WIDTH = 120  # columns of the summary
 
 
 def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]:
-    """Write the bundle. All parts are read in parallel.
+    """Read all parts in parallel and write them to an archive.
 
     Args:
-        path: The archive.
+        path: The archive to create.
         parts: Its files.
-        limit_s: Time in seconds that each part may take.
+        limit_s: Time limit in seconds for each part.
 
     Returns:
         The names of the parts that could not be read.
 
     Raises:
-        InvalidRequest: If the archive cannot be written. No partial file remains.
+        InvalidRequest: If the archive cannot be written. No partial file is left.
     """
     reading = [(part, BackgroundRead(part.name, part.read, limit_s)) for part in parts]
     failed: list[str] = []
@@ -159,7 +159,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
 
 
 def _outcome(answer: BackgroundRead[bytes]) -> bytes | str:
-    """Return the part's bytes, or a text with the reason if it cannot be read."""
+    """Return the part's content, or the reason as a str if it could not be read."""
     try:
         return answer.result()
     except DeadlinePassed as e:
@@ -181,7 +181,7 @@ def _text(lines: Iterable[Text]) -> bytes:
 
 
 def _summary(given: ClientOptions) -> bytes:
-    """Return the output of `status`, `runs` and `incidents`, and the checks of `doctor` that did not pass."""
+    """Return the output of `status`, `runs` and `incidents`, and the failed checks and warnings of `doctor`."""
     sections: list[bytes] = []
     for title, lines in (
         ("status", lambda: status_lines(given.status(), _WIDTH)),
@@ -215,7 +215,7 @@ def _about(address: str) -> dict[str, Any]:
 
 
 def _config() -> dict[str, Any]:
-    """Return this shell's lighthouse variables and the command lines of this user's daemons on this host."""
+    """Return Lighthouse's environment variables and the command lines of daemons on this host, without secrets."""
     environment = {name: without_secrets(name, value) for name, value in os.environ.items() if _CONFIG.fullmatch(name)}
     daemons = [shown_words(line) for line in command_lines() if is_daemon(line)]
     return {"environment": environment, "daemons": daemons}
@@ -224,21 +224,21 @@ def _config() -> dict[str, Any]:
 def is_daemon(line: Sequence[str]) -> bool:
     """Return whether a command line starts a daemon.
 
-    Supervisors do not count: their command lines end with the user's own command, which may contain secrets.
+    Supervisors do not count, because their command lines contain the user's own command, which may contain secrets.
     """
     words = [os.path.basename(word) for word in line[:8]]
     return any(pair in _DAEMONS for pair in itertools.pairwise(words))
 
 
 def without_secrets(name: str, value: str) -> str:
-    """Return the value of the variable or option `name` without secrets. Names of secret files are kept."""
+    """Return the value of the variable or option `name` without secrets. A path of a secret file is not a secret."""
     if _SECRET.search(name) and not name.lower().endswith("file"):
         return REMOVED
     return without_credentials(value)
 
 
 def shown_words(line: Sequence[str]) -> list[str]:
-    """Return a command line without secrets."""
+    """Return the words of a command line without the secrets in its options."""
     shown: list[str] = []
     for before, word in itertools.pairwise(["", *line]):
         option, equals, value = word.partition("=")
@@ -260,7 +260,7 @@ def _summaries(given: ClientOptions) -> Sequence[IncidentSummary]:
 
 
 def _incidents(given: ClientOptions) -> list[Any]:
-    """Return the newest incidents, with the evidence that this caller may see."""
+    """Return the newest incidents with their evidence, or with the error if the caller may not see it."""
     with given.connect() as client:
         found: list[Any] = []
         for summary in _summaries(given)[:INCIDENTS_KEPT]:
@@ -272,9 +272,9 @@ def _incidents(given: ClientOptions) -> list[Any]:
 
 
 def _get(given: ClientOptions, address: str, name: str) -> bytes:
-    """Fetch /NAME from the HTTP side: over HTTPS with the gRPC credentials, or over HTTP if there are none.
+    """Fetch /NAME from the lighthouse's HTTP port, over HTTPS if its gRPC port uses TLS.
 
-    Redirects are not followed, so the token cannot reach another server.
+    Redirects are not followed, because another server must not receive the token.
     """
     coordinator = with_local_credentials(given.coordinator, Role.OPERATE)
     headers = {"Authorization": TOKEN_SCHEME + coordinator.token} if coordinator.token else {}
@@ -298,9 +298,9 @@ def _get(given: ClientOptions, address: str, name: str) -> bytes:
 
 
 def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
-    """Return the TLS settings, with the same trust as for gRPC.
+    """Return the TLS settings for HTTPS, with the CA and certificates that gRPC uses.
 
-    A pinned CA signs only its lighthouse's certificate, so the host name need not match.
+    A lighthouse's own CA signs no other server's certificate, so the host name is not checked.
     """
     context = ssl.create_default_context(cadata=tls.roots.decode())
     context.check_hostname = not tls.name
@@ -321,10 +321,12 @@ def _http_address(given: ClientOptions, http_side: str | None) -> str:
 
 
 def _journal_of(address: str) -> Path:
-    """Return the journal of a lighthouse on this host: of this user, of the container image or of the systemd unit.
+    """Return the path of the journal of a lighthouse on this host.
+
+    Tries LIGHTHOUSE_JOURNAL, this user's default, and the path in the container image and the systemd unit.
 
     Raises:
-        InvalidRequest: If there is none.
+        InvalidRequest: If none of these files exists.
     """
     port = parse_address(address, "--lighthouse").port
     path = default_path().with_name(f"journal-{port}.sqlite")

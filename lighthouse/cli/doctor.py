@@ -1,7 +1,7 @@
 """`lighthouse doctor`: check that this host can use the lighthouse.
 
-`gather` collects facts about the addresses, the certificate, the status and the managers, each within a deadline.
-rules.py turns them into findings.
+`gather` collects facts about the addresses, the certificate, the status and the managers, each within a time limit.
+rules.py derives findings from them.
 """
 
 import dataclasses
@@ -54,12 +54,12 @@ AskStatus = Callable[[], LighthouseStatus]
 
 
 def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
-    """Collect the facts. Each step takes at most `timeout_s`; managers are queried in batches of AT_ONCE.
+    """Collect facts about a lighthouse and its managers. Managers are queried in batches of AT_ONCE.
 
     Args:
         given: The lighthouse.
-        ask: Requests the status of all jobs; may raise any LighthouseError.
-        timeout_s: Time in seconds.
+        ask: Requests the status of all jobs. May raise a LighthouseError.
+        timeout_s: Time limit of each step in seconds.
     """
     coordinator = with_local_credentials(given, Role.OPERATE)
     limit_s = timeout_s + _SLACK_S
@@ -89,10 +89,10 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
 
 
 def _place(address: Address, timeout_s: float) -> Place:
-    """Connect to an address.
+    """Connect to an address and return the result.
 
     Raises:
-        Unreachable: If no connection opens.
+        Unreachable: If the connection fails.
     """
     with connected(address, timeout_s) as connection:
         return Place(str(address), str(connection.getpeername()[0]))
@@ -115,9 +115,9 @@ def _ask(address: str, ask: AskStatus, limit_s: float) -> Asked:
 
 
 def _shown_certificate(address: Address, coordinator: Coordinator, timeout_s: float) -> Certificate | None:
-    """Return the lighthouse's certificate, or None without TLS or if the handshake fails.
+    """Return the lighthouse's certificate, or None if there is no TLS or the handshake fails.
 
-    If the handshake fails, the status request fails as well and reports the reason.
+    The reason for a failed handshake is in the error of the status request, which fails as well.
     """
     if not coordinator.has_tls:
         return None
@@ -179,10 +179,10 @@ def _ask_managers(named: Sequence[ManagerSeen], secret: str, timeout_s: float) -
 
 
 def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> ManagerSeen:
-    """Ask a manager whether it reaches the lighthouse.
+    """Request a manager's status, which shows whether the manager can reach the lighthouse.
 
     Raises:
-        LighthouseError: If the manager is not reachable.
+        LighthouseError: If this host cannot reach the manager.
     """
     try:
         with ManagerClient(manager.address, secret) as client:

@@ -1,4 +1,4 @@
-"""Verbs `incidents` and `incident`: the list of incidents, and one incident with its timeline and evidence."""
+"""Verbs `incidents`, which lists incidents, and `incident`, which shows one with its timeline and evidence."""
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -36,7 +36,7 @@ def clock(at_unix_s: float) -> str:
 
 
 def _short_duration(seconds: float | None) -> str:
-    """Format a duration, in milliseconds below a second."""
+    """Format a duration, in milliseconds if it is below a second. None becomes "-"."""
     if seconds is None:
         return "-"
     return f"{1000 * max(0.0, seconds):.0f}ms" if seconds < 0.9995 else format_duration(seconds)
@@ -94,7 +94,7 @@ _FAULTS = {
 
 
 def _timeline(summary: IncidentSummary) -> list[tuple[float, str]]:
-    """Return the events of an incident as (Unix time, text), in order."""
+    """Return the events of an incident as (Unix time, text) pairs, sorted by time."""
     is_of_run = summary.kind in (IncidentKind.RESTART, IncidentKind.EXIT)
     formed = "generation" if is_of_run else "quorum"
     happened = [

@@ -1,7 +1,7 @@
-"""Tables that fit a given width, and the console that the verbs print to.
+"""Tables that fit a given width, and the console to which the verbs print.
 
-A table first omits its least important columns and then shortens the widest ones; nothing wraps. rich.table.Table
-cannot omit columns and needs seconds for the thousands of rows of a large job.
+To fit, a table first omits its least important columns and then shortens the widest ones. Lines do not wrap.
+rich.table.Table cannot omit columns, and takes seconds for the thousands of rows of a large job.
 """
 
 import io
@@ -25,7 +25,7 @@ NARROWEST = 6
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[T]):
-    """Column of a table of T."""
+    """A column of a table whose rows are of type T."""
 
     title: str
     text: Callable[[T], str]
@@ -41,7 +41,7 @@ class Column(Generic[T]):
 
 
 def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[Text]:
-    """Return a title line and a line per row, each at most `width` cells wide."""
+    """Return the lines of a table: titles, then one line per row, each at most `width` cells wide."""
     columns = [c for c in columns if not c.tells_apart or len({c.text(row) for row in rows}) > 1]
     cells = {column.title: column.lines(rows) for column in columns}
     natural = {title: max(line.cell_len for line in lines) for title, lines in cells.items()}
@@ -58,7 +58,16 @@ def table(columns: Sequence[Column[T]], rows: Sequence[T], width: int) -> list[T
 
 
 def fit(columns: Sequence[Column[T]], natural: Mapping[str, int], width: int) -> dict[str, int]:
-    """Return the widths of the visible columns, by title."""
+    """Choose which columns to show and their widths.
+
+    Args:
+        columns: All columns.
+        natural: Width that each column needs to show every cell in full, by title.
+        width: Available width in cells.
+
+    Returns:
+        The widths of the shown columns, by title.
+    """
     least = {column.title: min(natural[column.title], column.comfort or natural[column.title]) for column in columns}
     shown = list(columns)
     for column in sorted((column for column in columns if column.keep is not None), key=lambda c: c.keep or 0):
@@ -80,7 +89,7 @@ def _total(widths: Mapping[str, int]) -> int:
 
 
 def shorten(text: str, width: int) -> str:
-    """Cut a name in the middle: names within a job often differ only at their end."""
+    """Shorten a name by cutting its middle, because names within a job often differ only at their end."""
     if cell_len(text) <= width:
         return text
     if width < 4:
@@ -90,12 +99,12 @@ def shorten(text: str, width: int) -> str:
 
 
 def cut(text: str, width: int) -> str:
-    """Cut a text at its end."""
+    """Shorten a text by cutting its end."""
     return text if cell_len(text) <= width else set_cell_size(text, max(0, width - 1)) + "…"[:width]
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:
-    """Divide `budget` evenly among `wants`; what one of them does not need goes to the others."""
+    """Divide `budget` evenly. An entry of `wants` below the even share gets what it wants, the others the rest."""
     given = [0] * len(wants)
     left, remaining = max(0, budget), len(wants)
     for index in sorted(range(len(wants)), key=wants.__getitem__):

@@ -1,4 +1,4 @@
-"""Verbs that list: `members`, `ranks`, `runs`, `keys` and `stacks`.
+"""Verbs that list things: `members`, `ranks`, `runs`, `keys` and `stacks`.
 
 Each prints a table for people or a JSON document for programs.
 """
@@ -76,12 +76,12 @@ def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
 
 
 def _order(rank: RankPlace) -> Any:
-    """Sort key: most urgent state first, then the longest without progress, then by name."""
+    """Return the sort key of a rank: most urgent state first, then longest without progress, then by name."""
     return _ORDER.index(rank.state), -round(rank.progress_age_s), natural_key(rank.replica_id), rank.group_rank
 
 
 def _where(rank: RankPlace) -> str:
-    """Describe where a rank is: in a collective, a declared wait, a phase or a line of the script."""
+    """Return what a rank is in: a collective, a declared wait, a phase or a line of the script."""
     if rank.is_inside:
         return rank.collective
     if rank.waits_for:

@@ -38,9 +38,9 @@ EVERY_JOB = "Show only this job.  [default: all jobs]"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ClientOptions:
-    """Parsed client options.
+    """Values of the options that all client verbs share.
 
-    An empty `job` or `run` means all of them for verbs that can show several.
+    An empty `job` or `run` means all jobs or runs for a verb that can show several.
     """
 
     coordinator: Coordinator
@@ -65,10 +65,10 @@ class ClientOptions:
         return LighthouseClient(self.coordinator, job=name, run=run, role=Role.OPERATE)
 
     def status(self, *, ranks: bool = False) -> "LighthouseStatus":
-        """Fetch the status of the job, or of all jobs without --job.
+        """Request the status of the job, or of all jobs without --job.
 
         Args:
-            ranks: Whether to include the place of each rank.
+            ranks: Include the progress of each rank.
 
         Raises:
             UnknownName: If there is no such job.
@@ -80,11 +80,11 @@ class ClientOptions:
         return answer
 
     def show(self, document: Any, lines: "Callable[[int], Iterable[Text]]") -> None:
-        """Print `document` as JSON for a program, or the lines for a person.
+        """Print `document` with --format json, or else `lines`.
 
         Args:
-            document: A dataclass or a value that JSON can represent.
-            lines: Returns the lines for a width.
+            document: A value that JSON can represent. It may contain dataclasses.
+            lines: Returns the lines for a given width.
         """
         if self.output == "json":
             return click.echo(json.dumps(document, indent=2, default=dataclasses.asdict))
@@ -94,12 +94,17 @@ class ClientOptions:
         return print_lines(console, lines(console.width))
 
     def confirm(self, text: str, **done: object) -> None:
-        """Print that an action is done: `text` for a person, `done` as JSON for a program."""
+        """Print the result of an action: `done` with --format json, or else `text`."""
         click.echo(json.dumps({"job": self.job_name} | done) if self.output == "json" else text)
 
 
 def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Verb]:
-    """Add --lighthouse, --job, --format, --json and --timeout; the verb's first argument is then a ClientOptions."""
+    """Add --lighthouse, --job, --format, --json and --timeout to a verb, as one ClientOptions argument.
+
+    Args:
+        job_help: Help text of --job.
+        timeout: Default of --timeout.
+    """
     options = (
         click.option(
             "--lighthouse",
@@ -131,7 +136,7 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
 
 
 def control_options(verb: Verb) -> Verb:
-    """Add REPLICA_ID, --reason and the client options, for a verb that acts on one replica group."""
+    """Add the argument REPLICA_ID, --reason and the client options to a verb that acts on a replica group."""
     options = (
         click.argument("replica_id"),
         click.option("--reason", metavar="TEXT", default="", help="Reason, for the replica group's log."),
@@ -141,11 +146,11 @@ def control_options(verb: Verb) -> Verb:
 
 
 def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False) -> Callable[[Verb], Verb]:
-    """Add --run and the client options.
+    """Add --run and the client options to a verb.
 
     Args:
-        default: The run without --run, or None for all runs.
-        has_control: Whether the verb changes the run.
+        default: Default of --run, or None for all runs.
+        has_control: The verb changes the run, which may take longer.
     """
     run_help = "ID of the run (--run-id of its supervisors)."
     more = "  [default: all runs of the job]" if default is None else f"  [default: {default}]"
@@ -160,7 +165,7 @@ def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False)
 
 
 def _with_options(options: Iterable[Callable[[Verb], Verb]], verb: Verb) -> Verb:
-    """Apply the decorators so that the first of `options` comes first in the help."""
+    """Apply click decorators so that the help text lists the options in this order."""
     return functools.reduce(lambda inner, option: option(inner), reversed(tuple(options)), verb)
 
 

@@ -1,7 +1,7 @@
-"""Rules of `lighthouse doctor`: from facts to findings. No I/O.
+"""Rules of `lighthouse doctor`, which derive findings from facts. No I/O.
 
-- A problem that keeps this host from using the lighthouse is a failure. A problem that will do so later, or that
-  deserves a look, is a warning.
+- A problem that prevents this host from using the lighthouse is a failure. One that may do so later, or is merely
+  suspicious, is a warning.
 - A finding that is not OK contains the remedy.
 - A fact that is missing because of an earlier failure produces no finding.
 """
@@ -28,7 +28,7 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Result of connecting to an address of the lighthouse."""
+    """Result of connecting to one address of the lighthouse."""
 
     address: str
     ip: str = ""  # IP address of the TCP connection, or empty
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """Certificate, or the reason why it cannot be read."""
+    """Expiry date of a certificate, or the reason why it cannot be read."""
 
     of: str  # name of its owner, for messages
     expires_at: float | None = None  # None if the certificate cannot be read
@@ -46,7 +46,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """Credentials of this host."""
+    """Credentials that this host has for the lighthouse."""
 
     has_token: bool = False
     role: Role | None = None  # role of the token by its prefix, or None
@@ -55,7 +55,7 @@ class Credential:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Answer to the status request: the status or a refusal."""
+    """Result of the status request: the status or an error."""
 
     address: str
     began_at: float
@@ -66,7 +66,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class ManagerSeen:
-    """A manager, as seen from this host."""
+    """Result of connecting to a manager from this host."""
 
     job: str
     replica_id: str
@@ -77,7 +77,7 @@ class ManagerSeen:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts."""
+    """Everything that `gather` in doctor.py has found out."""
 
     now: float
     places: tuple[Place, ...]
@@ -107,7 +107,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of a check."""
+    """Result of one check."""
 
     check: str  # subject of the check, in one word
     level: Level
@@ -115,7 +115,7 @@ class Finding:
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return the findings, most fundamental first."""
+    """Return the findings, in an order in which earlier ones may explain later ones."""
     return list(_all(facts))
 
 
@@ -211,9 +211,9 @@ def _token(facts: Facts) -> Iterator[Finding]:
 
 
 def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
-    """Compare the clocks.
+    """Compare this host's clock with the lighthouse's.
 
-    The lighthouse read its clock at some time between the request and the answer, so only a reading outside counts.
+    The lighthouse read its clock between the request and the answer, so any reading within that time is right.
     """
     ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
     behind_s = max(asked.began_at - status.now_unix_s, 0.0)
@@ -251,7 +251,7 @@ def _versions(facts: Facts) -> Finding:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Parse "2.13.0+cpu" to (2, 13); return an empty tuple for other texts."""
+    """Return the first two numbers of a version, (2, 13) for "2.13.0+cpu". Return () if it has no such numbers."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else ()
 
@@ -275,10 +275,10 @@ def _store(store: StoreStatus) -> Finding:
 
 
 def _sessions(status: LighthouseStatus) -> Iterator[Finding]:
-    """Check the managers' sessions.
+    """Check the managers' sessions by the age of their last heartbeat.
 
-    The lighthouse reaches a manager over the session that the manager has opened, so a heartbeat proves both
-    directions.
+    The lighthouse reaches a manager over the session that the manager opened, so a heartbeat proves that both
+    directions work.
     """
     members = [(job.job, member) for job in status.jobs for member in job.members]
     lost = [(job, member) for job, member in members if member.state is MemberState.EXPIRED]

@@ -15,7 +15,10 @@ from lighthouse_runtime.process.loop import run_daemon
 
 
 def run(config: LighthouseConfig, announce: int | None = None) -> None:
-    """Serve until a signal, then end the process with the daemon's status."""
+    """Run the lighthouse until a stop signal, then exit with the daemon's status.
+
+    `announce` is a file descriptor to which to write the gRPC port, or None.
+    """
     from lighthouse.server import daemon  # half a second of imports that other verbs do not need
 
     set_up_logging(config.log_level, config.log_format)

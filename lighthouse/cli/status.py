@@ -1,7 +1,7 @@
-"""Verbs `status` and `watch`: whether jobs make progress, and if not, why.
+"""Verbs `status` and `watch`, which show whether jobs make progress, and if not, why.
 
-`watch` polls the status. On a terminal it redraws a full screen, which `View` lays out for the terminal's size;
-elsewhere it prints a block or a JSON line per answer.
+`watch` polls the status. On a terminal, it redraws the full screen, which `View` lays out for the terminal's size.
+Otherwise, it prints one block of text or one JSON line per answer.
 """
 
 import dataclasses
@@ -57,7 +57,7 @@ def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[T
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:
-    """Return a line per stopped run. Its ranks send nothing, so the status alone would not explain their absence."""
+    """Return a line per stopped run of a job, because the status alone would not explain why ranks are missing."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
     return [
@@ -79,7 +79,7 @@ SILENCE_SHOWN_AFTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The newest answer and the state of the connection."""
+    """What `watch` shows: the newest status and the state of the connection."""
 
     address: str
     asked_at: float  # Unix time of the newest request
@@ -116,7 +116,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Screen:
-    """Rich renderable that shows the newest view at the terminal's present size."""
+    """Rich renderable that shows the newest View at the terminal's current size."""
 
     newest: Callable[[], View]
 
@@ -127,7 +127,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Lines about a job or a run, with a table that can be shortened."""
+    """Lines about a job or a run, followed by a table that can be shortened to fit the screen."""
 
     head: list[Text]
     rows: int  # rows that the table could have below `head`
@@ -208,7 +208,7 @@ def watch(given: ClientOptions, interval: float, count: int | None) -> None:
 
 
 class Poll:
-    """Poller that keeps the last answer."""
+    """Polls the status and keeps the newest answer in `view`."""
 
     def __init__(self, given: ClientOptions) -> None:
         self._given = given
@@ -235,7 +235,7 @@ class Poll:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Rhythm:
-    """When to poll: every `interval_s` until `count` polls (None: no limit) or until `check` raises."""
+    """When to poll: every `interval_s` seconds, up to `count` times (None for no limit), until `check` raises."""
 
     interval_s: float
     count: int | None
@@ -252,7 +252,7 @@ def _show(poll: Poll, rhythm: Rhythm, output: str) -> None:
 
 
 def _repeat(poll: Poll, rhythm: Rhythm, show: Callable[[View], None]) -> None:
-    """Poll and show. A slow answer delays the next request; missed polls are not caught up."""
+    """Poll and show the view periodically. A slow answer delays the next request; missed polls are skipped."""
     asked = 0
     while True:
         next_at = time.monotonic() + rhythm.interval_s
@@ -279,7 +279,7 @@ def _print_block(view: View, console: Console) -> None:
 
 
 class _JsonLines:
-    """Printer of JSON lines: answers go to stdout, errors to stderr when they change."""
+    """Prints each answer as a JSON line to stdout, and each new error to stderr."""
 
     def __init__(self) -> None:
         self._error = ""
@@ -295,10 +295,10 @@ class _JsonLines:
 
 @contextmanager
 def _restoring_terminal() -> Generator[Callable[[], None], None, None]:
-    """Restore the terminal even if a signal ends the process.
+    """Turn SIGINT and SIGTERM into exceptions within the context, so that `finally` blocks restore the terminal.
 
-    A signal handler raises KeyboardInterrupt or SystemExit. Code that swallows exceptions (a finalizer, a gRPC
-    callback) may suppress it, so the caller must call the yielded function regularly: it raises the exception again.
+    A finalizer or a gRPC callback may swallow the exception. So the caller must regularly call the yielded function,
+    which raises it again.
     """
     told: list[int] = []
 

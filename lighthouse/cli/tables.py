@@ -1,6 +1,6 @@
-"""Tables and lines that show a status, its runs and the evidence of ranks.
+"""Formatting of statuses, runs and evidence as tables and lines of text.
 
-All columns are defined in this module. Functions that return lines take the width; the caller prints them.
+This module defines the columns of all tables. The functions return lines for a given width; the caller prints them.
 """
 
 import json
@@ -78,7 +78,7 @@ def greeting(status: LighthouseStatus, address: str) -> str:
 
 
 def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
-    """Return a progress line per job, followed by tables of the quorums and the runs."""
+    """Return the output of `lighthouse status`: a progress line per job, a table of quorums and a table of runs."""
     stalled = {job.job for job in status.jobs if job.stall}
     runs = [replace(run, verdict="stalled") if run.job in stalled else run for run in status.runs if run.ranks]
     with_quorum = [job for job in status.jobs if has_quorum(job, runs)]
@@ -109,7 +109,7 @@ def progress(job: JobStatus) -> Text:
 
 
 def _starting_runs(status: LighthouseStatus) -> list[RunStatus]:
-    """Return runs with running processes of which no rank has reached the lighthouse yet."""
+    """Return the runs that have supervisors, but whose ranks have not connected to the lighthouse yet."""
     with_ranks = {job.job for job in status.jobs if job.members}
     return [run for run in status.runs if run.supervisors and not run.ranks and run.job not in with_ranks]
 
@@ -119,7 +119,7 @@ def _starting(run: RunStatus) -> str:
 
 
 def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
-    """Return whether the job has more to show than its runs."""
+    """Return whether to show the job itself, not only its runs."""
     return bool(job.members) or all(run.job != job.job for run in runs)
 
 
@@ -130,7 +130,7 @@ def supervisor_state(supervisor: SupervisorStatus) -> str:
 
 
 def run_summary(run: RunStatus) -> list[Text]:
-    """Return two lines: the run's generation, and why the next one forms or does not."""
+    """Return two lines about a run: its generation, and why the next one forms or does not form."""
     name, generation = f"{run.job}/{run.run}", _generation(run)
     counts = Counter(rank.state for rank in run.ranks)
     states = ", ".join(f"{counts[state]} {state.value}" for state in RankState if counts[state])
@@ -144,7 +144,7 @@ def run_summary(run: RunStatus) -> list[Text]:
 
 
 def supervised(run: RunStatus) -> str:
-    """Summarise the supervised groups: ranks that run, and restarts."""
+    """Summarise the supervisors of a run, their running ranks and their restarts."""
     running = sum(s.last.running for s in run.supervisors if s.is_connected)
     every = sum(len(s.slots) for s in run.supervisors)
     return (
@@ -158,14 +158,14 @@ def run_rank_lines(ranks: Sequence[RankStatus], width: int) -> list[Text]:
 
 
 def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatus]:
-    """Return at most `count` ranks of a run, the most urgent first if some are omitted."""
+    """Return at most `count` ranks of a run. If there are more, return the most urgent ones, most urgent first."""
     return (
         list(ranks) if len(ranks) <= count else sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
     )
 
 
 def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
-    """Return a row per replica group. The job column appears if there are several jobs."""
+    """Return a table with a row per replica group. It has a job column if there are several jobs."""
     return table(_MEMBER_COLUMNS, rows, width)
 
 
@@ -179,7 +179,7 @@ def natural_key(name: str) -> list[tuple[int, str]]:
 
 
 def job_summary(job: JobStatus) -> list[Text]:
-    """Return the lines of a job: its quorum, its progress, its groups and those that heal."""
+    """Return lines about a job: its quorum, its progress, the states of its groups, and its heals."""
     quorum = f"quorum {job.quorum_id}, {format_duration(job.quorum_age_s)} old" if job.quorum_id else "no quorum yet"
     return [
         Text.assemble(
@@ -195,12 +195,12 @@ def job_summary(job: JobStatus) -> list[Text]:
 
 
 def stall(job: JobStatus) -> Text:
-    """Return the line that names the ranks that are behind in a stall."""
+    """Return a line about the job's stall, with the ranks that are behind."""
     return Text(f"nothing has moved for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 
 def heals(job: JobStatus) -> list[Text]:
-    """Return a line per healing group, the longest heal first, at most HEALS_SHOWN."""
+    """Return a line per healing group, longest heal first, for at most HEALS_SHOWN groups."""
     healing = sorted((m for m in job.members if m.heal is not None), key=lambda m: -(m.heal.seconds if m.heal else 0))
     lines = [Text(printable(f"{m.replica_id} is {m.heal.text}"), style="cyan") for m in healing[:HEALS_SHOWN] if m.heal]
     more = len(healing) - HEALS_SHOWN
@@ -208,7 +208,7 @@ def heals(job: JobStatus) -> list[Text]:
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
-    """Return at most `count` members: by name if all fit, else the most urgent first."""
+    """Return at most `count` members. Sort by name if all fit, or else by urgency."""
     return sorted(members, key=(lambda m: natural_key(m.replica_id)) if len(members) <= count else _urgency)[:count]
 
 
@@ -252,9 +252,9 @@ def _urgency(member: MemberStatus) -> Any:
 
 
 def _verdict(job: JobStatus) -> str:
-    """Return the verdict for people.
+    """Return the job's verdict to show.
 
-    A formed quorum counts as training only if it makes progress and a member is alive.
+    The lighthouse's own verdict does not cover stalls, ended jobs, and quorums whose members are all lost.
     """
     if job.verdict != Verdict.FORMED:
         return "ended" if job.explanation.startswith("ended at step ") else job.verdict
@@ -352,7 +352,7 @@ ENTRIES_SHOWN = 5
 
 
 def gathered_lines(gathered: Gathered, suspects: Collection[str] = ()) -> Iterator[Text]:
-    """Return a section per rank, with `suspects` marked, followed by the ranks without evidence."""
+    """Return a section per rank, with `suspects` marked, followed by a list of the ranks without evidence."""
     for one in gathered.evidence:
         yield from _rank_lines(one, is_suspect=one.name in suspects)
         yield Text()
@@ -383,7 +383,7 @@ def _part(title: str, lines: Iterable[str], style: str = "") -> Iterator[Text]:
 
 
 def _threads(stacks: str) -> list[str]:
-    """Return the stacks with the main thread first; faulthandler prints it last."""
+    """Return the lines of a stack dump with the main thread first, which faulthandler prints last."""
     return "\n\n".join(reversed(stacks.strip().split("\n\n"))).splitlines()
 
 
@@ -396,10 +396,9 @@ def _entries(recorded: str) -> list[str]:
 
 
 def _entry(entry: Any) -> str:
-    """Format an entry of the Flight Recorder.
+    """Format an entry of PyTorch's Flight Recorder, for example "24 all_reduce 4096x1024, 63.1 s ago: scheduled".
 
-    Example: `24 all_reduce 4096x1024, 63.1 s ago: scheduled (group 17)`. Gloo never updates the state after
-    "scheduled"; a retired entry is finished.
+    Gloo leaves the state at "scheduled". An entry that is `retired` has finished.
     """
     if not isinstance(entry, dict):
         return str(entry)

@@ -1,4 +1,4 @@
-"""`lighthouse token`: print the join strings of the lighthouse on this host, or rotate its tokens."""
+"""`lighthouse token`: print a join string of a lighthouse on this host, or rotate one of its tokens."""
 
 import getpass
 from pathlib import Path
@@ -84,10 +84,16 @@ def token(
 
 
 def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool) -> Serving:
-    """Find the credentials folder.
+    """Find the credentials of the lighthouse on `port` of this host.
+
+    Args:
+        port: gRPC port.
+        folder: Value of --credentials, or None.
+        journal: Value of --journal, next to which the credentials may be, or None.
+        make: Create the credentials if there are none.
 
     Raises:
-        InvalidRequest: If no lighthouse on this host fits the options.
+        InvalidRequest: If there are no credentials.
     """
     found = read_serving_file(port)
     if folder is None and journal is None and found is not None:
@@ -112,7 +118,7 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
 
 
 def _other_ports_hint() -> str:
-    """Return a hint at the ports of this host's other lighthouses, or an empty string."""
+    """Return a hint that names the ports of this user's other lighthouses, or an empty string."""
     ports = served_ports()
     if not ports:
         return ""

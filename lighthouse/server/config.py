@@ -1,8 +1,9 @@
 """Settings of `lighthouse serve`.
 
 `LighthouseConfig` declares every option once, with its default and its help text; the command line, the environment
-variables and the docs are generated from it. It validates the options together and derives what the daemon needs: the
-quorum rules, the journal, the credentials folder and the incident folder.
+variables and the reference documentation are generated from it. It rejects options that contradict each other, and
+derives what the daemon needs: the settings of the quorum rules, the journal, and the folders of credentials and
+incidents.
 """
 
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ MIN_STORE_TTL_S = 2
 
 
 class Sizes(click.ParamType):
-    """List of replica group counts, such as `2,4,8`."""
+    """Click type for a list of quorum sizes, such as `2,4,8`. The value is a sorted tuple of ints."""
 
     name = "sizes"
 
@@ -58,7 +59,7 @@ class LighthouseConfig:
     """Options of `lighthouse serve`.
 
     Raises:
-        ValueError: If two options contradict each other. The message names them.
+        ValueError: If options contradict each other.
     """
 
     bind: str = setting(f"[::]:{LIGHTHOUSE_PORT}", "gRPC listen address.", metavar="HOST:PORT")
@@ -245,7 +246,7 @@ class LighthouseConfig:
 
     @property
     def asks_for_tls(self) -> bool:
-        """Return whether an option requires TLS, even on a loopback address."""
+        """True if an option requires TLS even on a loopback address."""
         return self.tls_cert is not None or self.tls_client_ca is not None
 
     def quorum_config(self, first_quorum_id: int) -> QuorumConfig:
@@ -265,23 +266,24 @@ class LighthouseConfig:
 
     @property
     def keepalive_s(self) -> float:
-        """Return the gRPC keepalive interval in seconds.
+        """Keepalive time of gRPC connections in seconds.
 
-        It grows with the heartbeat timeout: a connection must survive any pause that the timeout allows.
+        It grows with the heartbeat timeout, so that a connection survives a pause that the timeout tolerates.
         """
         return max(KEEPALIVE_S, KEEPALIVE_SHARE * self.heartbeat_timeout_s)
 
     def etcd(self) -> EtcdAddress | None:
-        """Return the address of the shared store, or None if the records are in the journal."""
+        """Return the address of the shared store, or None without --store."""
         return None if self.store is None else parse_etcd_address(self.store)
 
     def store_credentials(self) -> StoreCredentials:
         return StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
 
     def memory(self) -> Journal | MemoryStore:
-        """Return the journal, not yet claimed, or a store that keeps nothing.
+        """Return the journal, not yet claimed, or a store in memory if there is none.
 
-        A lighthouse on port 0 gets no journal by default: it would not find the file after a restart, on another port.
+        A lighthouse on port 0 has no journal by default. After a restart it would have another port, and so look for
+        another file.
         """
         _, port = split_bind(self.bind, "--bind")
         if self.store is not None or self.journal == "none" or (self.journal is None and not port):
@@ -293,7 +295,7 @@ class LighthouseConfig:
         """Return the folder of certificates and tokens, by default next to the journal.
 
         Raises:
-            InvalidRequest: If there is no state directory. The error names --credentials.
+            InvalidRequest: If the default is needed and the user has no home directory.
         """
         if self.credentials is not None:
             return self.credentials
@@ -303,7 +305,7 @@ class LighthouseConfig:
         return folder / f"credentials-{port}"
 
     def incident_folder(self, memory: Journal | MemoryStore) -> Path | None:
-        """Return the folder for incidents, or None if the lighthouse keeps them in memory only."""
+        """Return the folder for incidents, or None to keep them in memory only. `memory` is the result of memory()."""
         if self.incident_dir is not None:
             return self.incident_dir
         _, port = split_bind(self.bind, "--bind")

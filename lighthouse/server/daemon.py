@@ -1,8 +1,9 @@
 """The lighthouse daemon.
 
-`serve` runs gRPC and HTTP on one event loop until a signal arrives. `LighthouseDaemon` connects the parts: the
-registries of jobs, runs and incidents, the store of their records, the listeners and the metrics. With --store, the
-daemon also follows an election: only the leader serves, a follower refuses each call and names the leader.
+`serve` runs gRPC and HTTP servers on one event loop until a stop signal arrives. `LighthouseDaemon` connects the parts:
+the registries of jobs, runs and incidents, the store of their records, the listeners and the metrics. With --store, the
+daemon also takes part in leader election: only the leader serves, and a follower refuses each call with the leader's
+address.
 """
 
 import asyncio
@@ -71,9 +72,9 @@ PAGE_HEADERS = {
 
 
 class LighthouseDaemon:
-    """Daemon that serves gRPC and HTTP.
+    """The lighthouse daemon, with its gRPC and HTTP servers, its registries and its stores.
 
-    `grpc_port` and `http_port` are the bound ports once `start` has returned.
+    `grpc_port` and `http_port` are the ports in use after start() has returned.
     """
 
     def __init__(self, config: LighthouseConfig, stop: Callable[[int], None]) -> None:
@@ -164,7 +165,7 @@ class LighthouseDaemon:
         return {driver.job for driver in self._jobs} | {run.name[0] for run in self._runs}
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
-        """Return a snapshot for the page and /status; nothing in it changes later."""
+        """Return the immutable document for the page and for GET /status."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
         pace = {driver.job: driver.pace() for driver in self._jobs}
@@ -182,10 +183,10 @@ class LighthouseDaemon:
         return StoreStatus()
 
     async def start(self) -> None:
-        """Open the store and start to serve.
+        """Claim the journal and start the servers.
 
         Raises:
-            LighthouseError: If an address cannot be bound or the journal cannot be claimed. The error names the option.
+            LighthouseError: If an address or the journal is in use or unusable.
         """
         try:
             await self._start()
@@ -229,7 +230,7 @@ class LighthouseDaemon:
             )
 
     async def _sample(self) -> None:
-        """Sample each job's progress for the page's graphs."""
+        """Sample each job's progress periodically, for the graphs of the page."""
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)
             for driver in self._jobs:
@@ -281,7 +282,7 @@ class LighthouseDaemon:
         return GrpcServer(of_torchft, (name,), access, counters.called, peers, gate, keepalive_s=keepalive_s)
 
     def state(self) -> str:
-        """Describe the jobs in one line, for systemd."""
+        """Describe the jobs in one line, for `systemctl status`."""
         jobs = [
             f"{driver.job}: {driver.machine.decision.verdict}, {len(driver.machine.roster.participants())} groups train"
             for driver in itertools.islice(self._jobs, JOBS_NAMED)
@@ -289,7 +290,7 @@ class LighthouseDaemon:
         return "; ".join(jobs) or "serves, and knows no job"
 
     async def stop(self) -> None:
-        """Refuse new calls, end waiting ones with the reason, then close every connection."""
+        """Refuse new calls, answer waiting ones with an error, and close all connections."""
         self._is_ready = False
         await self._grpc.set_serving(False)
         if self._shared is None or self._shared.refusal() is None:
@@ -320,14 +321,17 @@ class LighthouseDaemon:
         return SharedStore(client, config.store_ttl_s, self._lead, self._follow)
 
     def _lead(self) -> None:
-        """Begin to lead, as after a restart: leases of the previous leader may still be valid."""
+        """Load the records and start serving as the leader.
+
+        As after a restart, standing quorums of the previous leader may still be in use.
+        """
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())
         self._runs.reopen()
         self._set_serving(True)
 
     def _follow(self, refusal: NotLeader) -> None:
-        """Drop all jobs and runs; their callers get the leader's address."""
+        """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
         self._set_serving(False)
         self._runs.drop(str(refusal))
         self._jobs.close(str(refusal))
@@ -352,12 +356,12 @@ def _hosts(config: LighthouseConfig) -> tuple[str, str]:
 
 
 async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopRequest) -> None:
-    """Run the lighthouse until a signal arrives.
+    """Run the lighthouse until `stop` is set.
 
     Args:
         config: The options.
-        announce_fd: File descriptor to which the gRPC port is written once the daemon serves, or None.
-        stop: Set by the stop signal; the daemon sets it when it must end.
+        announce_fd: File descriptor to which to write the gRPC port once the daemon serves, or None.
+        stop: Set by a stop signal, or by the daemon if it cannot continue.
     """
     daemon = LighthouseDaemon(config, stop)
     systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
@@ -374,7 +378,7 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
 
 
 def _is_busy() -> bool:
-    """Return whether more tasks are runnable than the host has CPUs."""
+    """Return whether this host has more runnable tasks than CPUs."""
     try:
         running = int(Path("/proc/loadavg").read_text().split()[3].partition("/")[0])
     except (OSError, ValueError, IndexError):

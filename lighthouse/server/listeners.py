@@ -1,8 +1,8 @@
 """TLS and authentication of the lighthouse's listeners.
 
-A listener on a loopback address needs neither, unless certificates are configured. Every other listener uses TLS and
-accepts tokens, with --tls-client-ca also client certificates, unless --insecure is given. On its first start a
-lighthouse creates a CA and the tokens in its credentials folder.
+A listener on a loopback address uses neither, unless certificates are configured. Every other listener uses TLS, and
+authenticates callers by token and, with --tls-client-ca, by client certificate. --insecure disables TLS. On its first
+start, a lighthouse creates a CA and the tokens in its credentials folder.
 """
 
 import logging
@@ -43,17 +43,17 @@ TORCHFT = Principal("torchft", frozenset({Role.JOIN}))
 
 @dataclass(frozen=True, slots=True)
 class PortSecurity:
-    """Access rules and certificates of one port."""
+    """Access rules and certificate of one port."""
 
     access: Access
     files: CertificateFiles | None  # None without TLS
 
 
 class ListenerSecurity:
-    """Credentials of all listeners.
+    """TLS and access rules of all listeners.
 
     Raises:
-        InvalidRequest: If the credentials cannot be used. The error names the option.
+        InvalidRequest: If the credentials are unusable.
     """
 
     def __init__(self, config: LighthouseConfig) -> None:
@@ -84,7 +84,7 @@ class ListenerSecurity:
 
     @property
     def ca_pin(self) -> str:
-        """Return the pin of the lighthouse's own CA, or an empty string if another CA signs its certificate."""
+        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA has signed its certificate."""
         return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
 
     def _port_security(self, bind: str) -> PortSecurity:
@@ -96,9 +96,9 @@ class ListenerSecurity:
         return PortSecurity(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
 
     def announce(self, port: int) -> None:
-        """Publish the gRPC port to this user's other processes and in the remedies of refusals.
+        """Write the serving file of the gRPC port, in which this user's other processes find the credentials.
 
-        The daemon calls this when the port is known.
+        The port also appears in error messages to callers. The daemon calls this once the port is known.
         """
         for port_security in (self.grpc, self.http):
             if isinstance(port_security.access, CredentialAccess):
@@ -117,7 +117,7 @@ class ListenerSecurity:
             )
 
     def greet(self, port: int) -> None:
-        """Print how to join on the first start, and a warning on each insecure start."""
+        """Log how to join, on the first start, or a warning if the lighthouse is insecure."""
         if self._is_exposed and self._config.insecure:
             log.warning(
                 "INSECURE: other hosts reach this lighthouse without TLS: anyone can join jobs and read model weights; "
@@ -138,7 +138,7 @@ class ListenerSecurity:
                 print(f"LIGHTHOUSE_ADDRESS={join.join_string()}", file=sys.stderr, flush=True)
 
     def renew(self) -> None:
-        """Renew or reload certificates. The daemon calls this periodically. Log each load error once."""
+        """Renew or reload certificates, tokens and identities, and log each error once. Call this periodically."""
         files, credentials = self._files, self._credentials
         if files is not None and credentials is not None:
             try:
@@ -163,7 +163,7 @@ class ListenerSecurity:
         self._errors[what] = error
 
     def _names(self) -> Iterator[str]:
-        """Return the host names and addresses for the certificate."""
+        """Yield the host names and addresses for the server certificate."""
         yield from ("localhost", "127.0.0.1", "::1", own_name())
         for bind in (self._config.bind, self._config.http):
             host = split_bind(bind, "--bind")[0]
@@ -175,7 +175,7 @@ def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> Ce
     """Load the certificate files.
 
     Raises:
-        InvalidRequest: If a file cannot be used. The error names the option.
+        InvalidRequest: If a file is unusable.
     """
     certificate, key = config.tls_cert or credentials.certificate, config.tls_key or credentials.key
     try:
@@ -187,7 +187,7 @@ def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> Ce
 
 
 def _read_identities(path: Path) -> Identities:
-    """Read the role file of --tls-identities.
+    """Read the file of --tls-identities, which maps certificate names to roles.
 
     Raises:
         InvalidRequest: If the file cannot be read or parsed.
@@ -199,11 +199,11 @@ def _read_identities(path: Path) -> Identities:
 
 
 def _expiry(certificate: Path) -> str:
-    """Return a warning if the certificate expires soon, else an empty string.
+    """Return a warning if the certificate expires soon, or an empty string.
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it holds no certificate.
+        ValueError: If it does not contain a certificate.
     """
     days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
@@ -217,7 +217,7 @@ def _is_loopback(bind: str) -> bool:
 
 
 def _audit_path(config: LighthouseConfig) -> Path | None:
-    """Return the audit log's path, next to the credentials or the journal, or None if no files are kept."""
+    """Return the path of the audit log, next to the credentials or the journal, or None if there is neither."""
     if config.asks_for_tls or not (_is_loopback(config.bind) and _is_loopback(config.http)):
         return config.credentials_folder().parent / "audit.jsonl"
     if config.journal == "none" or (config.journal is None and not split_bind(config.bind, "--bind")[1]):

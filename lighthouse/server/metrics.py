@@ -1,8 +1,8 @@
 """Prometheus metrics of the lighthouse.
 
-Each collector reads a snapshot when Prometheus scrapes, on the daemon's own event loop. `Counters` holds the counts
-missing from the snapshots. All labels except the job's name come from fixed sets, and the series of a job end with the
-job, so the number of series is bounded.
+Each collector reads a status snapshot when Prometheus scrapes, on the daemon's event loop. `Counters` counts what the
+snapshots do not contain. Apart from the names of jobs and runs, all label values come from fixed sets, and a job's
+series disappear with the job, so the number of series is bounded.
 """
 
 import time
@@ -37,10 +37,7 @@ OTHER = "other"
 
 
 class Counters:
-    """Counters that belong to no job.
-
-    They are for one event loop and take no locks.
-    """
+    """Counters of the whole lighthouse, not of a job. Not thread-safe."""
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
@@ -52,7 +49,7 @@ class Counters:
         self._refused[name if name in REFUSALS else OTHER] += 1
 
     def called(self, method: str, status: grpc.StatusCode) -> None:
-        """Count a finished call of the RPC `method` (its bare name)."""
+        """Count a completed call of an RPC. `method` is its name without the service."""
         self._called[method if method in METHODS else OTHER, status.name.lower()] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -69,11 +66,12 @@ class Counters:
 
 
 class LighthouseCollector(Collector):
-    """Metrics of jobs, members and the process.
+    """Metrics of jobs, replica groups and the process.
 
     Args:
-        snapshot: Returns the status; called once per scrape.
-        late_s: Returns the total time in seconds that the event loop was blocked.
+        snapshot: Returns the status. Called once per scrape.
+        counters: Counters to include.
+        late_s: Returns the total length of the event loop's pauses in seconds.
         wall: Returns Unix time in seconds.
     """
 
@@ -180,7 +178,7 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 
 def render(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """Return the body and the content type of a scrape."""
+    """Return the body and the content type of the answer to a scrape."""
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -188,10 +186,7 @@ _LABELS = ["job", "run"]
 
 
 class RunCollector(Collector):
-    """Metrics of runs.
-
-    `snapshot` is called once per scrape. It returns the runs, including runs without processes.
-    """
+    """Metrics of runs. `snapshot` returns all runs, including those without processes. Called once per scrape."""
 
     def __init__(self, snapshot: Callable[[], Sequence[RunStatus]]) -> None:
         self._snapshot = snapshot
@@ -227,7 +222,8 @@ class RunCollector(Collector):
 class IncidentCollector(Collector):
     """Number of incidents, time to detect them, and time until training recovered.
 
-    `jobs` lists jobs that get a series before their first incident: a counter must start at zero to show an increase.
+    `jobs` returns the jobs whose series exist before their first incident. Prometheus computes an increase only for a
+    counter that it has seen at zero.
     """
 
     def __init__(self, times: IncidentTimes, jobs: Callable[[], Iterable[str]] = tuple) -> None:
@@ -262,7 +258,7 @@ def _family(name: str, text: str, times: Mapping[Key, Histogram], keys: Collecti
 class PhaseCollector(Collector):
     """Time that ranks have spent in each phase.
 
-    `seconds` is called once per scrape. It returns, by job, the total of each phase over all ranks, past ones included.
+    `seconds` returns, by job and phase, the total over all past and present ranks. Called once per scrape.
     """
 
     def __init__(self, seconds: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
@@ -281,9 +277,9 @@ class PhaseCollector(Collector):
 
 
 class AccountCollector(Collector):
-    """Cost of failures, by job.
+    """Metrics of the cost of failures: discarded steps, heals, waits and goodput.
 
-    `accounts` (by job) and `clock` (the clock of their timestamps) are read once per scrape.
+    `accounts` returns the account of each job, and `clock` the time by the clock of their timestamps.
     """
 
     def __init__(self, accounts: Callable[[], Mapping[str, JobAccount]], clock: Callable[[], float]) -> None:
@@ -327,9 +323,9 @@ def _histogram(name: str, text: str) -> HistogramMetricFamily:
 
 
 class LeadershipCollector(Collector):
-    """Metrics of the election.
+    """Metrics of leader election.
 
-    The snapshot is None without a shared store: then this lighthouse always leads.
+    `status` returns None without a shared store. This lighthouse then always counts as the leader.
     """
 
     def __init__(self, status: Callable[[], CandidateStatus | None]) -> None:

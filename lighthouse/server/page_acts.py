@@ -1,4 +1,7 @@
-"""HTTP handlers of the page's actions: drain, kill, stop and resume. Each calls the RPC's handler and is audited."""
+"""HTTP handlers of the page's actions. Each calls the handler of the corresponding RPC.
+
+Actions that change a job are recorded in the audit log.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -73,5 +76,5 @@ class PageActs:
 
 
 def _of_run(order: Order, call: Call) -> Call:
-    """Add the run to the metadata, where the RPCs expect it."""
+    """Return a call whose metadata names the job and the run, as the handlers of RPCs require."""
     return replace(call, metadata={**call.metadata, JOB_METADATA_KEY: order.job, RUN_METADATA_KEY: order.run})

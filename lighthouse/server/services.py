@@ -1,9 +1,9 @@
 """gRPC services of the lighthouse.
 
-`LighthouseService` serves joins, heartbeats, manager sessions, status, kill and drain. It is registered under its own
-package, without a package, and with torchft's messages, all on one port. `RunService` and `IncidentService` add the
-RPCs of runs and incidents to the same service. The handlers check the caller's rights and limits, then pass the request
-to the driver of the job or run; the rules are in lighthouse/job.
+`LighthouseService` serves joins, heartbeats, manager sessions, status, kill and drain. One port serves it under three
+names: `lighthouse.v1.LighthouseService`, `LighthouseService`, and `torchft.LighthouseService` with torchft's messages.
+`RunService` and `IncidentService` add the RPCs of runs and incidents. The handlers check the caller's permissions and
+limits, then pass the request to the driver of the job or run. The rules are in lighthouse/job.
 """
 
 import logging
@@ -86,17 +86,17 @@ log = logging.getLogger(__name__)
 
 
 def job_named(call: Call) -> str:
-    """Return the job that a read-only call names; credentials bound to a job do not limit reads."""
+    """Return the job that a read-only call names. A credential that is bound to a job may read other jobs, too."""
     return call.metadata.get(JOB_METADATA_KEY) or DEFAULT_JOB
 
 
 def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
-    """Return the job in which a call acts.
+    """Return the job on which a call acts, after checking that the caller may act on it.
 
     Args:
-        call: The call; its metadata names the job if `named` is empty.
-        named: The job in the message.
-        replica_id: The group as which, or on which, the call acts.
+        call: The call.
+        named: Job in the request. If empty, the call's metadata names the job.
+        replica_id: Replica group on which, or on behalf of which, the call acts. Empty if there is none.
 
     Raises:
         NotPermitted: If the caller is bound to another job or group.
@@ -184,7 +184,7 @@ class RunService:
         *,
         counts_for_all: bool,
     ) -> None:
-        """Audit a supervisor's request: as an action if it changes the run, else as a refusal."""
+        """Record a supervisor's request in the audit log, as an action if it changes the run, or else as a refusal."""
         what = type(asked).__name__
         target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
         if counts_for_all and driver.is_changed_by(entry, asked):
@@ -193,7 +193,7 @@ class RunService:
             self._audit.refuse(call.principal, call.caller, what, ALREADY if counts_for_all else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
-        """Return the run for one more process, and charge the process and a new run to the caller's limits."""
+        """Return the run that a new process joins. Count the process, and the run if it is new, against the limits."""
         self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
@@ -250,12 +250,15 @@ class RunService:
 
 
 def _named(call: Call) -> tuple[str, str]:
-    """Return the job and the run that a call names, checked as in job_of()."""
+    """Return the job and the run that a call names. Raises NotPermitted like job_of()."""
     return job_of(call), call.metadata.get(RUN_METADATA_KEY) or DEFAULT_RUN
 
 
 def _group_of(entry: SupervisorHello, call: Call) -> str:
-    """Return the group of a supervisor; if its name is ambiguous, the group to which the caller is bound."""
+    """Return the replica group of a supervisor, for the check that the caller may act for it.
+
+    A name such as a/1 is ambiguous: host 1 of group a, or group a/1. It stands for a if the caller is bound to a.
+    """
     group = group_of_supervisor(entry.name)
     return group if group == call.principal.replica_id else entry.name
 
@@ -282,10 +285,10 @@ class IncidentService:
         return incident_pb.IncidentResponse(incident=INCIDENT.write(self.find(request.id, call)))
 
     def find(self, name: str, call: Call) -> Incident:
-        """Return an incident.
+        """Return the incident with the id `name`.
 
         Raises:
-            UnknownName: If there is none.
+            UnknownName: If there is no such incident.
             NotPermitted: If the caller is bound to another job.
         """
         found = self._registry.archive.get(name)
@@ -296,15 +299,15 @@ class IncidentService:
         return GATHERED.write(await self.gather(request.job, request.ranks, call))
 
     async def gather(self, job: str, of_ranks: Iterable[str], call: Call) -> Gathered:
-        """Collect the stacks of ranks.
+        """Collect evidence from ranks.
 
         Args:
             job: The job.
-            of_ranks: Ranks (`b/1`) or groups (`b`). If empty, all ranks of the quorum.
-            call: The caller.
+            of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, all ranks of the quorum.
+            call: The call.
 
         Raises:
-            LighthouseError: If the caller may not, or a name is unknown.
+            LighthouseError: If the caller lacks permission, or a name is unknown.
         """
         driver, ranks = self._jobs.find(job_of(call, job)), read_ranks(of_ranks)
         found: dict[str, tuple[int, ...]] = {}
@@ -325,9 +328,10 @@ class IncidentService:
 
 
 class SessionFrames(Frames[ToManager]):
-    """Serialise messages to managers once.
+    """Serialiser of messages to managers.
 
-    Sessions receive the same quorum or change with different join numbers, so only the number is encoded per session.
+    Many sessions receive the same quorum with different join numbers. The quorum is serialised once, the number per
+    session.
     """
 
     def __init__(self) -> None:
@@ -380,11 +384,11 @@ class LighthouseService:
 
         Args:
             jobs: The jobs.
-            counters: Receives refused joins.
-            hello_within_s: Time in seconds that a session has to send its first message.
-            runs: Returns the runs of a job that have processes; of all jobs if the name is empty.
+            counters: Counts refused joins.
+            hello_within_s: Time limit in seconds for the first message of a session.
+            runs: Returns the runs of a job that have processes, or those of all jobs for an empty name.
             peers: Limits per client address.
-            is_insecure: Whether the status reports missing TLS.
+            is_insecure: Other hosts can connect without TLS. For the status.
             store: Returns the store's state, for the status.
             http_port: Returns the HTTP port, for the status.
         """
@@ -400,7 +404,7 @@ class LighthouseService:
         self._statuses = Snapshots(self._status_bytes)
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
-        """Return the handlers by service and method, with `more` methods of the documented service."""
+        """Return the handlers by service and method. `more` are further methods of our own service."""
         documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
@@ -470,17 +474,17 @@ class LighthouseService:
     def _control(
         self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> tuple[JobDriver, Group, str]:
-        """Return the job, the member, and the reason cut to one line.
+        """Return the job, the replica group and the reason (one line) of a kill or drain request.
 
         Raises:
-            LighthouseError: If the caller may not, or the group is unknown.
+            LighthouseError: If the caller lacks permission, or the group is unknown.
         """
         check_name(request.replica_id)
         driver = self._jobs.find(job_of(call, request.job, request.replica_id))
         return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
 
     async def session(self, requests: Requests[ToLighthouse], call: Call, sender: Sender) -> None:
-        """Serve a manager's session until it ends."""
+        """Serve a manager's session until the stream closes."""
         hello = await requests.read_hello(Hello, self._hello_within_s)
         if hello is None:
             return
@@ -529,13 +533,16 @@ class LighthouseService:
         self._jobs.get_reported(job_of(call, replica_id=name)).beat(name, told)
 
     def _limit_progress(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
-        """Drop the ranks' progress, which only displays need, from a heartbeat of an address above its limit."""
+        """Remove the ranks' progress from a heartbeat if the client's address exceeds its limit.
+
+        Progress is used for display and stall detection only.
+        """
         ranks = len(request.heartbeat.progress.ranks)
         if ranks and not self._peers.try_charge(call.peer, Resource.RANKS_SHOWN, ranks):
             request.heartbeat.ClearField("progress")
 
     def _enter(self, replica_id: str, call: Call) -> JobDriver:
-        """Return the job for a caller that joins as `replica_id`; charge new jobs and names to the caller's limits."""
+        """Return the job that a group joins. Count a new job and a new replica id against the caller's limits."""
         job = job_of(call, replica_id=replica_id)
         driver = self._jobs.peek(job)
         if driver is None:
@@ -545,7 +552,7 @@ class LighthouseService:
         return self._jobs.get(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
-        """Kill a group by a direct call to its manager.
+        """Kill a replica group without a session, by calling its manager.
 
         A manager that disconnects during the call counts as killed.
         """

@@ -1,1 +1,1 @@
-"""Stores of a lighthouse's records, a SQLite journal or etcd, and the election of the lighthouse that may write."""
+"""Durable stores of a lighthouse's records (a SQLite journal or etcd), and leader election on etcd."""

@@ -1,8 +1,8 @@
 """Leader election and record writing on etcd.
 
-`LeadershipDriver` feeds a `Candidate` (leadership.py) with events and performs its effects. `SharedStore` sends the
-candidate's requests to etcd, and writes the records that the leader queues in its `EtcdStore`. With its output gate,
-the leader's answers wait until etcd has acknowledged the records behind them.
+`LeadershipDriver` passes events to a `Candidate` (leadership.py) and executes its effects. `SharedStore` sends the
+candidate's requests to etcd, and writes the records that the leader queues in its `EtcdStore`. Its output gate delays
+the leader's answers until etcd has acknowledged the records on which they depend.
 """
 
 import asyncio
@@ -46,20 +46,20 @@ Request = (
 
 class LeaderStore(Protocol):
     def send(self, request: Request) -> None:
-        """Send a request. Its answer, or RequestFailed, reaches the driver later; nothing is raised."""
+        """Send a request without blocking. The driver later receives the answer, or RequestFailed."""
         ...
 
 
 class LeadershipDriver:
-    """Driver of one candidate. It is synchronous: time and the store are ports.
+    """Runs one candidate: passes events to it and executes its effects. Synchronous and without I/O of its own.
 
     Args:
         config: The candidate's name and the lease's duration.
         timers: Clock and timers.
-        store: Receives the candidate's requests.
-        began: Called with the term and the revision that guards writes.
-        ended: Called with the reason, before anything else can leave this process.
-        changed: Called when another leader is known, or none.
+        store: Sends the candidate's requests.
+        began: Called when this lighthouse becomes the leader, with the term and the revision that guards its writes.
+        ended: Called with the reason when it stops being the leader, before this process can send anything else.
+        changed: Called with the new leader, or None, when another lighthouse becomes or stops being the leader.
     """
 
     def __init__(
@@ -97,9 +97,9 @@ class LeadershipDriver:
         self._perform(self.candidate.tick(self._clock()))
 
     def refusal(self) -> NotLeader | None:
-        """Return the refusal for callers at this moment, or None if this lighthouse leads.
+        """Return the error with which to refuse calls now, or None if this lighthouse is the leader.
 
-        It only reads the clock. The timer ends a leadership whose lease has run out.
+        This compares the lease with the clock and changes nothing. A timer ends a leadership whose lease has expired.
         """
         return self.candidate.refusal(self._clock())
 
@@ -107,7 +107,7 @@ class LeadershipDriver:
         return self.candidate.status(self._clock())
 
     def resign(self) -> None:
-        """End this candidacy for the rest of the process; another lighthouse may lead at once."""
+        """Give up the leadership for good, so that another lighthouse can become the leader at once."""
         self.feed(events.Resigned())
         self._timer.cancel()
 
@@ -143,13 +143,13 @@ RETRY_S = 0.05
 
 
 class SharedStore:
-    """A lighthouse's share of an etcd cluster: its candidacy, its records and its output gate.
+    """A lighthouse's use of an etcd cluster: leader election, records and output gate.
 
     Args:
         client: Client of the cluster, not yet open.
         ttl_s: The lease's duration in seconds.
-        began: Called when this lighthouse leads and `records` are loaded.
-        ended: Called when it no longer leads.
+        began: Called when this lighthouse is the leader and `records` are loaded.
+        ended: Called when it stops being the leader, with the error for its callers.
     """
 
     def __init__(
@@ -170,10 +170,10 @@ class SharedStore:
         self._writer: asyncio.Task[None] | None = None
 
     async def start(self, address: str, page: str, ca_pin: str = "") -> None:
-        """Start to campaign.
+        """Connect to etcd and take part in the election.
 
         Args:
-            address: gRPC address at which others reach this lighthouse if it leads.
+            address: gRPC address at which others can reach this lighthouse.
             page: URL of its dashboard.
             ca_pin: Pin of the lighthouse's own CA, or empty if another CA signs its certificate.
         """
@@ -185,7 +185,7 @@ class SharedStore:
         self._driver.start()
 
     async def stop(self) -> None:
-        """Write what is left and revoke the lease, so that another lighthouse may lead at once."""
+        """Write all queued records and revoke the lease, so that another lighthouse can become the leader at once."""
         if self._driver is None:
             return
         if self._driver.refusal() is None and not self.records.is_written:
@@ -205,14 +205,14 @@ class SharedStore:
         await self._client.close()
 
     def refusal(self) -> NotLeader | None:
-        """Return the refusal for callers at this moment, or None if this lighthouse leads."""
+        """Return the error with which to refuse calls now, or None if this lighthouse is the leader."""
         return self._driver.refusal() if self._driver is not None else NotLeader("this lighthouse is starting")
 
     def status(self) -> CandidateStatus | None:
         return self._driver.status() if self._driver is not None else None
 
     def give_up(self, status: int) -> None:
-        """Give up the leadership because a record cannot be written."""
+        """Give up the leadership, because a record cannot be written. `status` is not used."""
         self._refuse("its records cannot be written")
 
     # -- the candidate's effects
@@ -297,7 +297,7 @@ class SharedStore:
     # -- the records
 
     def _wake(self) -> None:
-        """Start writing the queued changes."""
+        """Wake the writer task, because changes have been queued."""
         self._is_idle.clear()
         self._has_work.set()
 
@@ -354,7 +354,7 @@ class SharedStore:
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of a failed request, and log the traceback of an unexpected error."""
+    """Return the text of a failed request's error. Log the traceback if the error is not a LighthouseError."""
     if isinstance(error, LighthouseError):
         return str(error)
     log.error("store: a request failed unexpectedly", exc_info=error, extra=event("store_request_failed"))
@@ -362,12 +362,11 @@ def _reason(error: Exception) -> str:
 
 
 def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
-    """Parse the leader's key.
-
-    A key that cannot be parsed also blocks a claim: another program or version wrote it.
+    """Parse the leader's key. Return None if it does not exist.
 
     Raises:
-        Damaged: If the key cannot be parsed.
+        Damaged: If the key cannot be parsed, for example because another program wrote it. No lighthouse can then
+            become the leader.
     """
     if not found:
         return None

@@ -1,9 +1,9 @@
 """Client for etcd's v3 API through its JSON gateway, with aiohttp as the only dependency.
 
-It covers what the lighthouse uses: reads, guarded writes and leases. Each call goes to one endpoint and has a deadline.
-After a failure the next call goes to the next endpoint. A failed call may still have been executed, so callers repeat a
-write only with guards that make the repetition harmless. The module also parses `--store` and reads the credentials for
-etcd.
+It supports what the lighthouse needs: reads, conditional writes and leases. Each call goes to one endpoint and has a
+deadline. After a failure, the next call goes to the next endpoint. A failed call may still have been executed, so
+callers repeat a write only with conditions that make it idempotent. The module also parses `--store` and reads the
+credentials for etcd.
 """
 
 import asyncio
@@ -32,10 +32,10 @@ _PREFIX = re.compile(r"(/[A-Za-z0-9._-]+)+")
 
 @dataclass(frozen=True, slots=True)
 class EtcdAddress:
-    """Address of a store, such as `etcd://a:2379,b:2379/prefix`."""
+    """Addresses of an etcd cluster and a key prefix, written `etcd://a:2379,b:2379/prefix`."""
 
     endpoints: tuple[Address, ...]  # members of one etcd cluster
-    prefix: str = DEFAULT_PREFIX  # starts with a slash and does not end with one
+    prefix: str = DEFAULT_PREFIX  # has a slash at its start, and none at its end
 
     def __str__(self) -> str:
         return f"{SCHEME}{','.join(map(str, self.endpoints))}{self.prefix}"
@@ -45,7 +45,7 @@ def parse_etcd_address(text: str) -> EtcdAddress:
     """Parse the value of `--store`.
 
     Raises:
-        InvalidRequest: If it is no valid address. The error names the option.
+        InvalidRequest: If `text` is not a valid address.
     """
     if not text.startswith(SCHEME):
         raise InvalidRequest(
@@ -82,7 +82,7 @@ class LeaseGone(WrongState):
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key with its value and versions."""
+    """A key in etcd with its value, revisions and lease."""
 
     key: bytes
     value: bytes
@@ -111,7 +111,7 @@ Json = Mapping[str, Any]
 
 
 class EtcdClient:
-    """Client of an etcd cluster, an async context manager.
+    """Client of an etcd cluster. An async context manager.
 
     Args:
         address: The cluster.
@@ -147,21 +147,21 @@ class EtcdClient:
             await self._http.close()
 
     async def read(self, start: bytes, end: bytes | None, timeout_s: float) -> tuple[KeyValue, ...]:
-        """Read the keys from `start` up to `end`, or only `start` if `end` is None. Reads are linearizable."""
+        """Read the keys from `start` up to but excluding `end`, or only `start` if `end` is None. Linearizable."""
         answer = await self._call("kv/range", read_request(start, end), timeout_s)
         return _key_values(answer)
 
     async def transact(
         self, guards: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json], timeout_s: float
     ) -> Answer:
-        """Execute `then` if all guards hold, else `otherwise`, atomically."""
+        """Execute the operations `then` if all `guards` are true, or else `otherwise`, in one transaction."""
         body = {"compare": list(guards), "success": list(then), "failure": list(otherwise)}
         answer = await self._call("kv/txn", body, timeout_s)
         reads = tuple(_key_values(r["response_range"]) for r in answer.get("responses", ()) if "response_range" in r)
         return Answer(bool(answer.get("succeeded")), int(answer["header"]["revision"]), reads)
 
     async def grant(self, ttl_s: int, timeout_s: float) -> Lease:
-        """Create a lease. etcd may grant a longer one than requested: it has a minimum."""
+        """Create a lease. Its duration may be longer than requested, because etcd has a minimum."""
         answer = await self._call("lease/grant", {"TTL": str(ttl_s)}, timeout_s)
         return Lease(int(answer["ID"]), float(answer["TTL"]))
 
@@ -169,7 +169,7 @@ class EtcdClient:
         """Renew a lease and return its new time to live in seconds.
 
         Raises:
-            LeaseGone: If the lease has ended.
+            LeaseGone: If the lease has expired or was revoked.
         """
         answer = (await self._call("lease/keepalive", {"ID": str(lease)}, timeout_s)).get("result", {})
         ttl_s = float(answer.get("TTL", 0))
@@ -178,7 +178,7 @@ class EtcdClient:
         return ttl_s
 
     async def revoke(self, lease: int, timeout_s: float) -> None:
-        """Revoke a lease; a lease that has already ended is no error."""
+        """Revoke a lease. Does nothing if it has already expired."""
         try:
             await self._call("lease/revoke", {"ID": str(lease)}, timeout_s)
         except LeaseGone:
@@ -230,7 +230,7 @@ class EtcdClient:
         return self._unavailable(at, text)
 
     def _unavailable(self, at: int, why: str) -> StoreUnavailable:
-        """Return the error, and let the next call use the next endpoint."""
+        """Switch to the next endpoint and return the error to raise."""
         if self._at == at:
             self._at = (at + 1) % len(self.address.endpoints)
         return StoreUnavailable(f"etcd at {self.address.endpoints[at]}: {why}")
@@ -248,7 +248,7 @@ def read_request(start: bytes, end: bytes | None = None) -> dict[str, str]:
 
 
 def was_made_at(key: bytes, revision: int) -> Json:
-    """Guard: the key was created at `revision`; 0 means that the key does not exist."""
+    """Return the guard that the key was created at `revision`, or does not exist if `revision` is 0."""
     return {"key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
 
 
@@ -257,7 +257,7 @@ def has_version(key: bytes, version: int) -> Json:
 
 
 def was_changed_at(key: bytes, revision: int) -> Json:
-    """Guard: the key was last written at `revision`; 0 means that the key does not exist."""
+    """Return the guard that the key was last written at `revision`, or does not exist if `revision` is 0."""
     return {"key": text(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 
@@ -266,7 +266,7 @@ def put(key: bytes, value: bytes, lease: int = 0) -> Json:
 
 
 def touch(key: bytes) -> Json:
-    """Increment the key's version; its value and lease stay."""
+    """Return the operation that increments a key's version without changing its value or lease."""
     return {"request_put": {"key": text(key), "ignore_value": True, "ignore_lease": True}}
 
 
@@ -279,7 +279,7 @@ def delete(start: bytes, end: bytes | None = None) -> Json:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """Return the end of the range of all keys with `prefix`, whose last byte must not be 0xff."""
+    """Return the exclusive end of the range of keys that start with `prefix`. Its last byte must not be 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
@@ -299,9 +299,10 @@ def _key_values(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StoreCredentials:
-    """Credential files for etcd, in PEM form except for `user_file`.
+    """Paths of the credential files for etcd. All but `user_file` are PEM files.
 
-    etcd's gateway takes no user name from a client certificate. If etcd requires authentication, set `user_file`, too.
+    etcd's JSON gateway ignores the user name in a client certificate. If etcd requires authentication, `user_file` is
+    needed, too.
     """
 
     ca: Path | None = None  # plain HTTP if None
@@ -313,7 +314,7 @@ class StoreCredentials:
         """Return the TLS settings, or None for plain HTTP.
 
         Raises:
-            InvalidRequest: If a file is missing or cannot be used. The error names the option.
+            InvalidRequest: If a file is missing or unusable.
         """
         if self.ca is None:
             if self.cert is not None:
@@ -332,10 +333,10 @@ class StoreCredentials:
         return context
 
     def user(self) -> tuple[str, str] | None:
-        """Return the user's name and password, or None.
+        """Return the user's name and password, or None without `user_file`.
 
         Raises:
-            InvalidRequest: If the file cannot be used. The error names the option and does not contain the password.
+            InvalidRequest: If the file is unusable. The message does not contain the password.
         """
         if self.user_file is None:
             return None

@@ -1,13 +1,13 @@
-"""Records of jobs and runs in etcd, as the leader keeps them.
+"""Records of jobs and runs in etcd, written by the leader.
 
 - The leader is the only writer. It reads all records into memory when it becomes the leader.
 - A change takes effect in memory at once and is queued for etcd in order. The lighthouse's later answers wait (`hold`)
-  until etcd has acknowledged the change, so the next leader can read all that callers have received.
+  until etcd has acknowledged the change, so the next leader finds everything on which earlier answers depended.
 - Changes are written in batches, one at a time; a batch is repeated unchanged until it is known to be written. A batch
   is one transaction. Its guards are the revision at which the leader's key was created and the key's version, which
-  each batch increments. So a deposed leader writes nothing, and a repeated batch is written once.
+  each batch increments. So a deposed leader cannot write, and a repeated batch takes effect once.
 - A record that does not fit in one request is written in parts under new keys, before its own key refers to them. Only
-  then are the previous parts deleted, so the latest acknowledged record can always be read.
+  then are the previous parts deleted, so the latest acknowledged record is always readable.
 """
 
 import hashlib
@@ -65,7 +65,7 @@ class Keys:
 
     @property
     def all(self) -> bytes:
-        """Return the prefix of all keys."""
+        """The prefix of all keys."""
         return f"{self.prefix}/".encode()
 
     @property
@@ -91,11 +91,11 @@ class Keys:
         return self._of("run", *name)
 
     def run_keys(self, name: RunName) -> bytes:
-        """Return the prefix of all keys of a run."""
+        """Return the prefix under which all keys of a run are stored."""
         return self._of("key", *name) + b"/"
 
     def run_keys_from(self, name: RunName, generation: int) -> bytes:
-        """Return the prefix of the keys of `generation`. Keys sort by generation."""
+        """Return the prefix of a run's keys in `generation`. The keys of a run sort by generation."""
         return self.run_keys(name) + _number(generation).encode() + b"/"
 
     def run_key(self, run: RunName, row: Row) -> bytes:
@@ -106,13 +106,13 @@ class Keys:
         return "/".join((self.prefix, *(quote(part, safe="") for part in parts))).encode()
 
     def parts(self, key: bytes) -> list[str]:
-        """Split a key into its unquoted parts, without the prefix; return an empty list for a foreign key."""
+        """Split a key into its unquoted parts, without the prefix. Return an empty list if it is not one of ours."""
         parts = [unquote(part) for part in key.decode(errors="replace").removeprefix(f"{self.prefix}/").split("/")]
         return parts if self._of(*parts) == key else []
 
 
 def _number(generation: int) -> str:
-    """Pad with zeros, so that keys sort by number."""
+    """Format a number with leading zeros, so that keys sort by number."""
     return f"{generation:0{_GENERATION_DIGITS}d}"
 
 
@@ -125,12 +125,17 @@ def parse_run_key(key: bytes, parts: list[str], value: bytes) -> tuple[RunName, 
 
 
 def parts_of(record: bytes, name: str = "") -> bytes:
-    """Return the prefix of the parts of a record: of the set `name`, or of all sets if it is empty."""
+    """Return the prefix of a record's parts in the set `name`, or in all sets if `name` is empty."""
     return record + b"/part/" + (f"{name}/".encode() if name else b"")
 
 
 def split(record: bytes, raw: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
-    """Split a record into parts. Return the set's name and the keys and values to write, the record's own key last."""
+    """Split a record that is too long for one request into parts.
+
+    Returns:
+        The name of the set of parts, and the (key, value) pairs to write in this order. The last one is the record's
+        own key, which refers to the set.
+    """
     name = hashlib.sha256(raw).hexdigest()[:16]
     pieces = [raw[start : start + RECORD_BYTES] for start in range(0, len(raw), RECORD_BYTES)]
     rows = [(parts_of(record, name) + _number(n).encode(), piece) for n, piece in enumerate(pieces)]
@@ -138,7 +143,12 @@ def split(record: bytes, raw: bytes) -> tuple[str, list[tuple[bytes, bytes]]]:
 
 
 def join(record: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> bytes:
-    """Return a record's bytes, assembled from parts if its value refers to some.
+    """Return the whole record.
+
+    Args:
+        record: Key of the record.
+        raw: Value of that key: the record, or the name of a set of parts.
+        sets: All parts of the record in etcd, by the name of their set.
 
     Raises:
         Damaged: If a part is missing.
@@ -199,7 +209,7 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete `key`, or the keys from `key` up to `end`."""
+    """Deletion of `key`, or of the keys from `key` up to but excluding `end`."""
 
     key: bytes
     end: bytes | None = None
@@ -210,7 +220,7 @@ Change = Put | Delete
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Changes of one transaction."""
+    """Changes to write in one transaction."""
 
     revision: int  # revision at which the leader's key was created
     version: int  # version of the leader's key before this batch
@@ -218,12 +228,12 @@ class Batch:
 
 
 class EtcdStore:
-    """RecordStore of a leader.
+    """The leader's records in memory, and its queue of changes to write to etcd. Implements RecordStore.
 
     Args:
         prefix: Prefix of all keys.
-        wake: Called when there is a batch to write.
-        hold: Holds back the lighthouse's output and returns the function that releases it.
+        wake: Called when changes are queued.
+        hold: Blocks the lighthouse's later output. Returns a function that releases it.
     """
 
     def __init__(self, prefix: str, wake: Callable[[], None], hold: Callable[[], Callable[[], None]]) -> None:
@@ -242,10 +252,10 @@ class EtcdStore:
         self._is_leading = False
 
     def take(self, found: Iterable[KeyValue]) -> None:
-        """Replace the memory with all that etcd holds.
+        """Replace the records in memory with the given content of etcd.
 
         Raises:
-            Damaged: If a record cannot be read. The error names its key.
+            Damaged: If a record cannot be parsed.
         """
         self._jobs, self._runs, self._forgotten_id = {}, {}, 0
         rows: dict[RunName, list[Row]] = {}
@@ -293,12 +303,12 @@ class EtcdStore:
             )
 
     def begin(self, term: int, revision: int) -> None:
-        """Begin to accept changes, guarded by the leader's key that this process created at `revision`."""
+        """Start accepting changes. This process created the leader's key at `revision`, which guards every write."""
         self.term, self._revision, self._version = term, revision, 1
         self._is_leading = True
 
     def end(self) -> None:
-        """Refuse changes from now on, and discard unwritten ones."""
+        """Stop accepting changes and discard those not yet written."""
         self._is_leading = False
         self._changes.clear()
         self._batch = None
@@ -314,8 +324,8 @@ class EtcdStore:
         """Store a job's record.
 
         Raises:
-            ValueError: If its quorum id is below the job's last one.
-            NotLeader: If this lighthouse no longer leads.
+            ValueError: If its quorum id is lower than the job's last one.
+            NotLeader: If this lighthouse is not the leader.
         """
         self._check()
         last = self._jobs.get(job)
@@ -387,13 +397,13 @@ class EtcdStore:
         return self._batch is None and not self._changes
 
     def next_batch(self) -> Batch | None:
-        """Return the batch to write, the same one until `written` is called, or None if nothing is queued."""
+        """Return the batch to write, or None if nothing is queued. It stays the same until written() is called."""
         if self._batch is None and self._changes:
             self._batch = Batch(self._revision, self._version, tuple(self._next_changes()))
         return self._batch
 
     def written(self) -> None:
-        """Complete the batch and release the output that waits for it."""
+        """Remove the current batch from the queue and release the output that waits for it."""
         assert self._batch is not None
         releases = [self._changes.popleft()[1] for _ in self._batch.changes]
         self._batch = None
@@ -402,7 +412,10 @@ class EtcdStore:
             release()
 
     def _next_changes(self) -> Iterable[Change]:
-        """Yield the changes of the next batch. A transaction must not name a key twice, so a range is deleted alone."""
+        """Yield the changes of the next batch.
+
+        etcd rejects a transaction that changes a key twice, so the deletion of a range is a batch of its own.
+        """
         seen: set[bytes] = set()
         size = 0
         for change, _ in self._changes:
@@ -467,5 +480,10 @@ def _operation(change: Change) -> Json:
 
 
 def was_written(batch: Batch, leader: KeyValue | None) -> bool:
-    """Return whether the guards failed because an earlier attempt has already written the batch."""
+    """Return whether an earlier attempt has already written the batch, so that its guards no longer match.
+
+    Args:
+        batch: The batch whose transaction was rejected.
+        leader: The leader's key as now in etcd.
+    """
     return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

@@ -1,8 +1,8 @@
-"""Exclusive use of a file by one process, with a lock that the kernel releases however its holder ends.
+"""Exclusive use of a file by one process. The kernel releases the lock if its holder exits or is killed.
 
-- The lock is an flock on `<file>.lock`, whose text names the holder. A forked child does not inherit it.
-- The holder removes the lock file when it is done. A lock therefore counts only if the locked file still has that name:
-  another process may have removed it between opening and locking.
+- The lock is an flock on `<file>.lock`, whose content names the holder. A forked child closes its copy of the lock.
+- The holder removes the lock file when it releases the lock. So after locking, a process checks that the file it has
+  opened is still the one at that path. Otherwise, a former holder removed it between opening and locking.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _POLL_S = 0.01
 
 
 class FileLock:
-    """Lock on the file `path`; `owner` describes the holder to other processes, for example by its address."""
+    """Lock on the file `path`. `owner` describes this process, for the error of another process that wants the lock."""
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self._path = path
@@ -36,10 +36,10 @@ class FileLock:
         return self._fd is not None
 
     def take(self) -> None:
-        """Take the lock.
+        """Take the lock without waiting for its release.
 
         Raises:
-            WrongState: If another process holds it. The error names the holder.
+            WrongState: If another process holds it. The message names the holder.
             OSError: If the lock file cannot be written.
         """
         name_by = time.monotonic() + NAME_WAIT_S
@@ -94,9 +94,9 @@ class FileLock:
         return found if isinstance(found, dict) else {}
 
     def leave_to_parent(self) -> None:
-        """Close the lock in a forked child.
+        """Close the lock file's descriptor in a forked child.
 
-        Closing this copy leaves the lock with the parent; unlocking would release it for both.
+        The parent keeps the lock. Unlocking would release it for both, because they share it.
         """
         if self._fd is not None:
             os.close(self._fd)
@@ -111,7 +111,7 @@ def _is_name_of(path: Path, fd: int) -> bool:
 
 
 def _may_be_alive(holder: dict[str, object]) -> bool:
-    """Return whether the named holder may be alive; on another host it always may."""
+    """Return whether the holder may be alive. This cannot be known, and is assumed, for a holder on another host."""
     pid = holder.get("pid")
     if not isinstance(pid, int) or holder.get("host") != socket.gethostname():
         return "pid" in holder

@@ -1,7 +1,7 @@
-"""Incidents as JSON files, one per incident, replaced atomically in a background thread.
+"""Incidents as JSON files, one per incident, written atomically in a background thread.
 
-Training does not depend on these files. If the folder cannot be written, the log reports it once and the lighthouse
-continues.
+Training does not depend on these files. If the folder is not writable, this is logged once and the lighthouse continues
+without them.
 """
 
 import contextlib
@@ -37,9 +37,9 @@ class IncidentFiles:
         self._has_failed = False
 
     def load(self) -> list[Incident]:
-        """Read the newest incidents of earlier processes; blocking.
+        """Read the newest LIMIT incidents that earlier processes have written. Blocks.
 
-        Files that cannot be read are logged and left alone.
+        An invalid file is logged and skipped.
         """
         found: list[Incident] = []
         for path in self._paths()[-LIMIT:]:
@@ -59,7 +59,7 @@ class IncidentFiles:
         return found
 
     def save(self, incident: Incident) -> None:
-        """Queue an incident for writing. If it changes before it is written, only the newest state is."""
+        """Queue an incident for writing. A newer version replaces one that is still queued."""
         with self._lock:
             is_queued = incident.id in self._pending
             is_full = not is_queued and len(self._pending) >= MAX_PENDING
@@ -76,7 +76,7 @@ class IncidentFiles:
             self._writer.submit(self._write, incident.id)
 
     def close(self) -> None:
-        """Write what is queued, for at most CLOSED_WITHIN_S; blocking."""
+        """Write the queued incidents, for at most CLOSED_WITHIN_S. Blocks."""
         last = self._writer.submit(lambda: None)
         wait_for([last], CLOSED_WITHIN_S)
         self._writer.shutdown(wait=False, cancel_futures=True)
@@ -103,14 +103,14 @@ class IncidentFiles:
             self._has_failed = True
 
     def _prune(self) -> None:
-        """Keep at most LIMIT incidents and MAX_FOLDER_BYTES, shared equally between jobs."""
+        """Delete files until at most LIMIT incidents and MAX_FOLDER_BYTES are left, shared equally between jobs."""
         kept = [(path.stem, self._jobs.get(path.stem, ""), path.stat().st_size) for path in self._paths()]
         for id in surplus(kept, LIMIT, MAX_FOLDER_BYTES):
             (self.folder / f"{id}.json").unlink(missing_ok=True)
             self._jobs.pop(id, None)
 
     def _replace(self, path: Path, body: bytes) -> None:
-        """Replace a file atomically, readable by its owner only: evidence contains a job's output."""
+        """Write a file atomically. It is readable by its owner only, because evidence contains a job's output."""
         new = path.with_suffix(".new")
         try:
             with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
@@ -122,5 +122,5 @@ class IncidentFiles:
             raise
 
     def _paths(self) -> list[Path]:
-        """Return the files, oldest first: their names begin with the time."""
+        """Return the files, oldest first. Their names begin with the time."""
         return sorted(self.folder.glob("*.json"))

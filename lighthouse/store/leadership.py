@@ -1,15 +1,15 @@
-"""Rules by which one of several lighthouses on a shared store leads. No I/O, no clock.
+"""Leader election among lighthouses that share a store. No I/O, no clock.
 
-- At most one key names the leader. A candidate writes it only if it does not exist, under a lease of the store; the key
-  ends with the lease.
+- One key names the leader. A candidate creates it only if it does not exist, under a lease of the store. The store
+  deletes the key when the lease expires.
 - The leader may act until 2/3 of the lease's duration have passed on its own clock since it *sent* the newest answered
   renewal. The store counts the full duration from that renewal's *arrival*. So the leader stops before another can
-  begin, provided that the rates of the two clocks differ by less than a factor of 3/2.
+  start, provided that the rates of the two clocks differ by less than a factor of 3/2.
 - Each action compares the clock with this limit. A timer would be too late in a process that was suspended.
-- Every write is guarded by the key. Clocks only decide whether the lighthouse may *answer*.
+- Every write is conditional on the key. Clocks only decide whether the lighthouse may *answer*.
 - A request without an answer may have been executed. A candidate whose claim is not answered revokes its lease, which
-  removes the key if the claim was written.
-- A campaign ends after the lease's duration if a request is never answered, so that another lighthouse may lead.
+  deletes the key if the claim was executed.
+- A candidate gives up after the lease's duration if a request is not answered, so that another can be elected.
 """
 
 import json
@@ -32,7 +32,10 @@ class Leader:
 
 
 def difference(own: Leader, other: Leader) -> str:
-    """Explain why managers that trust one of two lighthouses would reject the other; empty if nothing shows that."""
+    """Return a warning if the two lighthouses have different CAs, or an empty string.
+
+    Clients that trust one of them would then reject the other.
+    """
     if own.ca_pin == other.ca_pin:
         return ""
     return (
@@ -47,10 +50,10 @@ def dump(leader: Leader) -> bytes:
 
 
 def parse(raw: bytes) -> Leader:
-    """Parse the output of `dump`; unknown fields are ignored.
+    """Parse the output of dump(). Unknown fields are ignored.
 
     Raises:
-        ValueError: If it names no leader.
+        ValueError: If `raw` is malformed.
     """
     try:
         document = json.loads(raw)
@@ -70,7 +73,7 @@ def parse(raw: bytes) -> Leader:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRead:
-    """Current content of the leader's key, or None if it does not exist."""
+    """Answer to ReadLeader: the content of the leader's key, or None if the key does not exist."""
 
     number: int
     leader: Leader | None
@@ -85,7 +88,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class ClaimWon:
-    """This candidate has written the key, at `revision` of the store."""
+    """This candidate has created the leader's key, at `revision` of the store."""
 
     number: int
     revision: int
@@ -111,14 +114,14 @@ class LeaseRenewed:
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded:
-    """The lease has expired in the store."""
+    """Answer to RenewLease: the lease has expired in the store."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request failed. It may have been executed."""
+    """A request failed. The store may have executed it in spite of that."""
 
     number: int
     reason: str
@@ -126,14 +129,14 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class WriteRefused:
-    """A record can never be written: another lighthouse owns the key, or the store rejects the record."""
+    """A record cannot be written, because another lighthouse is the leader or the store rejects the record."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Resigned:
-    """The process is about to end."""
+    """This process is about to exit."""
 
 
 Event = (
@@ -165,7 +168,7 @@ class GrantLease:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Write the leader's key under `lease` if it does not exist, and increment the term."""
+    """Request to create the leader's key under `lease`, unless it exists, and to increment the term."""
 
     number: int
     lease: int
@@ -184,14 +187,14 @@ class RenewLease:
 
 @dataclass(frozen=True, slots=True)
 class RevokeLease:
-    """Revoke a lease. There is no answer."""
+    """Request to revoke a lease. It gets no answer."""
 
     lease: int
 
 
 @dataclass(frozen=True, slots=True)
 class LeadershipBegan:
-    """This lighthouse leads and all records are loaded. `revision` guards every write."""
+    """This lighthouse has become the leader and loaded all records. `revision` guards every write."""
 
     term: int
     revision: int
@@ -199,14 +202,14 @@ class LeadershipBegan:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipEnded:
-    """This lighthouse no longer leads and must send no more answers."""
+    """This lighthouse has stopped being the leader, and must not answer calls."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another lighthouse leads, or no leader is known."""
+    """Another lighthouse has become the leader, or None is known."""
 
     leader: Leader | None
 
@@ -282,11 +285,11 @@ class Candidate:
         self._is_over = False
 
     def may_act(self, now: float) -> bool:
-        """Return whether this lighthouse may send answers at this moment."""
+        """Return whether this lighthouse is the leader and may answer calls now."""
         return self._role is Role.LEADING and now < self._fence_at
 
     def refusal(self, now: float) -> NotLeader | None:
-        """Return the refusal for callers, or None if this lighthouse may act."""
+        """Return the error with which to refuse calls now, or None if this lighthouse may act."""
         if self.may_act(now):
             return None
         if self._is_over:
@@ -429,7 +432,7 @@ class Candidate:
         return self._end(f"its lease was not renewed for {FENCE_SHARE:.0%} of its time{why}", now)
 
     def _end(self, reason: str, now: float) -> Sequence[Effect]:
-        """Return to following, and revoke the lease so that the next leader need not wait for its end."""
+        """Become a follower. Revoke the lease, so that another leader can be elected before it expires."""
         lease, self._lease = self._lease, None
         self._ended_lease = lease if lease is not None else self._ended_lease
         was_leading = self._role is Role.LEADING

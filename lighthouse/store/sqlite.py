@@ -1,16 +1,16 @@
 """The journal: records of jobs and runs in a SQLite file.
 
-- One lighthouse owns the file (file_lock.py). Every change also checks that the file's term is still its own, in case
-  two processes hold it after all (a lock file removed by hand): then the older one is refused.
-- With WAL and synchronous=FULL, a commit has reached the disk when it returns. It is then in the file itself, not only
-  in the write-ahead log, so a lost or torn log holds nothing that callers have received.
-- A job has one row. A forgotten job's row keeps only its last quorum id. The newest FORGOTTEN_JOBS of these rows stay;
-  one number covers the ids of all others, and a job without a row starts above it.
+- One lighthouse uses the file at a time (file_lock.py). If two do in spite of the lock, for example because a user has
+  removed the lock file, the newer one has written a higher term into the file, and changes by the older one fail.
+- With WAL and synchronous=FULL, a commit is on the disk when it returns. It is then copied from the write-ahead log
+  into the file itself, so the loss of the log does not lose a committed record.
+- A job has one row. The row of a forgotten job contains only its last quorum id. The newest FORGOTTEN_JOBS of these
+  rows are kept. One number is the maximum over the ids of all others, and a job without a row starts above it.
 - A run has one row, and so has each of its keys.
-- Everything is read and checked before anything is written. A file that is damaged, foreign or of another version stays
-  as it is. SQLite checks its pages but not their content, so every row has a checksum.
+- Opening a file reads and checks everything before it writes anything. A file that is damaged, of another version or of
+  another program stays unchanged. SQLite checks its pages but not their content, so every row has a checksum.
 - A new file is created under another name and renamed when it is complete.
-- Every error of the file becomes a refusal that names the file and the remedy.
+- Every error is raised as a LighthouseError that names the file and the remedy.
 """
 
 import contextlib
@@ -93,7 +93,7 @@ _OS_REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Row of values that concern the whole journal."""
+    """Values that belong to the whole journal, stored in one row."""
 
     term: int
     forgotten_id: int  # highest quorum id of all jobs without a row
@@ -106,7 +106,7 @@ class Damaged(WrongState):
 
 @contextlib.contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
-    """Raise errors of SQLite and the operating system as WrongState, with a remedy."""
+    """Convert errors of SQLite and the operating system within the context to WrongState, which gives a remedy."""
     try:
         yield
     except sqlite3.Error as e:
@@ -132,7 +132,10 @@ def _no_descriptor() -> str:
 
 
 def connect(path: Path, mode: str) -> sqlite3.Connection:
-    """Connect in autocommit mode: transactions are explicit, from BEGIN to COMMIT."""
+    """Connect to a SQLite file in autocommit mode, so that only BEGIN and COMMIT delimit transactions.
+
+    `mode` is SQLite's URI parameter, for example rw.
+    """
     uri = f"{path.as_uri()}?mode={mode}"
     return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
 
@@ -141,7 +144,7 @@ def connect(path: Path, mode: str) -> sqlite3.Connection:
 
 
 def check_kind(path: Path) -> None:
-    """Check that the path is not a directory or a pipe, before it is opened: opening a pipe would block."""
+    """Raise InvalidRequest if the path exists and is not a regular file. Opening a pipe, for example, would block."""
     with contextlib.suppress(FileNotFoundError):
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -184,7 +187,7 @@ def has_rows(db: sqlite3.Connection) -> bool:
 
 
 def _get_tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    """Return each table's CREATE statement, which SQLite keeps verbatim."""
+    """Return the tables' CREATE statements, which SQLite stores verbatim."""
     return tuple(sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"))
 
 
@@ -203,8 +206,12 @@ def beside(path: Path, suffix: str) -> Path:
 def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) -> None:
     """Check that the file is a complete journal of this version, without changing it.
 
+    Args:
+        path: The file.
+        check_runs: Checks the rows of runs.
+
     Raises:
-        WrongState: If it is damaged or of another version.
+        WrongState: If the file is damaged or of another version.
         InvalidRequest: If it is not a journal.
     """
     _check_header(path)
@@ -299,7 +306,7 @@ def _put(db: sqlite3.Connection, job: str, quorum_id: int, raw: bytes | None) ->
 
 
 def pop_forgotten(db: sqlite3.Connection, but_newest: int) -> list[int]:
-    """Delete the rows of all but the newest forgotten jobs, and return their quorum ids."""
+    """Delete the rows of forgotten jobs except the newest `but_newest`. Return the quorum ids in the deleted rows."""
     rows = db.execute(
         "SELECT rowid, quorum_id FROM job WHERE record IS NULL ORDER BY rowid DESC LIMIT -1 OFFSET ?", (but_newest,)
     ).fetchall()
@@ -316,17 +323,17 @@ _KEYS = "SELECT generation, kind, name, CAST(value AS BLOB), checksum FROM run_k
 
 
 def check_run_rows(db: sqlite3.Connection, path: Path) -> None:
-    """Read every run.
+    """Check the rows of all runs and their keys.
 
     Raises:
-        Damaged: If a row cannot be read.
+        Damaged: If a row cannot be parsed or its checksum is wrong.
     """
     for job, run in get_names(db, -1):
         get_run(db, path, (job, run))
 
 
 def get_names(db: sqlite3.Connection, newest: int) -> list[RunName]:
-    """Return the names of the `newest` runs, or of all if it is -1, newest last."""
+    """Return the names of the `newest` most recently changed runs, or of all runs for -1. The newest comes last."""
     rows = db.execute("SELECT job, name FROM run ORDER BY rowid DESC LIMIT ?", (newest,)).fetchall()
     return [(job, run) for job, run in reversed(rows)]
 
@@ -377,7 +384,7 @@ def put_key(db: sqlite3.Connection, run: RunName, row: Row) -> None:
 
 
 def _thin_out(db: sqlite3.Connection) -> None:
-    """Delete the oldest finished runs, and the oldest of all runs, above their limits."""
+    """Delete the oldest finished runs above FINISHED_RUNS_KEPT, and the oldest of all runs above RUNS_KEPT."""
     finished = "SELECT job, name FROM run WHERE is_finished = 1 ORDER BY rowid DESC LIMIT -1 OFFSET ?"
     rest = "SELECT job, name FROM run ORDER BY rowid DESC LIMIT -1 OFFSET ?"
     old = [*db.execute(finished, (FINISHED_RUNS_KEPT,)), *db.execute(rest, (RUNS_KEPT,))]
@@ -389,15 +396,15 @@ def default_path() -> Path:
     """Return the default path of the journal.
 
     Raises:
-        InvalidRequest: If there is no state directory.
+        InvalidRequest: If the user has no home directory.
     """
     return state_folder("--journal") / "journal.sqlite"
 
 
 class Journal:
-    """RecordStore in a file.
+    """A RecordStore in a SQLite file.
 
-    `owner` describes this process to another lighthouse that tries to claim the file, for example by its address.
+    `owner` describes this process in the error of another lighthouse that tries to use the file.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:
@@ -409,11 +416,14 @@ class Journal:
         self._is_read = False
 
     def claim(self) -> int:
-        """Claim the file and return the new term. Create the file if it is missing or empty.
+        """Lock the file, check it and increment its term. Create the file if it is missing or empty.
+
+        Returns:
+            The new term.
 
         Raises:
-            WrongState: If another process holds the file, or it is damaged.
-            InvalidRequest: If the path is not a journal. After either error the file is unchanged.
+            WrongState: If another process uses the file, or it is damaged. The file is unchanged.
+            InvalidRequest: If the file is not a journal. It is unchanged.
         """
         with explained(self.path):
             check_kind(self.path)
@@ -441,7 +451,7 @@ class Journal:
         """Store a job's record.
 
         Raises:
-            ValueError: If its quorum id is below the job's last one.
+            ValueError: If its quorum id is lower than the job's last one.
         """
         with self._change() as db:
             last_id = get_id(db, job)
@@ -450,7 +460,7 @@ class Journal:
             put_record(db, job, record)
 
     def forget(self, job: str) -> None:
-        """Reduce a job's row to its last quorum id. A job without a row gets none."""
+        """Delete a job's record except for its last quorum id. Does nothing for a job without a row."""
         with explained(self.path):
             last_id = get_id(self._opened(), job)
         if last_id is None:
@@ -476,10 +486,10 @@ class Journal:
             put_key(db, name, row)
 
     def release(self, *, is_unused: bool = False) -> None:
-        """Release the file.
+        """Close and unlock the file.
 
         Args:
-            is_unused: Whether the start has failed. A file that was created for it and holds no rows is removed.
+            is_unused: The lighthouse failed to start. Delete the file if claim() created it and it has no rows.
         """
         if self._lock.is_held and self._db is not None:
             is_new = is_unused and self.term == 1 and not has_rows(self._db)
@@ -521,9 +531,9 @@ class Journal:
             self._copy_log(db)
 
     def _copy_log(self, db: sqlite3.Connection) -> None:
-        """Copy the write-ahead log into the file and empty it.
+        """Copy the write-ahead log into the file and truncate it.
 
-        Another program that reads the file can delay this until a later commit.
+        While another program reads the file, this has to wait until a later commit. That is logged once.
         """
         is_busy = bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
         if is_busy and not self._is_read:
@@ -571,13 +581,13 @@ ROWS_SHOWN = 1000
 
 
 def journal_summary(path: Path) -> dict[str, Any]:
-    """Summarise a journal for a bug report: ids and sizes, but no values of keys.
+    """Summarise a journal for a bug report: ids and sizes, but not the values of keys.
 
-    The lighthouse may be running; the file is only read.
+    The file is only read, so the lighthouse may be running.
 
     Raises:
-        WrongState: If the file cannot be read.
-        InvalidRequest: If it is not a journal.
+        WrongState: If the file cannot be read as a journal.
+        InvalidRequest: If it is not a regular file.
     """
     path = Path(os.path.realpath(path))
     with explained(path):

@@ -1,1 +1,1 @@
-"""The messages: one frozen dataclass each."""
+"""The messages that daemons and ranks exchange, as frozen dataclasses."""

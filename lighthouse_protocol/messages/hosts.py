@@ -1,4 +1,4 @@
-"""Messages between the supervisors of one replica group's hosts. Host 0 decides. No protobuf."""
+"""Messages between the supervisors of a replica group on several hosts. Host 0's supervisor decides. No protobuf."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -25,7 +25,7 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """First message of another host's supervisor."""
+    """First message that the supervisor on another host sends to host 0."""
 
     replica_id: Name
     run: Name
@@ -43,12 +43,12 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostHeartbeat:
-    """Sent in both directions to detect a connection that was lost without a close."""
+    """Heartbeat, sent in both directions. It detects a connection that was lost without being closed."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostRankEnded:
-    """A rank's process has ended."""
+    """A rank's process has exited."""
 
     rank: GroupRank
     attempt: int
@@ -63,7 +63,7 @@ class HostCheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostEndAsked:
-    """The supervisor received a stop signal: the group must end with `status`."""
+    """The supervisor received a stop signal, so the group must exit with `status`."""
 
     status: ExitStatus
 
@@ -87,7 +87,7 @@ class HostWelcome:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Order to start ranks."""
+    """Order to a host's supervisor to start ranks."""
 
     ranks: Ranks
     attempt: int
@@ -102,7 +102,7 @@ class HaltRanks:
 
 @dataclass(frozen=True, slots=True)
 class GroupEnded:
-    """The group has ended, and each supervisor must end with `status`."""
+    """The group has stopped, and every supervisor must exit with `status`."""
 
     status: ExitStatus
     why: Reason
@@ -111,9 +111,9 @@ class GroupEnded:
 
 @dataclass(frozen=True, slots=True)
 class ProbeRequest:
-    """Request for a snapshot of a process and the last output of its rank.
+    """Request for a snapshot of a rank's process and its last output.
 
-    Only the supervisor on `host` answers. The other fields are copied from the rank's WatchHello.
+    Only the supervisor on `host` answers. `pid`, `host`, `started` and `offer` are from the rank's WatchHello.
     """
 
     number: Count

@@ -1,6 +1,6 @@
-"""Incidents and the evidence about ranks that belongs to them. No protobuf.
+"""Incidents and the evidence that is collected for them. No protobuf.
 
-An incident records that training stood still, that replica groups were lost, or that a group's state became unusable.
+An incident records that training stalled, that replica groups were lost, or that a group's state became unusable.
 All offsets are seconds since the fault, by the lighthouse's clock. None means that the event has not happened.
 """
 
@@ -14,7 +14,7 @@ from lighthouse_protocol.constraints import Age, Count, GroupRank, Offset, Outpu
 from lighthouse_protocol.limits import MAX_OUTPUT_CHARS, MAX_OUTPUT_LINES
 
 # Evidence shows what a rank was doing: its stacks, newest collectives, process and output. Any part may be unavailable,
-# above all from a rank that hangs. Missing parts are listed with the reason.
+# especially from a rank that hangs. Missing parts are listed with the reason.
 
 # Maximum sizes: 64 KiB for a rank, 8 MiB for a replica group.
 MAX_RANKS_IN_FULL = 128
@@ -36,7 +36,7 @@ def cut_missing(reasons: Iterable[str]) -> tuple[str, ...]:
 
 
 def cut_middle(text: str, max_bytes: int) -> str:
-    """Cut text to at most `max_bytes` of UTF-8. The beginning and the end remain."""
+    """Shorten text to `max_bytes` of UTF-8 by removing its middle."""
     body = text.encode(errors="replace")
     if len(body) <= max_bytes:
         return body.decode()
@@ -53,7 +53,7 @@ Missing = Annotated[tuple[str, ...], Shortened(cut_missing)]
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Evidence about one rank."""
+    """Evidence of what one rank was doing."""
 
     group_rank: GroupRank
     rank_incarnation: Text = ""
@@ -67,13 +67,13 @@ class RankEvidence:
     took_s: Age = 0.0
 
     def fitted(self) -> "RankEvidence":
-        """Return a copy that fits into a message. The codec calls this on write and read."""
+        """Return a copy that fits into a message. The codec calls this method on write and read."""
         return fit_evidence(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """A rank's process as seen from outside, on its host."""
+    """A rank's process, inspected from another process on its host."""
 
     stacks: Stacks = ""
     process: ProcessText = ""
@@ -84,14 +84,14 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceAsked:
-    """Request for a SelfReport with the same number."""
+    """Request to a rank for evidence about itself. The rank answers with a SelfReport of the same number."""
 
     number: Count
 
 
 @dataclass(frozen=True, slots=True)
 class SelfReport:
-    """A rank's evidence about itself. Answers the EvidenceAsked with the same number."""
+    """Evidence that a rank sends about itself, in answer to the EvidenceAsked with the same number."""
 
     number: Count
     stacks: Stacks = ""
@@ -100,9 +100,13 @@ class SelfReport:
 
 
 def fit_evidence(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
-    """Cut evidence to the size of a message, or to a share of it if the message is for several ranks.
+    """Shorten evidence to its maximum size in a message.
 
-    A Flight Recorder that is too long is left out, because truncated JSON is invalid. `missing` then names it.
+    A Flight Recorder dump that is too long is dropped, because truncated JSON is invalid. `missing` then names it.
+
+    Args:
+        evidence: Evidence of one rank.
+        ranks: Number of ranks in the message. Above MAX_RANKS_IN_FULL, they share the space.
     """
     share = min(1.0, MAX_RANKS_IN_FULL / ranks)
     missing, recorder = evidence.missing, evidence.flight_recorder
@@ -173,7 +177,7 @@ class MemberEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Evidence that was collected."""
+    """Result of collecting evidence from ranks."""
 
     evidence: tuple[MemberEvidence, ...] = ()
     missing: tuple[str, ...] = ()  # ranks without evidence, with reasons
@@ -209,7 +213,7 @@ def gathered_document(gathered: Gathered) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> Incident:
-    """Invert to_document(), ignoring unknown fields.
+    """Parse a document that to_document() made. Unknown fields are ignored.
 
     Raises:
         ValueError, TypeError, KeyError, AttributeError: The document is malformed.

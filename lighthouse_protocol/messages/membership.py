@@ -10,7 +10,7 @@ MAX_PENDING_NAMED = 16
 
 
 class Tag(NamedTuple):
-    """Name of a state: the number of committed steps, and the quorum under which the last one was committed."""
+    """Identifies a model state by the number of committed steps and the quorum that committed the last one."""
 
     step: int
     quorum_id: int | None  # None if unknown
@@ -18,7 +18,7 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """State of a rank that may heal while it trains."""
+    """A rank's request to heal while it trains, and how far it has come."""
 
     is_wanted: bool = False  # heal while training
     held: Tag | None = None  # state that the rank has while it works at a later step
@@ -35,7 +35,7 @@ class DistrustKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Distrust:
-    """Report by a rank that its state is unusable. The group then heals."""
+    """A rank's report that its model state is unusable. The group then heals."""
 
     kind: DistrustKind
     text: Reason  # names the rank and the step
@@ -56,11 +56,11 @@ class Participant:
     group_world_size: int = 1
     shrink_only: bool = False
     commit_failures: int = 0
-    data: str = ""
+    data: str = ""  # relayed to the other participants
     tag_quorum_id: int | None = None  # quorum under which `step` was committed, None if not given
-    ranks_disagree: bool = False
-    seen_quorum_id: int = 0
-    watched: bool = False  # all ranks hold a watch, so their collectives can be aborted
+    ranks_disagree: bool = False  # the group's ranks have different states, or one state is unusable
+    seen_quorum_id: int = 0  # highest quorum id that the group has received
+    watched: bool = False  # all ranks have an open watch, so their collectives can be aborted
     catch_up: bool = False  # heals while training if it is behind
     works_at: int | None = None  # step of the training while the group still heals from `step`
     has_source: bool = False  # needs no other source while it catches up
@@ -68,9 +68,9 @@ class Participant:
     resolves_to_loopback: bool = False  # a host name in its addresses is a loopback on its own host
     compares: bool = False  # the ranks compare their collectives with the peers' in the first step under a quorum
     distrust: Distrust | None = None  # a rank's state is unusable; repeated until the group has healed
-    continues: bool = False  # trains on after the end of the job
+    continues: bool = False  # continues training after other groups have finished
     extras: bytes = field(default=b"", compare=False, repr=False)  # the unknown fields of `wire`
-    wire: bytes = field(default=b"", compare=False, repr=False)  # the member as received, to relay unknown fields
+    wire: bytes = field(default=b"", compare=False, repr=False)  # the member as received, to relay its unknown fields
 
     def __post_init__(self) -> None:
         if not self.wire_id:
@@ -78,12 +78,12 @@ class Participant:
 
     @property
     def requested_step(self) -> int:
-        """The step for which it wants a quorum if it is not behind."""
+        """The step for which the group requests a quorum, if it turns out not to be behind."""
         return self.step if self.works_at is None else self.works_at
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """The values behind a quorum_id: a new value of any is a change of membership."""
+        """The values that define membership. If any of them changes, the next quorum gets a new quorum_id."""
         return (self.replica_id, self.incarnation, self.address, self.store_address)
 
 
@@ -97,7 +97,7 @@ class Quorum:
 
 @dataclass(frozen=True, slots=True)
 class QuorumChange:
-    """Difference between the quorum that a manager holds and another one (rules/quorum_change.py)."""
+    """Difference between the quorum that a manager has and a newer one (rules/quorum_change.py)."""
 
     digest: FilledText  # of the resulting quorum
     quorum_id: QuorumId
@@ -112,10 +112,10 @@ def _first(names: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """The ranks of a job, including groups that are not in a quorum yet."""
+    """Size of a job, including groups that are not in a quorum yet."""
 
     global_world_size: Count  # connected ranks
-    # Most ranks that hold the same shard. Each replica group has at most one of them.
+    # Largest number of ranks that have the same shard. Each replica group has at most one of them.
     largest_peer_group_world_size: Count
     ranks_pending: Count = 0  # missing ranks of groups that are partly connected
     group_world_size: Count = 0  # size of the receiver's group
@@ -125,14 +125,14 @@ class World:
 
     @property
     def joining_names(self) -> str:
-        """The joining groups, for a log line."""
+        """The names of the joining groups, for a log line."""
         more = self.peers_pending - len(self.pending)
         return ", ".join(self.pending) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Consequences of a quorum for one rank of one replica group."""
+    """A rank's part in a quorum: its place among the participants, its peers, and whether and from where it heals."""
 
     quorum_id: int
     replica_rank: int
@@ -168,13 +168,13 @@ class Assignment:
 
     @property
     def has_healing(self) -> bool:
-        """True if the others wait for a healing participant."""
+        """True if the participants must wait for another one to heal before this step."""
         return bool(self.healing)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Decision of a group's ranks about a step."""
+    """Result of a vote by all ranks of a group: commit or discard the step."""
 
     commit: bool
     next: Assignment | None = None  # assignment for the next step, if it was granted with the decision

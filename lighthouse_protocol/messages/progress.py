@@ -1,6 +1,6 @@
-"""Progress of ranks: their own samples, and the views that managers and the lighthouse derive. No protobuf.
+"""Progress of ranks: the samples that they send, and the views that managers and the lighthouse derive. No protobuf.
 
-No clock is shared. All times are ages in seconds at the moment when the sample or view was made.
+All times are ages in seconds when the sample or view was made, so the clocks of hosts need not agree.
 """
 
 from dataclasses import dataclass, replace
@@ -40,7 +40,7 @@ PhaseName = Annotated[str, MaxChars(MAX_NAME_CHARS)]
 
 @dataclass(frozen=True, slots=True)
 class OpenPhase:
-    """A phase that a rank is in."""
+    """A phase of training that a rank has entered and not left, for example validation."""
 
     name: PhaseName
     done: Count = 0  # ticks so far
@@ -72,7 +72,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class GroupCalls:
-    """The collectives that a rank has entered in one process group of its script."""
+    """The collectives of a rank in one process group that its script has created: their number, and the newest one."""
 
     group: PhaseName
     entered: Count
@@ -85,7 +85,7 @@ class GroupCalls:
 
 @dataclass(frozen=True, slots=True)
 class PhaseTime:
-    """Time spent in all finished visits of a phase."""
+    """Total time that a rank has spent in a phase."""
 
     name: PhaseName
     visits: Count
@@ -94,14 +94,14 @@ class PhaseTime:
 
 
 class PhaseCount(NamedTuple):
-    """Number of entries into a phase in this step."""
+    """How often a rank has entered a phase in its current step."""
 
     name: PhaseName
     entered: Count
 
 
 class PhaseSeconds(NamedTuple):
-    """Time in a phase, excluding inner phases, summed over all ranks that the manager has seen."""
+    """Time in a phase, excluding inner phases, summed over all past and present ranks of a manager."""
 
     name: PhaseName
     seconds: Age
@@ -109,7 +109,7 @@ class PhaseSeconds(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HealTotals:
-    """All heals of a process or of a replica group. The numbers only grow."""
+    """Totals over all heals of a process or of a replica group. They never decrease."""
 
     heals: Count = 0
     seconds: Age = 0.0  # between the first request for a state and its verification
@@ -118,7 +118,7 @@ class HealTotals:
 
 @dataclass(frozen=True, slots=True)
 class HealProgress:
-    """One heal of one process."""
+    """Progress of a process that receives the state of a peer."""
 
     number: Count  # counts the heals that this process has begun, from 1
     source: Annotated[str, MaxChars(MAX_LABEL_CHARS)]  # replica group that sends the state
@@ -140,10 +140,10 @@ class RejectedStep:
 
 @dataclass(frozen=True, slots=True)
 class DataUse:
-    """Samples of a data set that the committed steps of all groups have used."""
+    """How many samples of a data set the committed steps of all groups have used."""
 
-    length: Count  # of the data set
-    samples: Count  # used so far
+    length: Count  # number of samples in the data set
+    samples: Count  # number of samples used so far, over all epochs
     irregular_steps: Count = 0  # this rank's steps with batches drawn under another quorum, or not drawn by the sampler
     is_exact: bool = True  # each sample was used once per epoch
 
@@ -158,7 +158,7 @@ class DataUse:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSample:
-    """Where a rank is."""
+    """A rank's report about its progress: step, open phases, newest collective and times."""
 
     step: Count = 0
     # Open phases, the innermost last.
@@ -182,7 +182,7 @@ class ProgressSample:
 
     @property
     def inside(self) -> Collective | GroupCalls | None:
-        """The collective that the rank is in, or None."""
+        """The collective that the rank has entered and not left, or None."""
         if self.collective is not None and self.collective.is_inside:
             return self.collective
         return next((calls for calls in self.calls if calls.is_inside), None)
@@ -193,7 +193,7 @@ class ProgressSample:
 
 
 class RankName(NamedTuple):
-    """Name of a rank. `replica_id` is empty if the context is a single group."""
+    """Name of a rank. `replica_id` is empty where only one group is meant."""
 
     replica_id: Text
     group_rank: GroupRank
@@ -204,7 +204,7 @@ class RankName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """A rank as its manager or the lighthouse sees it."""
+    """Progress of a rank, as known to its manager or the lighthouse."""
 
     name: RankName
     sample: ProgressSample
@@ -216,21 +216,26 @@ class RankView:
 
     @property
     def process(self) -> tuple[str, int] | None:
-        """Host and pid, which match two reports about one rank. None if the pid is unknown."""
+        """Host and pid, or None if the pid is unknown. Two reports with equal values are about the same process."""
         return (self.host, self.pid) if self.pid else None
 
     @property
     def progress_age_s(self) -> float:
-        """Seconds since the rank is known to have moved."""
+        """Seconds since the last known mark of the rank."""
         return self.sample.still_s + self.beat_age_s
 
     @property
     def is_running(self) -> bool:
-        """True if the rank reports no wait."""
+        """True if the rank is neither in a collective nor in a wait that its script has declared."""
         return not self.sample.is_inside and not self.sample.waits_for
 
     def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":
-        """Return a copy with `by_s` added to the heartbeat's age and `still_by_s` to the time without a mark."""
+        """Return a copy with ages that are higher, or lower if negative, by these seconds.
+
+        Args:
+            by_s: Seconds to add to the age of the last heartbeat.
+            still_by_s: Seconds to add to the time without a mark.
+        """
         beat_age_s = self.beat_age_s + by_s  # dataclasses.replace() is too slow for thousands of ranks
         sample = replace(self.sample, still_s=self.sample.still_s + still_by_s) if still_by_s else self.sample
         return RankView(self.name, sample, self.limit_s, beat_age_s, self.rank_incarnation, self.host, self.pid)
@@ -238,7 +243,7 @@ class RankView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """The ranks of one replica group as their manager sees them."""
+    """Progress of all ranks of a replica group, as known to their manager."""
 
     replica_id: Name
     incarnation: Text
@@ -248,7 +253,7 @@ class GroupView:
 
     @property
     def is_observed(self) -> bool:
-        """True if no rank has an Agent."""
+        """True if no rank has an Agent, so that progress is observed from outside the script."""
         return bool(self.ranks) and all(rank.sample.at for rank in self.ranks)
 
     def check(self) -> None:

@@ -34,8 +34,8 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 class RankId:
     """Identity of a rank's process.
 
-    The parts of an incarnation are separated by dots. The first part is the supervisor's incarnation, or the process's
-    own without a supervisor. The second part names the ranks that are started and restarted together.
+    The parts of an incarnation are separated by dots. Under a supervisor, the first part is the supervisor's
+    incarnation and the second part names the ranks that are started and restarted together.
     """
 
     slot: Slot  # assigned by the supervisor, 0 to world_size - 1
@@ -43,7 +43,7 @@ class RankId:
 
     @property
     def supervisor(self) -> str:
-        """Incarnation of the supervisor that started the process, or the rank's own without one."""
+        """Incarnation of the supervisor that started the process. Without a supervisor, the rank's own incarnation."""
         return self.incarnation.partition(".")[0]
 
     @property
@@ -61,21 +61,21 @@ class RankId:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """Settings on which all ranks of a run must agree."""
+    """Settings of a run. All its ranks must send the same ones."""
 
-    world_size: WorldSize = 1
-    active: WorldSize | None = None  # number of training ranks, the others are spares; None for all
-    min_active: WorldSize = 1  # enough for a generation, `join_timeout_s` after this number of ranks is ready
-    divisible_by: WorldSize = 1
-    hosts_together: bool = False
-    stride: WorldSize = 1  # restarted processes begin at the next multiple; 1 without a supervisor
-    join_timeout_s: Seconds = 60.0
-    return_timeout_s: Seconds = 60.0
-    max_iterations: int | None = None  # generations after which the run is stopped
-    max_restarts: Restarts | None = None  # after failures of the function within `restart_window_s`; None for no limit
+    world_size: WorldSize = 1  # ranks, including spares
+    active: WorldSize | None = None  # maximum number of ranks that train, the others are spares; None for all
+    min_active: WorldSize = 1  # minimum number of active ranks in a generation
+    divisible_by: WorldSize = 1  # the number of active ranks is a multiple of this
+    hosts_together: bool = False  # a host that lacks one of its ranks has no active rank
+    stride: WorldSize = 1  # a restarted process continues at the next multiple of this generation number
+    join_timeout_s: Seconds = 60.0  # how long a generation waits for more ranks than `min_active`
+    return_timeout_s: Seconds = 60.0  # how long the run waits for `min_active` ranks before it stops
+    max_iterations: int | None = None  # maximum number of generations; None for no limit
+    max_restarts: Restarts | None = None  # failures of the function allowed in `restart_window_s`; None for no limit
     restart_window_s: Seconds = 600.0
-    restart_delay_s: Seconds | None = None  # after a generation without progress; doubles each time in a row
-    is_elastic: bool = False  # the lighthouse assigns free slots, and any `active` ranks are complete
+    restart_delay_s: Seconds | None = None  # after a generation without progress; doubles with each further one
+    is_elastic: bool = False  # slots are assigned by the lighthouse, and any `active` ranks make a full generation
 
     def check(self) -> None:
         most = self.target // self.divisible_by * self.divisible_by
@@ -87,7 +87,7 @@ class RunTerms:
 
     @property
     def target(self) -> int:
-        """Number of training ranks when none is missing."""
+        """Number of ranks that train if none is missing."""
         return self.world_size if self.active is None else min(self.active, self.world_size)
 
 
@@ -95,15 +95,15 @@ class RunTerms:
 class RunCounters:
     """Restart counters of a run."""
 
-    number: LastGeneration = -1  # generation's number, -1 before the first
-    global_iteration: Count = 0  # number of the last generation that a restarted process began
-    job_restarts: Count = 0  # incidents
-    ranks_restarts: Count = 0  # incidents since then that were recovered within the processes
+    number: LastGeneration = -1  # number of the newest generation, -1 before the first
+    global_iteration: Count = 0  # number of the newest generation that began with a restarted process
+    job_restarts: Count = 0  # number of incidents
+    ranks_restarts: Count = 0  # incidents since that generation, all recovered without restarting a process
 
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """An immutable list of active ranks. `active[i]` is rank i."""
+    """One attempt to run the job's function. `active[i]` is the process of rank i."""
 
     active: tuple[RankId, ...]
     counters: RunCounters
@@ -113,28 +113,28 @@ class Generation:
         return self.counters.number
 
     def place(self, rank: RankId) -> int | None:
-        """Return the rank's index (RANK), or None for a spare."""
+        """Return the process's rank in this generation, or None for a spare."""
         return self.active.index(rank) if rank in self.active else None
 
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """First message of a rank, also after a reconnect. It repeats the rank's state, so lost messages do no harm."""
+    """First message of a rank on every connection. It repeats the rank's state, in case earlier messages were lost."""
 
     rank: RankId
     terms: RunTerms
-    attempt: int = 0  # counts the supervisor's starts of this rank, from 0
+    attempt: int = 0  # how often the supervisor had started this rank before
     host: Text = ""
     pid: Count = 0
-    generation: Count | None = None  # last one in which this process was active
-    is_ready: bool = False  # runs nothing and waits for the next generation
-    seen: Count | None = None  # highest number that the rank or its supervisor has received
+    generation: Count | None = None  # last generation in which this process was active
+    is_ready: bool = False  # the process waits for the next generation
+    seen: Count | None = None  # highest generation number that the rank or its supervisor has received
     step: Count = 0
-    secret: Secret = field(default="", repr=False)  # the supervisor's, or made by the process itself without one
+    secret: Secret = field(default="", repr=False)  # from the supervisor, or made by the process itself without one
 
     @property
     def is_first(self) -> bool:
-        """True for the first process of a slot, if no generation has formed yet."""
+        """True if this is the first process of its slot and it has seen no generation."""
         return self.attempt == 0 and self.seen is None and self.generation is None
 
 
@@ -152,7 +152,7 @@ class RunStopped:
 
 
 class KeyKind(StrEnum):
-    """Key spaces of a run."""
+    """Kinds of a run's keys. A key is identified by generation, kind and name."""
 
     ITERATION = "iteration"
     JOB_RESTART = "job_restart"
@@ -166,7 +166,7 @@ class Key(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """Keys of a run."""
+    """The keys that the ranks of a run have set."""
 
     generation: LastGeneration  # present generation
     keys: tuple[Key, ...]
@@ -184,7 +184,7 @@ def check_kind(kind: str) -> KeyKind:
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """Sign of life of a rank."""
+    """Heartbeat of a rank."""
 
     step: Count = 0
     phase: Text = ""  # for display
@@ -193,7 +193,7 @@ class RankHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """The rank runs nothing and waits for the next generation."""
+    """The rank has stopped running the function and is ready for the next generation."""
 
     generation: Count | None = None  # last one in which it was active
 
@@ -211,7 +211,7 @@ class FinishReport:
 
 @dataclass(frozen=True, slots=True)
 class CloseReport:
-    """Ends an elastic run for all its ranks, finished or not."""
+    """Request to end an elastic run for all its ranks, even if some have not finished."""
 
 
 FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport | SelfReport
@@ -219,7 +219,7 @@ FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishRe
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """A new generation. The message is the same for all ranks, so it is serialised once."""
+    """A new generation has formed. All ranks receive the same message, so it is serialised once."""
 
     counters: RunCounters
     slots: tuple[int, ...]  # `slots[i]` is rank i; all other slots are spares
@@ -227,7 +227,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationEnded:
-    """Order to stop generation `number` and report ready."""
+    """Order to stop running generation `number` and to send a ReadyReport."""
 
     number: Count
     reason: Reason = ""
@@ -248,14 +248,17 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """The hello was accepted. Other messages may arrive earlier."""
+    """The lighthouse has accepted the rank's hello. Other messages may arrive before this one."""
 
     term: Count = 0  # grows with each start of the lighthouse; 0 without a journal
 
 
 @dataclass(frozen=True, slots=True)
 class SlotGiven:
-    """Slot of a rank in an elastic run, sent first if the hello named another slot."""
+    """Slot that the lighthouse assigned to a rank of an elastic run.
+
+    The first message on the stream, unless the hello already named this slot.
+    """
 
     slot: Slot
 
@@ -278,7 +281,7 @@ ToRunRank = (
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHello:
-    """First message of a supervisor."""
+    """First message of a supervisor to the lighthouse."""
 
     name: Name  # unique in the run: the replica group's id, plus /K for host K of several
     incarnation: Name
@@ -289,7 +292,7 @@ class SupervisorHello:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHeartbeat:
-    """Sent while the supervisor runs, to detect a connection that was lost without a close."""
+    """Heartbeat of a supervisor. It also detects a connection that was lost without being closed."""
 
     budget_used: Age = 0.0  # share of the restart budget, 0 to 1
     restarts: Count = 0  # since the start of the supervisor
@@ -299,7 +302,7 @@ class SupervisorHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """A rank's process has ended."""
+    """A rank's process has exited."""
 
     rank: RankId
     reason: Reason
@@ -308,14 +311,14 @@ class ProcessLost:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """Request to stop the whole run, after an exit by 130 or with an exhausted budget."""
+    """Request to stop the whole run, because a rank exited with status 130 or the restart budget is exhausted."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
-    """This host failed its hardware check, or its ranks failed too often in a row. None of its ranks will return."""
+    """The supervisor will not restart its ranks: the hardware check failed, or the ranks failed too often in a row."""
 
     reason: Reason
 
@@ -325,7 +328,7 @@ FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked
 
 @dataclass(frozen=True, slots=True)
 class SupervisorWelcome:
-    """Permission to start: the run is not stopped, and this host is not excluded."""
+    """Permission to start ranks. Sent unless the run has stopped or the host is excluded."""
 
     beat_interval_s: Seconds
 
@@ -347,7 +350,7 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """Status of a rank of a run."""
+    """Status of one rank of a run."""
 
     slot: int
     start: str  # distinguishes incarnations without revealing them (rules/access.py)
@@ -373,7 +376,7 @@ class SupervisorStatus:
 
 @dataclass(frozen=True, slots=True)
 class ExcludedHost:
-    """A host whose ranks may not return."""
+    """A host whose ranks the run no longer admits, for example after a failed hardware check."""
 
     host: str
     reason: str
@@ -383,7 +386,7 @@ class ExcludedHost:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Status of a run."""
+    """Status of a run, with its ranks and supervisors."""
 
     job: str
     run: str
@@ -396,4 +399,4 @@ class RunStatus:
     ranks: tuple[RankStatus, ...]
     supervisors: tuple[SupervisorStatus, ...]
     excluded: tuple[ExcludedHost, ...]
-    budget_used: Offset = 0.0  # of the most used restart budget, 0 to 1
+    budget_used: Offset = 0.0  # used share of the restart budget closest to exhaustion, 0 to 1

@@ -1,8 +1,8 @@
-"""Messages of a manager's session with the lighthouse, and of a rank's watch with its manager. No protobuf.
+"""Messages on the stream between a manager and the lighthouse (session), and a rank and its manager (watch).
 
-Messages contain levels, not edges. Each hello and heartbeat repeats which quorum the manager holds, if it drains and
-which ranks are down; each acknowledgement repeats the lighthouse's order. So a message lost with a broken connection
-does no harm.
+Messages carry the current state, not changes. Each hello and heartbeat repeats which quorum the manager holds, whether
+it drains and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that is lost with
+its connection does no harm. No protobuf.
 """
 
 from dataclasses import dataclass, field
@@ -32,19 +32,19 @@ from lighthouse_protocol.refusals import LighthouseError
 
 
 class HoldState(StrEnum):
-    """Permissions of a manager under the standing quorum that it received last."""
+    """Which steps a manager may grant its ranks under the standing quorum that it holds."""
 
     STANDING = "standing"  # grants further steps
     RECALLED = "recalled"  # grants no step beyond its highest grant
     RESUMED = "resumed"  # grants steps up to a limit, then joins
     JOINING = "joining"  # has done its last step and grants no more
-    LEAVING = "leaving"  # the ranks have ended in good order; `granted` is their last committed step
+    LEAVING = "leaving"  # the ranks have exited normally; `granted` is their last committed step
     REVOKED = "revoked"  # revoked, or a step failed; grants no more
 
 
 @dataclass(frozen=True, slots=True)
 class HeldQuorum:
-    """The quorum that a manager holds."""
+    """The standing quorum that a manager has, and the steps that the manager has granted under it."""
 
     quorum_id: QuorumId
     mode: HoldState
@@ -53,9 +53,9 @@ class HeldQuorum:
 
 
 class QuorumPhase(StrEnum):
-    """The lighthouse's order about a standing quorum."""
+    """State of a standing quorum at the lighthouse. The managers must act on it."""
 
-    NONE = "none"  # no standing quorum: every step asks the lighthouse
+    NONE = "none"  # no standing quorum: every step requires a request to the lighthouse
     RETURNING = "returning"  # the lighthouse has restarted: holders may continue and must reconnect
     STANDING = "standing"
     RECALLED = "recalled"  # grant no new step and report the highest grant
@@ -65,13 +65,13 @@ class QuorumPhase(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QuorumOrder:
-    """Order of the lighthouse to the managers of a quorum."""
+    """Order from the lighthouse to the managers in a standing quorum."""
 
     quorum_id: QuorumId
     phase: QuorumPhase
-    upto: Count = 0  # last step to grant, if RESUMED
+    upto: Count = 0  # last step to grant, if the phase is RESUMED
     reason: Reason = ""
-    lost: Reason = ""  # lost group, if REVOKED and known
+    lost: Reason = ""  # group that was lost, if the phase is REVOKED and the group is known
 
 
 # Manager to lighthouse.
@@ -81,13 +81,13 @@ class QuorumOrder:
 STARTING = "its ranks have not come yet"
 # The group lost ranks, and its supervisor has started them again.
 RESTARTING = "its ranks are started again"
-# The ranks end in good order, which is no loss to the quorum.
+# The ranks exit normally, which the quorum does not count as a loss.
 LEFT = "its ranks have ended"
 
 
 @dataclass(frozen=True, slots=True)
 class Discards:
-    """Numbers of discarded steps, by reason."""
+    """Number of discarded steps by reason."""
 
     group_lost: Count = 0  # another group of the quorum was lost
     rank_lost: Count = 0  # a rank of this group was lost before its vote
@@ -97,7 +97,7 @@ class Discards:
 
 @dataclass(frozen=True, slots=True)
 class GroupCounts:
-    """Counters since the start of the manager. They only grow."""
+    """Counters since the start of the manager. They never decrease."""
 
     commits: Count = 0
     discards: Discards = Discards()
@@ -109,8 +109,8 @@ class GroupCounts:
 class GroupReport:
     """State of a replica group, repeated in every hello and heartbeat."""
 
-    held: HeldQuorum | None = None
-    drains: bool = False
+    held: HeldQuorum | None = None  # standing quorum that the manager has
+    drains: bool = False  # the group is leaving the job
     down: Reason = ""  # why the group cannot take part although its manager is alive; empty if it can
     missing: Ranks = NO_RANKS  # absent ranks; empty while `down` is set means all of them
     counts: Advisory[GroupCounts] = None  # None for a manager that does not count
@@ -118,16 +118,16 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a session."""
+    """First message of a manager's session."""
 
-    participant: Participant  # as in the last join
+    participant: Participant  # the same as in the last JoinRequest
     levels: GroupReport = GroupReport()
     secret: Secret = field(default="", repr=False)  # random, made at the manager's start, known to no other process
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Sent at every heartbeat_interval, and at once when a level changes."""
+    """Heartbeat of a manager, sent every heartbeat_interval and whenever `levels` changes."""
 
     number: Count  # increasing
     levels: GroupReport = GroupReport()
@@ -136,12 +136,12 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Request to be in the next quorum. A newer request replaces an older one."""
+    """Request to be in the next quorum. It replaces the group's earlier request."""
 
     number: Count  # increasing
     participant: Participant
     time_left_s: Seconds
-    holds: Text = ""  # digest of the manager's quorum, if it can apply changes; empty to request the full list
+    holds: Text = ""  # digest of the quorum that the manager has; empty to request the full list
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +151,14 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The group leaves in good order. A session that ends without this message counts as a crash."""
+    """The group leaves the job normally. A session that closes without this message counts as a crash."""
 
     reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence of one rank for the EvidenceRequest with the same number."""
+    """Evidence about one rank, in answer to the EvidenceRequest with the same number."""
 
     number: Count
     rank: RankEvidence
@@ -166,10 +166,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceDone:
-    """All evidence for the EvidenceRequest with this number has been sent."""
+    """The manager has sent all evidence for the EvidenceRequest with the same number."""
 
     number: Count
-    progress: Advisory[GroupView] = None  # newest view; the lighthouse decides by it what to do about the ranks
+    progress: Advisory[GroupView] = None  # newest view, by which the lighthouse decides whether to restart ranks
 
 
 ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
@@ -196,7 +196,7 @@ class HeartbeatAck:
 
 @dataclass(frozen=True, slots=True)
 class JoinAccepted:
-    """Quorum that answers the join with number `join`."""
+    """Answer to the JoinRequest with number `join`: the quorum that includes the group."""
 
     join: Count
     quorum: Quorum
@@ -208,7 +208,7 @@ class JoinAccepted:
 
 @dataclass(frozen=True, slots=True)
 class QuorumChanged:
-    """Short form of JoinAccepted for a manager that holds the quorum on which `change` is based."""
+    """Shorter JoinAccepted, for a manager that already has the quorum on which `change` is based."""
 
     join: Count
     change: QuorumChange
@@ -218,7 +218,7 @@ class QuorumChanged:
 
 @dataclass(frozen=True, slots=True)
 class JoinRejected:
-    """Refusal of a join, or of the hello."""
+    """The lighthouse refuses a join or the hello."""
 
     join: Count  # 0 for the hello, after which the session ends
     error: LighthouseError
@@ -226,31 +226,34 @@ class JoinRejected:
 
 @dataclass(frozen=True, slots=True)
 class DrainRequest:
-    """Order to leave after the step that the other groups expect."""
+    """Order to finish the step that the other groups expect of this group, and then leave."""
 
     reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class KillRequest:
-    """Order to end the group."""
+    """Order to kill the group's ranks."""
 
     reason: Reason = ""
     behind: Ranks = (
-        NO_RANKS  # ranks whose stall is the reason; the supervisor counts them as lost. Empty for an operator
+        NO_RANKS  # ranks whose stall is the reason, which the supervisor counts as lost; empty for operators' requests
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The lighthouse ends the session: it stops, a newer session has replaced this one, or the leave is complete."""
+    """The lighthouse closes the session.
+
+    It is shutting down, a newer session of the group has replaced this one, or the group has left.
+    """
 
     reason: Reason = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceRequest:
-    """Request for the evidence of ranks.
+    """Request for evidence about the group's ranks.
 
     The manager answers within GATHERED_WITHIN_S with one Evidence per rank, then EvidenceDone.
     """
@@ -279,7 +282,7 @@ ToManager = (
 
 @dataclass(frozen=True, slots=True)
 class EvidenceOffer:
-    """How to get a rank's stacks, even while it runs no Python."""
+    """How to obtain a rank's stack traces even while its Python interpreter is blocked."""
 
     signal: Count = 0  # signal that makes the rank write its stacks; 0 if there is none
     descriptor: Count = 0  # the rank's file descriptor to which the stacks are written
@@ -293,22 +296,22 @@ class WatchHello:
     rank_incarnation: FilledText  # new at every start of the process
     pid: Count = 0
     host: Text = ""  # machine and pid namespace; if equal to the manager's, the manager also watches the pid
-    started: Count = 0  # start time of the process
+    started: Count = 0  # start time of the process, in clock ticks since boot
     hostname: Text = ""  # for display
     offer: EvidenceOffer | None = None  # None if the rank offers no evidence
-    is_observer: bool = False  # reports a rank's place and takes part in no quorum
+    is_observer: bool = False  # the rank only reports its progress, and takes part in no quorum
 
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """First answer: the manager watches the rank."""
+    """First message of the manager: it now watches the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The rank closes its Agent in good order, so the end of the watch is no failure.
+    """The rank is closing its Agent normally, so the close of the watch is not a failure.
 
-    The rank stays until it receives Released.
+    The rank does not exit until it receives Released.
     """
 
     step: Count | None = None  # the next step that the rank would have requested, None within a step
@@ -316,14 +319,14 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Permission for a leaving rank to end: no other rank waits for its data any more."""
+    """Permission for a leaving rank to exit, because no other rank needs its data."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """A rank of the group was lost and has not returned.
+    """Another rank of the group was lost and has not returned.
 
-    Messages from it will never arrive, so the group has to restart.
+    Its peers wait for it indefinitely, so the group must restart.
     """
 
     group_rank: GroupRank
@@ -332,7 +335,7 @@ class RankGone:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """Order to abort the unfinished collectives of a quorum, vote, and request another quorum."""
+    """Order to abort the unfinished collectives of a quorum, vote, and then request another quorum."""
 
     quorum_id: QuorumId
     reason: Reason
@@ -341,21 +344,24 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Reason why the group's requests for a quorum wait."""
+    """The reason why the group's requests for a quorum have not been answered yet."""
 
     reason: Reason  # empty if nothing, or not for long
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Order to end the process with status 1."""
+    """Order to exit the process with status 1."""
 
     reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """Vote of a watched rank. The manager answers with a VoteAnswer of the same number within `time_left_s`."""
+    """A rank's vote on whether to commit a step.
+
+    The manager answers within `time_left_s`, with a VoteAnswer of the same number.
+    """
 
     number: int
     step: int
@@ -367,7 +373,7 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class VoteAnswer:
-    """Decision about a vote, or the reason for its refusal."""
+    """Answer to a Vote: the group's decision, or the error with which the manager refuses the vote."""
 
     number: int
     outcome: Decision | LighthouseError

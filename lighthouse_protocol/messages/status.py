@@ -1,4 +1,4 @@
-"""Snapshots that the logs, the CLI, the page and the metrics show. Fields are named as in the wire messages."""
+"""Status of a lighthouse and a manager, for logs, CLI, page and metrics. Fields are named as in the wire messages."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -23,7 +23,7 @@ class MemberState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HealStatus:
-    """Current heal of a replica group, over all its ranks (rules/heal.py)."""
+    """Current heal of a replica group, summed over its ranks (rules/heal.py)."""
 
     source: Text  # replica group that sends the state
     step: Count  # step of the state
@@ -38,7 +38,7 @@ class HealStatus:
 
 @dataclass(frozen=True, slots=True)
 class MemberStatus:
-    """Status of a replica group."""
+    """Status of a replica group, as known to the lighthouse."""
 
     replica_id: str
     start: str  # distinguishes incarnations without revealing them (rules/access.py)
@@ -54,7 +54,7 @@ class MemberStatus:
 
 
 class RankState(StrEnum):
-    """State of a rank, the worst first."""
+    """State of a rank, from worst to best."""
 
     BEHIND = "behind"  # furthest behind during a stall
     LOST = "lost"  # the replica group or the process is not alive
@@ -65,7 +65,7 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Where a rank is."""
+    """Status of a rank: its step, phase and newest collective."""
 
     replica_id: str  # or the run, for a rank of a run
     group_rank: int  # or the slot, for a rank of a run
@@ -103,7 +103,7 @@ class TimelineKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimelineEntry:
-    """An event of a job's timeline."""
+    """An event in a job's timeline, for display."""
 
     at_unix_s: Offset
     kind: TimelineKind
@@ -142,7 +142,10 @@ class StoreKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoreStatus:
-    """Durable store of a lighthouse. A lighthouse that cannot write its journal exits."""
+    """State of a lighthouse's durable store.
+
+    `error` is only used for etcd, because a lighthouse that cannot write its journal exits.
+    """
 
     kind: StoreKind = StoreKind.NONE
     term: int = 0  # grows with each start, or each leadership
@@ -151,7 +154,7 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class LighthouseStatus:
-    """Status of a lighthouse."""
+    """Status of a lighthouse, with its jobs and runs."""
 
     version: str
     uptime_s: Offset

@@ -1,6 +1,6 @@
-"""Access control: roles, the table of every RPC and HTTP route, client certificates, and proofs of a shared secret.
+"""Access control: roles, permissions per RPC and HTTP route, client certificates, and proofs of a shared secret.
 
-A server calls `check` before a handler runs. It refuses to start if the table lacks one of its methods or routes.
+A server calls `check` before each handler. It refuses to start if POLICY lacks one of its methods or routes.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 
 
 class Role(StrEnum):
-    """Permission of a credential. OPERATE includes all others; VIEW and JOIN include PROBE but not each other."""
+    """Role of a credential. OPERATE includes all others; VIEW and JOIN include PROBE but not each other."""
 
     PROBE = "probe"  # check that a daemon is running
     VIEW = "view"  # read status and metrics
@@ -37,7 +37,7 @@ class Principal:
     replica_id: str = ""  # the only replica group for which it may act; empty for any
 
     def is_allowed(self, needed: frozenset[Role]) -> bool:
-        """Check that the principal has one of the roles in `needed`, directly or by inclusion."""
+        """Return whether one of the principal's roles is in `needed` or includes a role in `needed`."""
         return Role.OPERATE in self.roles or Role.PROBE in needed or not needed.isdisjoint(self.roles)
 
 
@@ -98,7 +98,7 @@ _SERVICES: Mapping[str, Mapping[str, Needed]] = {
 _ROUTES: Mapping[str, Needed] = {
     "GET /livez": _PROBE,
     "GET /readyz": _PROBE,
-    "GET /": _PROBE,  # static; the data comes through /events and /status
+    "GET /": _PROBE,  # static; the page requests its data from /events and /status
     "GET /control": _PROBE,  # the caller's own permissions
     "POST /login": _PROBE,
     "GET /metrics": _VIEW,
@@ -120,7 +120,7 @@ POLICY: Mapping[str, Needed] = {
 
 
 def needed(path: str) -> Needed:
-    """Return the roles for `path`. Raises KeyError for an unknown path, which keeps the server from starting."""
+    """Return the roles that may use `path`. Raises KeyError for a path that POLICY does not list."""
     try:
         return POLICY[path]
     except KeyError:
@@ -128,17 +128,17 @@ def needed(path: str) -> Needed:
 
 
 def is_control(path: str) -> bool:
-    """Check if `path` acts on a job or shows output of ranks. The audit records refusals of these."""
+    """Return whether only operators may use `path`. The audit log records refused calls to such paths."""
     return POLICY[path] == _OPERATE
 
 
 def method_name(path: str) -> str:
-    """Return the short name of a path: Kill, or POST /kill."""
+    """Return the method of an RPC path (Kill), or an HTTP route unchanged (POST /kill)."""
     return path.rpartition("/")[2] if path.startswith("/") else path
 
 
 def changes_state(path: str) -> bool:
-    """Check if `path` changes a job. The audit records each of these calls."""
+    """Return whether `path` changes a job. The audit log records every call to such a path."""
     return method_name(path) in _ACTS
 
 
@@ -149,7 +149,13 @@ def _way_to_show(path: str) -> str:
 
 
 def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
-    """Raise NotPermitted with the remedy if the principal may not use `path`. `port` is the lighthouse's gRPC port."""
+    """Raise NotPermitted if the principal may not use `path`.
+
+    Args:
+        path: Key of POLICY.
+        principal: The caller.
+        port: gRPC port of the lighthouse, for the remedy in the message.
+    """
     wanted = needed(path)
     if principal.is_allowed(wanted):
         return
@@ -183,7 +189,11 @@ _BOUND = "the lighthouse's --tls-identities file defines what a certificate is b
 def check_bounds(principal: Principal, job: str, replica_id: str = "") -> None:
     """Raise NotPermitted if the principal is bound to another job or replica group.
 
-    `replica_id` is empty for actions that a group does for itself. See check_bounds_on_run() for actions on a run.
+    Args:
+        principal: The caller.
+        job: Job on which it acts.
+        replica_id: Replica group on which it acts; empty to check the job only. For actions on a whole run, use
+            check_bounds_on_run().
     """
     if principal.job and principal.job != job:
         raise NotPermitted(f"{principal.name} is bound to job {principal.job}, and may not act in job {job}; {_BOUND}")
@@ -195,7 +205,10 @@ def check_bounds(principal: Principal, job: str, replica_id: str = "") -> None:
 
 
 def check_bounds_on_run(principal: Principal, job: str, what: str) -> None:
-    """Raise NotPermitted if the principal may not do `what` to a whole run, which has ranks of several groups."""
+    """Raise NotPermitted if the principal is bound to another job, or to a single replica group of the run.
+
+    `what` names the action in the message.
+    """
     check_bounds(principal, job)
     if principal.replica_id:
         raise NotPermitted(
@@ -243,13 +256,17 @@ class _Line:
 
 
 class Identities:
-    """The lines of an identities file. Without lines no certificate has a role."""
+    """The lines of an identities file, which map the names in client certificates to roles."""
 
     def __init__(self, lines: Iterable[_Line] = ()) -> None:
         self._lines = tuple(lines)
 
     def principal(self, names: Iterable[str]) -> Principal | None:
-        """Return the principal of a certificate with these names, or None if it has no usable name."""
+        """Return the principal for a certificate with these names.
+
+        Returns:
+            A principal without roles if no line matches, or None if no name is usable.
+        """
         names = tuple(map(_lowered, filter(_is_clean, names)))
         for line in self._lines:
             for name in names:
@@ -259,7 +276,7 @@ class Identities:
 
 
 def parse_identities(text: str) -> Identities:
-    """Parse an identities file. Raises InvalidRequest with the line and the remedy."""
+    """Parse an identities file. Raises InvalidRequest, which quotes the faulty line."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
@@ -319,46 +336,51 @@ def _lowered(name: str) -> str:
     return name if name.startswith(_SPIFFE) else name.lower()
 
 
-# Secrets, digests and proofs: how a peer shows that it is the same peer as before, or a member of the same quorum.
+# Secrets, digests and proofs: how a peer proves that it is the same process as earlier, or a member of the same quorum.
 #
-# 1. A secret is random text, made by the process that wants to be recognised. It is sent to one daemon, over a trusted
-#    connection. The daemon stores its digest only; the secret is never logged, listed in a status or written to disk.
+# 1. A secret is random text, generated by the process that wants to be recognised. It is sent to one daemon, over a
+#    trusted connection. The daemon stores its digest only; the secret is never logged, listed in a status or written to
+#    disk.
 # 2. A proof shows knowledge of a secret without sending it. It covers its purpose, so it cannot be used for anything
-#    else, and it can cover a nonce of the other side, which makes it valid once.
+#    else, and it can cover a nonce from the other side, which makes it valid only once.
 # 3. Comparisons take constant time.
 
 # The purpose of a proof is its first word.
 ADDRESS_WORD = "address"  # a member requests its peer's checkpoint address; then quorum_id, group_rank
 TARGET_WORD = "target"  # a member requests a state; then the request, and both sides' nonces
 SOURCE_WORD = "source"  # the answer to that; then the reply, and both sides' nonces
-STORE_WORD = "store"  # an unguessable key under which members meet in a store; then the key's name
+STORE_WORD = "store"  # an unguessable prefix under which members connect in a store; then the prefix's name
 
 
 def digest_of(secret: str) -> str:
-    """Return the digest to store in place of a secret, or an empty string for an empty secret."""
+    """Return the SHA-256 to store in place of a secret, or an empty string for an empty secret."""
     return hashlib.sha256(_bytes(secret)).hexdigest() if secret else ""
 
 
 def short_name(incarnation: str) -> str:
-    """Return a short name that distinguishes the starts of a process without revealing the incarnation."""
+    """Return eight characters that identify an incarnation without revealing it."""
     return digest_of(incarnation)[:8]
 
 
 def is_shown(secret: str, digest: str) -> bool:
-    """Check that `secret` has the given digest. An empty secret or digest never matches."""
+    """Return whether `secret` has the given digest. An empty secret or digest never matches."""
     return bool(secret and digest) and is_same(digest_of(secret), digest)
 
 
 def is_same(shown: str, secret: str) -> bool:
-    """Compare with a secret in constant time. An empty secret never matches."""
+    """Compare a text with a secret in constant time. An empty secret never matches."""
     return bool(secret) and hmac.compare_digest(_bytes(shown), _bytes(secret))
 
 
 def prove(secret: str, *words: str | int) -> str:
-    """Prove knowledge of `secret` for the purpose in `words`.
+    """Return an HMAC-SHA256 that proves knowledge of `secret`.
+
+    Args:
+        secret: Key of the HMAC.
+        words: What the proof covers: its purpose (for example ADDRESS_WORD), then the request's values and nonces.
 
     Returns:
-        64 hexadecimal characters, or an empty string without a secret.
+        64 hexadecimal characters, or an empty string if `secret` is empty.
     """
     if not secret:
         return ""
@@ -367,7 +389,7 @@ def prove(secret: str, *words: str | int) -> str:
 
 
 def is_proven(proof: str, secret: str, *words: str | int) -> bool:
-    """Check a proof made by prove(). Without a secret no proof is valid."""
+    """Return whether prove() made `proof` from the same secret and words. No proof is valid for an empty secret."""
     return is_same(proof, prove(secret, *words))
 
 

@@ -1,14 +1,14 @@
-"""Progress of a replica group's heal: amount, rate, time left, and the lines for the log. No I/O.
+"""Progress of a replica group's heal: bytes received, rate, time left, and log lines. No I/O.
 
 1. A rank's rate is measured over its last RATE_OVER_S. It falls to zero while nothing arrives, and the time left is
    then unknown.
 2. A restarted heal has its own rate. A heal counts as restarted if its number or process is new, or if its byte count
    has fallen because it changed its source.
 3. The ranks of a group heal in parallel, so their bytes and rates are summed. The time left is the slowest rank's, and
-   is unknown if any rank's is. A rank that is done counts until all are.
-4. The log gets a line at the start of a heal, one every LOGGED_EVERY_S, and one at the end with the cost or the abort.
+   is unknown if any rank's is. A rank that has finished counts until all ranks have.
+4. The log gets a line when a heal starts, every LOGGED_EVERY_S, and when the heal succeeds or fails.
 
-Reports contain ages and bytes, so all times are by the reader's clock and no clock is shared.
+Reports contain durations, not moments, so the clocks of sender and reader need not agree.
 """
 
 from collections import deque
@@ -22,7 +22,7 @@ from lighthouse_protocol.rules.stall import span
 
 RATE_OVER_S = 10.0
 RATE_AFTER_S = 0.5
-KEPT_EVERY_S = 0.25  # a report that comes sooner replaces the last one
+KEPT_EVERY_S = 0.25  # a report that arrives sooner replaces the last one
 FRESH_S = 2.0  # a report up to this age stands for the present, so the rate does not fall between two reports
 STILL_SHOWN_S = 5.0  # a slow link delivers a piece of a state within this time
 LOGGED_EVERY_S = 10.0
@@ -55,7 +55,7 @@ class _RankHeal:
             moments.popleft()
 
     def rate(self, now: float) -> float | None:
-        """Return bytes per second, or None if there are too few reports."""
+        """Return the rate in bytes per second, or None if the reports cover less than RATE_AFTER_S."""
         newest_at, received = self._moments[-1]
         until = newest_at if now - newest_at <= FRESH_S else now
         at, before = self._moments[0]
@@ -75,21 +75,21 @@ class _RankHeal:
 
 @dataclass(slots=True)
 class _Logged:
-    """The log line of the current heal."""
+    """The last log line about the current heal."""
 
     heal: tuple[str, int]  # source and step, which identify the heal
     at: float
 
 
 class GroupHeal:
-    """Heal of one replica group, or of one rank. Times must not decrease."""
+    """Tracks the heal of one replica group, or of one rank. The times passed to its methods must not decrease."""
 
     def __init__(self, settled_s: float = SETTLED_S, *, is_beside: bool = False) -> None:
-        """Create a group that does not heal.
+        """Create a tracker for a group that is not healing.
 
         Args:
-            settled_s: Seconds between the last report of a heal and its end.
-            is_beside: The group heals while it trains; the log lines use the words for that.
+            settled_s: Seconds to wait for other ranks to begin their heal, after all known ones have finished.
+            is_beside: The group heals while it trains. Log lines then say "catching up" instead of "healing".
         """
         self._doing, self._done = ("catching up", "received") if is_beside else ("healing", "healed")
         self._settled_s = settled_s
@@ -100,7 +100,14 @@ class GroupHeal:
         self._logged: _Logged | None = None
 
     def add_report(self, group_rank: int, process: str, heal: HealProgress | None, at: float) -> None:
-        """Record a rank's report. `process` is new at every start of the rank. `heal` is None if it does not heal."""
+        """Record a rank's report.
+
+        Args:
+            group_rank: The rank.
+            process: Identifies the rank's process. It changes at every start.
+            heal: The rank's heal, or None if the rank is not healing.
+            at: Time of the report.
+        """
         known = self._ranks.get(group_rank)
         if heal is None:
             self._end(group_rank, at)
@@ -115,7 +122,7 @@ class GroupHeal:
         self._over_at = None if self._under_way() or not self._ranks else at if self._over_at is None else self._over_at
 
     def retain_ranks(self, group_ranks: Container[int], at: float) -> None:
-        """Drop all other ranks: their processes have ended."""
+        """Drop all ranks that are not in `group_ranks`, because their processes have exited."""
         for group_rank in [rank for rank in self._ranks if rank not in group_ranks]:
             self.add_report(group_rank, "", None, at)
 
@@ -127,19 +134,19 @@ class GroupHeal:
         self._ranks[group_rank] = rank
 
     def _end(self, group_rank: int, at: float) -> None:
-        # A finished heal stays until the group's heal ends. An unfinished heal has failed.
+        # A finished heal is kept until the group's heal is over. An unfinished heal has failed.
         known = self._ranks.get(group_rank)
         if known is not None and not known.heal.is_over:
             self._aborted = self.status(at)
             del self._ranks[group_rank]
 
     def status(self, now: float) -> HealStatus | None:
-        """Return the state of the heal, or None if no rank heals."""
+        """Return the group's heal, or None if no rank is healing."""
         under_way = self._under_way()
         return self._sum_up(under_way, now) if under_way else None
 
     def next_line(self, now: float) -> str:
-        """Return the next line for the log, or an empty string. Call again until the result is empty."""
+        """Return the next due log line, or an empty string. Call repeatedly until the result is empty."""
         status, logged = self.status(now), self._logged
         if status is None:
             return self._end_line(now)
@@ -152,7 +159,7 @@ class GroupHeal:
         return status.text
 
     def next_at(self, now: float) -> float | None:
-        """Return when the next line may be due, or None if no heal is known."""
+        """Return when to call next_line() again, or None if there is no heal."""
         if self._under_way():
             return now if self._logged is None else self._logged.at + LOGGED_EVERY_S
         if self._over_at is not None:
@@ -220,7 +227,7 @@ def _words(status: HealStatus) -> Iterable[str]:
 
 
 def _far(status: HealStatus) -> str:
-    """Format progress, for example 1.2 of 4.0 GiB."""
+    """Format the amount received, for example 1.2 of 4.0 GiB."""
     if status.total is None:
         return _amount(status.received)
     unit = _unit(status.total)

@@ -1,9 +1,10 @@
 """Choice of the lighthouse that a client calls next.
 
-- The client stays with a lighthouse that served it.
+- After a success, the client stays with that lighthouse.
 - A follower's refusal may name the leader. The client calls that address next, without a pause. If the named leader
-  does not serve, the client ignores further names in this round.
-- Otherwise the client calls the next address of its list at once. It pauses only after all of them have failed.
+  fails, too, the client ignores further names in this round.
+- After any other failure, the client calls the next address of its list at once. It pauses only after all of them have
+  failed.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotLea
 
 
 class LeaderSearch:
-    """State of a client's search. `address` is the lighthouse to call now."""
+    """A client's search for the leader. `address` is the lighthouse to call now."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         self._addresses = tuple(addresses)
@@ -25,7 +26,7 @@ class LeaderSearch:
 
     @property
     def has_choice(self) -> bool:
-        """Check if there are several lighthouses: in the list, or behind one name that a follower answered."""
+        """True if there are several lighthouses. They may share one listed address, for example a load balancer's."""
         return len(self._addresses) > 1 or self._has_met_follower
 
     @property
@@ -33,14 +34,14 @@ class LeaderSearch:
         return self._named or self._addresses[self._at]
 
     def mark_served(self) -> None:
-        """Record a success at `address`, which becomes the preferred address."""
+        """Record a successful call. The client stays with `address`."""
         self._failed, self._has_followed = 0, False
 
     def mark_failed(self, error: LighthouseError) -> bool:
-        """Record a failure at `address` and choose the next one.
+        """Record a failed call and set `address` to the next lighthouse to try.
 
         Returns:
-            True if the caller should pause before it calls the next address.
+            True if all addresses have failed, so the caller should pause before the next call.
         """
         self._has_met_follower |= isinstance(error, NotLeader)
         named = None if self._has_followed else _leader(error)

@@ -1,9 +1,9 @@
-"""Changes between quorums, lines about long waits for a quorum, and ranks in words. No I/O.
+"""Differences between quorums, log lines about long waits for a quorum, and formatting of ranks. No I/O.
 
-A manager that already has a quorum receives only the changes, because a full list contains the whole job.
+A manager that already has a quorum receives only the changes, because a full list contains every group of the job.
 
-1. A digest over the full content identifies a quorum. Equal digests mean equal quorums, order included. A manager's
-   join names the last quorum that it received, and the lighthouse sends the changes since that quorum only.
+1. A digest over the full content identifies a quorum. Equal digests mean equal quorums, including their order. A
+   manager's join names the last quorum that it received, and the lighthouse sends only the changes since then.
 2. A change lists departed, new and individually changed members. All others are unchanged, except that they share one
    new state (step, tag and the other fields of a join), which is sent once.
 3. A change contains the digest of its result. If the result differs, the manager discards it and requests the full
@@ -49,7 +49,11 @@ class NamedQuorum:
 
 
 def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
-    """Return the change from `old` to `new`, or None if it would not be shorter than the full list."""
+    """Return the change from `old` to `new`.
+
+    Returns:
+        None if the full list must be sent, because a list is not sorted or no member is the same in both.
+    """
     before, after = old.participants, new.quorum.participants
     if not (_is_ordered(before) and _is_ordered(after)):
         return None
@@ -70,7 +74,7 @@ def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
 
 
 def apply_change(old: Quorum, change: QuorumChange) -> NamedQuorum | None:
-    """Apply a change. Return None if it is not based on `old`."""
+    """Return the quorum that results from `change`, or None if `change` is not based on `old`."""
     listed = {member.wire_id for member in change.members}
     gone = set(change.gone)
     state = dict(zip(_STATE, _state(change.like), strict=True))
@@ -89,7 +93,7 @@ def _is_ordered(participants: tuple[Participant, ...]) -> bool:
 
 
 # A long wait for a quorum is logged when it has lasted LOGGED_AFTER_S, when its reason changes, and every minute. A
-# request that timed out is repeated by its rank, so a wait may have short gaps. It ends with an answer.
+# rank repeats a request that timed out, so a wait may have short gaps. It ends when a request is answered.
 
 LOGGED_AFTER_S = 5.0
 CHANGED_AFTER_S = 10.0
@@ -99,7 +103,7 @@ RETRIED_WITHIN_S = 2.0
 
 
 class QuorumWait:
-    """A group's wait for a quorum. All times are by one monotonic clock of the caller."""
+    """A group's wait for a quorum. The caller passes all times, from one monotonic clock."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -112,24 +116,24 @@ class QuorumWait:
         return self._since is not None and self._left_at is None
 
     def begin(self, now: float) -> None:
-        """Record that a request waits, as the start or continuation of the wait."""
+        """Start the wait, or continue it after a pause of up to RETRIED_WITHIN_S."""
         if self._left_at is not None and now > self._left_at + RETRIED_WITHIN_S:
             self.finish(now)
         self._since, self._left_at = now if self._since is None else self._since, None
 
     def pause(self, now: float) -> None:
-        """Record that no request waits any more, although there was no answer."""
+        """Pause the wait: the last waiting request ended without an answer."""
         if self.is_under_way:
             self._left_at = now
 
     def finish(self, now: float) -> str:
-        """End the wait. Return the closing line, or an empty string if nothing was logged."""
+        """End the wait. Return the closing log line, or an empty string if no line has been logged about it."""
         logged, since = self._logged, self._since
         self._since = self._left_at = self._logged = None
         return "" if logged is None or since is None else f"there is a quorum, after {now - since:.0f} s"
 
     def next_at(self, now: float) -> float | None:
-        """Return when the next line may be due, or None if no request waits."""
+        """Return when to call next_line() again, or None if no request waits."""
         if self._since is None or self._left_at is not None:
             return None
         if self._logged is None:
@@ -137,7 +141,7 @@ class QuorumWait:
         return max(self._logged_at + CHANGED_AFTER_S, now + CHECKED_EVERY_S)
 
     def next_line(self, waiting_for: str, now: float) -> str:
-        """Return the line that is due, or an empty string."""
+        """Return the log line that is due, or an empty string. `waiting_for` is the reason for the wait."""
         if self._since is None or self._left_at is not None or now < self._since + LOGGED_AFTER_S:
             return ""
         after_s = REPEATED_AFTER_S if waiting_for == self._logged else CHANGED_AFTER_S
@@ -147,7 +151,7 @@ class QuorumWait:
         return f"no quorum for {now - self._since:.0f} s: waiting for {waiting_for}"
 
 
-# Ranks and their places in words, for example: 1-7 behind in validation 0/25, 0 waiting in all_reduce.
+# Formatting of ranks and their places, for example: 1-7 behind in validation 0/25, 0 waiting in all_reduce.
 
 MAX_LISTED = 16
 
@@ -158,7 +162,7 @@ def operation_name(rank: RankView) -> str:
 
 
 def signature(rank: RankView) -> str:
-    """Return the operation and shape, on which all ranks of a collective must agree."""
+    """Return the operation and shape of the rank's collective. All ranks in a collective must have the same."""
     collective = rank.sample.inside or rank.sample.collective
     return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
 
@@ -185,7 +189,7 @@ def group_ranks(key: Callable[[RankView], Hashable], ranks: Iterable[RankView]) 
 
 
 def describe_each(describe: Callable[[RankView], str], ranks: Iterable[RankView]) -> str:
-    """Describe each rank with `describe`, merging ranks with the same description."""
+    """Join the descriptions of all ranks. Ranks with the same description are listed together."""
     return ", ".join(f"{list_rank_views(party)} {describe(party[0])}" for party in group_ranks(describe, ranks))
 
 
@@ -198,13 +202,13 @@ def list_rank_views(ranks: Iterable[RankView]) -> str:
 
 
 def list_names(names: Iterable[RankName]) -> str:
-    """Format rank names, for example 0, 3-5, or a/0, b/3-5 with replica groups."""
+    """Format rank names as ranges, for example "0, 3-5", or "a/0, b/3-5" for ranks of several groups."""
     ordered = sorted(names)
     return _listed(_runs(ordered), len(ordered))
 
 
 def list_ranks(ranks: Set[int]) -> str:
-    """Format the ranks of one group as list_names() does, in time proportional to the number of runs."""
+    """Format the ranks of one group as list_names() does. Takes O(1) per range of consecutive ranks."""
     runs = RankSet.of(ranks).runs()
     return _listed(((RankName("", first), RankName("", last)) for first, last in runs), len(ranks))
 
@@ -217,7 +221,7 @@ def _listed(runs: Iterable[tuple[RankName, RankName]], count: int) -> str:
 
 
 def describe_missing_ranks(replica_id: str, group_world_size: int, missing: Set[int]) -> str:
-    """Format the present and missing ranks of a group, for example: a has ranks 0-3 of 8; missing: 4-7."""
+    """Format the present and missing ranks of a group, for example "a has ranks 0-3 of 8; missing: 4-7"."""
     here = RankSet.first(group_world_size) - missing
     has = f"{'rank' if len(here) == 1 else 'ranks'} {list_ranks(here)}" if here else "none"
     names = list_ranks(missing)
@@ -225,7 +229,7 @@ def describe_missing_ranks(replica_id: str, group_world_size: int, missing: Set[
 
 
 def _runs(names: Sequence[RankName]) -> Iterator[tuple[RankName, RankName]]:
-    """Yield the first and last name of each run of consecutive ranks in one group."""
+    """Yield the first and last name of each range of consecutive ranks of one group. `names` is sorted."""
     for _, run in groupby(enumerate(names), lambda at: (at[1].replica_id, at[1].group_rank - at[0])):
         members = [name for _, name in run]
         yield members[0], members[-1]

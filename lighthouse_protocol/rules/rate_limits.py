@@ -3,7 +3,7 @@
 The restart budget of a run decides if and when a failed function runs again. The limits per peer keep one peer from
 starving the others. A peer is a host: a thousand managers behind one address are one peer, and the limits allow for
 that. A check is O(1), except that all peers are scanned at most once a second while there are too many. A refused
-request costs nothing, and its error names the limit and the remedy.
+request uses up nothing, and its error names the limit and the remedy.
 """
 
 import math
@@ -27,14 +27,21 @@ PROGRESS_AFTER_S = 10.0  # a generation this old has made progress, even if it r
 
 
 class RestartBudget:
-    """Failures of a run. `failed_at` holds their times, oldest first, by a monotonic clock of the caller."""
+    """Restart budget of a run. `failed_at` holds the times of its failures, oldest first, on a monotonic clock."""
 
     def __init__(self, failed_at: Iterable[float] = ()) -> None:
         self.failed_at = tuple(failed_at)
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record a failed generation and return the delay in seconds before the next one."""
+        """Record a failed generation, and return the delay before the next one in seconds.
+
+        Args:
+            terms: Settings of the run.
+            now: Time on a monotonic clock.
+            lasted_s: How long the generation has run.
+            has_stepped: It has completed a step.
+        """
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]
@@ -44,21 +51,21 @@ class RestartBudget:
         return min(MAX_DELAY_S, terms.restart_delay_s * 2.0 ** min(self._fruitless - 1, 60))
 
     def used_share(self, terms: RunTerms, now: float) -> float:
-        """Return the used share of the budget, 0 to 1."""
+        """Return the share of the budget used within the window, from 0 to 1."""
         if terms.max_restarts is None:
             return 0.0
         recent = sum(now - at < terms.restart_window_s for at in self.failed_at)
         return share_used(recent, terms.max_restarts)
 
     def why_exhausted(self, terms: RunTerms) -> str:
-        """Explain that the budget is exhausted, or return an empty string if a restart is left."""
+        """Return a message that the budget is exhausted, or an empty string if it is not."""
         if terms.max_restarts is None or len(self.failed_at) <= terms.max_restarts:
             return ""
         return f"max_restarts: {terms.max_restarts} restarts within {terms.restart_window_s:g} s are used up"
 
 
 def share_used(restarts: int, max_restarts: int) -> float:
-    """Return the used share of a budget, 0 to 1. A budget of no restarts is used up by the first failure."""
+    """Return the used share of a budget, from 0 to 1. The first failure uses up a budget of zero restarts."""
     return min(1.0, restarts / max_restarts) if max_restarts else float(restarts > 0)
 
 
@@ -66,7 +73,10 @@ def share_used(restarts: int, max_restarts: int) -> float:
 
 
 class TokenBucket:
-    """A burst of `at_once`, refilled at `per_s`. `now` is the caller's monotonic clock."""
+    """Token bucket that holds up to `at_once` tokens and gains `per_s` tokens per second.
+
+    The caller passes the time, from a monotonic clock.
+    """
 
     __slots__ = ("_at", "_left", "at_once", "per_s")
 
@@ -77,7 +87,7 @@ class TokenBucket:
         self._at = 0.0
 
     def try_take(self, now: float, amount: float = 1.0) -> bool:
-        """Take `amount` if it is available. Return False and take nothing otherwise."""
+        """Take `amount` tokens and return True, or return False if fewer are left."""
         left = self._left + (now - self._at) * self.per_s
         left = min(left, self.at_once)
         if left < amount:
@@ -95,7 +105,7 @@ SWEEP_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """A burst of `at_once`, then `per_s`."""
+    """Limit of a token bucket: a burst of `at_once`, then `per_s` per second."""
 
     per_s: float
     at_once: float
@@ -105,7 +115,7 @@ class Rate:
 
 
 class Resource(StrEnum):
-    """Limited resources, named as in the refusals."""
+    """Limited resources. The values are the names in error messages."""
 
     JOBS = "new jobs"
     RUNS = "new runs"
@@ -124,7 +134,7 @@ _PER_STREAM = (Resource.STREAM_MESSAGES, Resource.STREAM_BYTES)
 
 @dataclass(frozen=True, slots=True)
 class PeerLimits:
-    """Limits of one peer."""
+    """Limits on the resources that one peer may use."""
 
     open: int = 4096  # concurrent calls and streams
     reads: int = 2  # concurrent expensive answers; further requests wait
@@ -132,18 +142,18 @@ class PeerLimits:
     runs: Rate = Rate(2, 800)
     replica_ids: Rate = Rate(50, 5_000)
     processes: Rate = Rate(100, 30_000)
-    ranks_shown: Rate = Rate(8_000, 16_000)
-    durable_writes: Rate = Rate(200, 2_000)
-    messages: Rate = Rate(4_000, 200_000)
+    ranks_shown: Rate = Rate(8_000, 16_000)  # progress of one rank, in heartbeats of managers
+    durable_writes: Rate = Rate(200, 2_000)  # keys of runs
+    messages: Rate = Rate(4_000, 200_000)  # over all streams
     bytes: Rate = Rate(8 * 2**20, 64 * 2**20)
-    stream_messages: Rate = Rate(200, 70_000)  # the evidence of the largest group is one message a rank
+    stream_messages: Rate = Rate(200, 70_000)  # the largest group sends its evidence as one message per rank
     stream_bytes: Rate = Rate(512 * 2**10, 16 * 2**20)
 
     @classmethod
     def for_open(cls, open: int) -> "PeerLimits":
-        """Return limits for `open` concurrent calls and streams per peer, with the rates scaled up to match.
+        """Return limits for `open` concurrent calls and streams per peer.
 
-        The rates never fall below the defaults. The limits of a single stream stay the same.
+        Above the default of `open`, the rates grow in proportion. The limits of a single stream stay the same.
         """
         limits = cls(open=open)
         share = max(1.0, open / cls().open)
@@ -155,7 +165,7 @@ class PeerLimits:
 
 
 class Peer:
-    """Open calls and used resources of one peer."""
+    """Counts the open calls and the used resources of one peer, and enforces its limits."""
 
     __slots__ = ("__weakref__", "_buckets", "_limits", "name", "open")
 
@@ -166,7 +176,7 @@ class Peer:
         self._buckets: dict[Resource, TokenBucket] = {}
 
     def enter(self) -> None:
-        """Count one more open call or stream. Raises LimitReached."""
+        """Count another open call or stream. Raises LimitReached if too many are open."""
         if self.open >= self._limits.open:
             raise LimitReached(
                 f"{self.name} has {self.open} calls and streams open; at most {self._limits.open} for each peer: close "
@@ -178,12 +188,12 @@ class Peer:
         self.open -= 1
 
     def charge(self, resource: Resource, now: float, amount: float = 1.0) -> None:
-        """Use `amount` of `resource`. Raises LimitReached."""
+        """Take `amount` of `resource`. Raises LimitReached if less is left."""
         if not self.try_charge(resource, now, amount):
             raise exceeded(self.name, resource, self._buckets[resource])
 
     def try_charge(self, resource: Resource, now: float, amount: float = 1.0) -> bool:
-        """Use `amount` of `resource` if it is available, and return if it was."""
+        """Take `amount` of `resource` and return True, or return False if less is left."""
         bucket = self._buckets.get(resource)
         if bucket is None:
             rate = self._limits.rate(resource)
@@ -191,12 +201,12 @@ class Peer:
         return bucket.try_take(now, amount)
 
     def is_idle(self, now: float) -> bool:
-        """Check that the peer has nothing open and all its buckets are full: dropping it would change nothing."""
+        """Return whether the peer has nothing open and all its buckets are full, so that it can be dropped."""
         return self.open == 0 and all(bucket.is_full(now) for bucket in self._buckets.values())
 
 
 class StreamMeter:
-    """Counts the messages and bytes that a peer sends on one stream."""
+    """Counts the messages and bytes that a peer sends on one stream, and enforces their limits."""
 
     __slots__ = ("_bytes", "_messages", "_peer")
 
@@ -206,7 +216,7 @@ class StreamMeter:
         self._bytes = TokenBucket(limits.stream_bytes.per_s, limits.stream_bytes.at_once)
 
     def charge(self, size: int, now: float) -> None:
-        """Count one message of `size` bytes. Raises LimitReached."""
+        """Count a message of `size` bytes. Raises LimitReached if the stream or the peer exceeds a limit."""
         if not self._messages.try_take(now):
             raise exceeded(self._peer.name, Resource.STREAM_MESSAGES, self._messages)
         if not self._bytes.try_take(now, size):
@@ -216,7 +226,7 @@ class StreamMeter:
 
 
 class PeerTable:
-    """The peers of a server. Idle peers are dropped, so any number of short-lived peers stays cheap."""
+    """The peers of a server. Drops idle peers when it is full, so memory stays bounded."""
 
     def __init__(self, limits: PeerLimits, max_peers: int = MAX_PEERS) -> None:
         self.limits = limits

@@ -1,20 +1,20 @@
-"""Detection of stalls: does nothing move, and which ranks are behind? No I/O.
+"""Stall detection: has training stopped making progress, and which ranks are behind? No I/O.
 
 A manager applies the rules to its ranks, the lighthouse to the ranks of all groups. A *mark* is any sign of progress of
 a rank.
 
 1. A rank waits while it is in a collective, or in a wait that its script has declared. Otherwise it runs.
-2. Training moves while some rank runs and its last mark is younger than the limit of its phase. So the rank that others
-   declare to wait for sets the time limit. If no rank runs, the limit is the floor.
+2. Training moves while some rank runs and its last mark is younger than the limit of its phase. So while the other
+   ranks wait, the running rank's phase sets the time limit. If no rank runs, the limit is the floor.
 3. Divergence: ranks have entered the same collective (by number) with different operations or shapes. Ranks that are in
    several collectives at once, as DDP is with its buffers, are compared number by number.
-4. Behind: in process groups made by scripts, ranks are compared by the number of collectives entered in each group.
+4. Behind: in process groups of scripts, ranks are compared by the number of collectives entered in each group.
    Suspects are behind some rank and ahead of none. If this finds no suspect, ranks are compared by their newest
    collective, then by step, then by the phases of the step that at least two ranks have entered; suspects are the
    ranks furthest behind. A rank in a collective that others have not entered is never a suspect, nor is a rank that
    declared a wait. Being behind is not proof of guilt.
 5. If some ranks, but not all, have stopped their heartbeats, all of these are behind, in addition to rule 4's suspects.
-   A waiting rank still sends heartbeats, but C code that holds the interpreter lock does not.
+   A waiting rank still sends heartbeats, unless C code holds the GIL.
 6. If no rank is behind and all are in one collective, the verdict is "network or collective". Otherwise the verdict
    lists each rank's place.
 
@@ -59,7 +59,7 @@ MIN_SILENT_S = 5.0
 Order: TypeAlias = tuple[int, int, int]
 NOTHING: Order = (0, 0, 0)
 
-# Ranks that meet in collectives: (replica group, process group of the script). Both are empty for an Agent's.
+# A process group: (replica id, name of the process group of the script). Both are empty for the Agent's collectives.
 Circle: TypeAlias = tuple[str, str]
 
 # The newest collective, and whether the rank has left it. A rank still inside is behind a rank that has left it.
@@ -76,14 +76,19 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits on the time since a rank's last mark."""
+    """Settings for the time that a rank may take between two marks."""
 
     floor_s: float = FLOOR_S  # minimum for every phase
     factor: float = FACTOR  # multiple of the longest healthy time in the phase
     first_s: float = FIRST_S  # minimum for an unmeasured phase, and in the first step of a process
 
     def limit_s(self, longest_s: float, *, is_first: bool) -> float:
-        """Return the limit of a phase. `longest_s` is its longest healthy time, 0 if unknown."""
+        """Return how many seconds a rank may stay in a phase without a mark.
+
+        Args:
+            longest_s: Longest time without a mark that was healthy in this phase, or 0 if unknown.
+            is_first: The process has not finished its first step.
+        """
         known_s = max(self.floor_s, self.factor * longest_s)
         return max(known_s, self.first_s) if is_first or longest_s == 0 else known_s
 
@@ -102,13 +107,13 @@ class StallVerdict:
 
 
 def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_complete: bool = True) -> StallVerdict | None:
-    """Return why training stands still, or None if it moves or the cause is not known.
+    """Return why training has stalled, or None if it is moving or the cause is unknown.
 
     Args:
         ranks: The ranks to compare.
-        floor_s: Limit on the time since the last mark if no rank runs.
-        is_complete: `ranks` contains every rank of their collectives. Otherwise a waiting rank may wait for a rank
-            outside `ranks`.
+        floor_s: Seconds without a mark after which ranks that all wait have stalled.
+        is_complete: `ranks` includes every rank that takes part in their collectives. If False, a rank may be waiting
+            for a rank that is not in `ranks`.
     """
     if not ranks or time_left_s(ranks, floor_s) >= 0:
         return None
@@ -120,7 +125,10 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
 
 
 def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
-    """Return the seconds left until the ranks count as standing still (rule 2). Negative if they do now."""
+    """Return the seconds until the ranks count as stalled (rule 2) if none of them moves.
+
+    The result is negative if they count as stalled already.
+    """
     running = [rank for rank in ranks if rank.is_running]
     if running:
         return max(rank.limit_s - rank.progress_age_s for rank in running)
@@ -147,7 +155,7 @@ def _divergence(ranks: Sequence[RankView]) -> StallVerdict | None:
 
 
 def _unfinished(rank: RankView) -> Iterator[tuple[tuple[Circle, int], str]]:
-    """Yield the ((process group, number), operation) of each known collective that the rank is in."""
+    """Yield ((process group, number), operation) for each unfinished collective whose operation is known."""
     for calls in rank.sample.calls:
         if calls.is_inside and calls.operation:
             names = (*calls.before, calls.operation)
@@ -212,7 +220,10 @@ def _without_beat(ranks: Sequence[RankView], limit_s: float) -> list[RankView]:
 
 
 def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the ranks that are behind some rank and ahead of none in the process groups of their scripts."""
+    """Return the suspects by rule 4's first comparison, in the process groups that the scripts made.
+
+    A suspect is behind another rank in some group, and ahead of no rank in any.
+    """
     if not any(rank.sample.calls for rank in ranks):
         return []
     bounds = _bounds(ranks)
@@ -227,7 +238,7 @@ def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> 
 
 
 def _bounds(ranks: Iterable[RankView]) -> dict[Circle, tuple[Place, Place]]:
-    """Return the least and the most advanced place of each process group."""
+    """Return the places of the least and the most advanced rank in each process group."""
     bounds: dict[Circle, tuple[Place, Place]] = {}
     for rank in ranks:
         for circle, reached in _places(rank).items():
@@ -255,7 +266,11 @@ def _meeting(rank: RankView) -> tuple[Circle, Order]:
 
 
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the suspects furthest behind by collective, step and phase, or an empty list if all are level."""
+    """Return the suspects by rule 4's second comparison: the ranks furthest behind by collective, step and phase.
+
+    Returns:
+        An empty list if no rank is behind another.
+    """
     least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
     suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
     if not suspectable:
@@ -270,13 +285,24 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
 
 
 def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
-    """Check rule 4's exceptions. `least` is the newest collective that all ranks have entered, None if unknown."""
+    """Return whether the rank can be a suspect (the exceptions of rule 4).
+
+    Args:
+        sample: The rank's sample.
+        least: Newest collective that all ranks have entered, or None if not all ranks are known.
+    """
     inside = sample.inside
     return not sample.waits_for if inside is None else isinstance(inside, Collective) and inside.order == least
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return the ranks that are ahead of no other. Unless `are_behind` is set, they must also be behind another one."""
+    """Return the ranks that are ahead of no other in the `shared` phases.
+
+    Args:
+        ranks: Ranks in the same step.
+        shared: Phases to compare.
+        are_behind: The ranks are known to be behind. If False, return only ranks that are behind another of `ranks`.
+    """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
     return [
@@ -298,7 +324,7 @@ def _level(sample: ProgressSample) -> tuple[Order, bool, int]:
 
 
 def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
-    """Return the phases that at least two ranks have entered in their step. A phase of a single rank orders nothing."""
+    """Return the phases that at least two ranks have entered in their step. Other phases cannot be compared."""
     once: set[str] = set()
     twice: set[str] = set()
     for sample in samples:
@@ -309,39 +335,39 @@ def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
 
 
 def is_behind_in_phases(sample: ProgressSample, other: ProgressSample, shared: frozenset[str]) -> bool:
-    """Check that `sample` is behind `other` by a shared phase and ahead by none. Both are in one step."""
+    """Return whether `sample` is behind `other` in a shared phase and ahead in none. Both are in the same step."""
     mine, theirs = _phases_of(sample, shared), _phases_of(other, shared)
     return mine != theirs and all(have <= others for have, others in zip(mine, theirs, strict=True))
 
 
 def _phases_of(sample: ProgressSample, shared: frozenset[str]) -> tuple[tuple[int, bool, int], ...]:
-    """Return for each shared phase: entries, whether it was left, and ticks if not. Higher values are further ahead."""
+    """Return (entries, has left, ticks so far) for each shared phase. Higher values are further ahead."""
     entered = dict(sample.entered)
     done = {phase.name: phase.done for phase in sample.phases}
     return tuple((entered.get(name, 0), name not in done, done.get(name, 0)) for name in sorted(shared))
 
 
-# Pauses of the observer. A process that was paused, swapped out or migrated has read nothing in that time. Ranks may
-# have moved, or may have been paused with it, so the time does not count.
+# Pauses of the observer. A process that was paused, swapped out or migrated has received nothing in that time. The
+# ranks may have moved, or may have been paused with it, so the time does not count.
 
 MAX_TIMES = 64
 
 
 class PauseLog:
-    """Times in which the observer itself was paused."""
+    """The pauses of the observing process."""
 
     def __init__(self) -> None:
         self._times: list[tuple[float, float]] = []  # (end, length) of each pause, the newest last
 
     def add_pause(self, by_s: float, now: float) -> None:
-        """Record a pause of `by_s` seconds that ends now. Above MAX_TIMES, the two oldest pauses are merged."""
+        """Record a pause of `by_s` seconds that ends now. Above MAX_TIMES pauses, merge the two oldest."""
         self._times.append((now, by_s))
         if len(self._times) > MAX_TIMES:
             (_, first_s), (ended_at, second_s), *newer = self._times
             self._times = [(ended_at, first_s + second_s), *newer]
 
     def paused_s(self, age_s: float, now: float) -> float:
-        """Return how many of the last `age_s` seconds were paused."""
+        """Return for how many of the last `age_s` seconds the observer was paused."""
         since, total_s = now - age_s, 0.0
         for ended_at, length_s in reversed(self._times):
             if ended_at <= since:
@@ -350,7 +376,7 @@ class PauseLog:
         return min(total_s, age_s)
 
     def without_pauses(self, rank: RankView, now: float) -> RankView:
-        """Return a copy of `rank` whose ages do not include the pauses."""
+        """Return a copy of `rank` with the pauses subtracted from its ages."""
         if not self._times:
             return rank
         of_beat_s = self.paused_s(rank.beat_age_s, now)
@@ -360,7 +386,7 @@ class PauseLog:
 
 # Progress of a group. The manager uses this for its ranks, and the lighthouse for the ranks of a run.
 #
-# Samples contain ages, so no clock is shared: a sample ages from its arrival by the reader's clock. The longest healthy
+# Samples contain ages, so clocks need not agree: the reader adds the time since a sample's arrival. The longest healthy
 # time of a phase is learned from all ranks: one rank's validation time sets the limit for the others. First steps and
 # times above the limit are not learned. A lost rank is dropped with its open phases.
 
@@ -386,7 +412,7 @@ class _LastSample:
 
 class GroupProgress:
     def __init__(self, replica_id: str = "", limits: Limits | None = None) -> None:
-        """Create an empty group. Rank names in texts start with `replica_id` unless it is empty."""
+        """Create a group without ranks. A `replica_id` that is not empty becomes part of the rank names."""
         self._replica_id = replica_id
         self._limits = limits or Limits()
         self._last: dict[int, _LastSample] = {}
@@ -404,17 +430,17 @@ class GroupProgress:
                 self._learn(time)
 
     def remove_rank(self, group_rank: int) -> None:
-        """Remove a rank whose process has ended. Its times per phase still count."""
+        """Remove a rank whose process has exited. Its times per phase stay in `seconds`."""
         last = self._last.pop(group_rank, None)
         if last is not None:
             _add(self._past_s, last.sample)
 
     def add_pause(self, by_s: float, now: float) -> None:
-        """Record that this process was paused for `by_s` seconds until now."""
+        """Record that the observing process was paused for the last `by_s` seconds."""
         self._pauses.add_pause(by_s, now)
 
     def limit_s(self, sample: ProgressSample) -> float:
-        """Return the seconds that a rank may stay without a mark at this place."""
+        """Return how many seconds a rank may stay in its phase without a mark."""
         return self._limits.limit_s(self._longest.get(sample.innermost.name, 0.0), is_first=sample.is_first)
 
     def ranks(self, now: float) -> tuple[RankView, ...]:
@@ -422,7 +448,7 @@ class GroupProgress:
         return tuple(self._pauses.without_pauses(view, now) for view in views)
 
     def view(self, incarnation: str, now: float) -> GroupView:
-        """Return the group's view for the lighthouse: times are summed over the ranks."""
+        """Return the group as sent to the lighthouse, with the times per phase summed over the ranks."""
         ranks = tuple(replace(rank, sample=replace(rank.sample, times=())) for rank in self.ranks(now))
         return GroupView(
             self._replica_id, incarnation, ranks, tuple(map(PhaseSeconds._make, sorted(self.seconds.items())))
@@ -437,11 +463,14 @@ class GroupProgress:
         return total
 
     def verdict(self, now: float, *, is_complete: bool) -> StallVerdict | None:
-        """Return a verdict if the group stalls. `is_complete`: no rank outside the group takes part in its waits."""
+        """Return why the group has stalled, or None. See find_stall() for `is_complete`."""
         return find_stall(self.ranks(now), floor_s=self._limits.floor_s, is_complete=is_complete)
 
     def left_s(self, now: float) -> float | None:
-        """Return the seconds until a verdict is possible if no rank moves, or None without ranks. May be negative."""
+        """Return the seconds until the group counts as stalled if no rank moves, or None without ranks.
+
+        The result is negative for a group that has stalled already.
+        """
         ranks = self.ranks(now)
         return time_left_s(ranks, self._limits.floor_s) + SOON_S if ranks else None
 

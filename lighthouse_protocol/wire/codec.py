@@ -1,8 +1,8 @@
-"""Codecs between message dataclasses and protobuf, and the mapping of refusals to gRPC statuses.
+"""Codecs between message dataclasses and protobuf, and the mapping of LighthouseErrors to gRPC statuses.
 
-A dataclass and its protobuf message have the same name and the same field names. The field types contain the
-constraints (constraints.py). Each codec is compiled once, at import, into generated Python source, which is as fast as
-code written by hand.
+A dataclass and its protobuf message have the same name and the same field names. The annotations of the fields contain
+the constraints (constraints.py). Each codec is generated as Python source and compiled once, on import, so it is as
+fast as hand-written code.
 """
 
 import re
@@ -32,10 +32,10 @@ P = TypeVar("P", bound=Message)
 
 
 class Codec(NamedTuple, Generic[M, P]):
-    """Writer and reader of one message class.
+    """Functions that convert between a message class and its protobuf message.
 
-    `read` raises InvalidRequest that names the field. `write` does not check. `fields` returns the message as keyword
-    arguments, because protobuf builds a nested message faster from a dict than from a message.
+    `read` checks the fields and raises InvalidRequest, which names the invalid field. `write` does not check. `fields`
+    returns keyword arguments for `schema`, because protobuf builds a nested message faster from a dict.
     """
 
     schema: type[P]
@@ -48,7 +48,10 @@ CODECS: dict[type[Any], Codec[Any, Any]] = {}  # by message class
 
 
 def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
-    """Register a hand-written codec, for a message whose fields differ from its class. Compiled codecs can nest it."""
+    """Register a hand-written codec, for a class whose fields differ from its protobuf message.
+
+    Compiled codecs use it for fields of this class.
+    """
     CODECS[cls] = Codec(schema, write, read, write)
     return CODECS[cls]
 
@@ -56,8 +59,8 @@ def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read:
 def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
     """Return the codec of `cls`, compiling it on first use.
 
-    A class may define two methods. `fitted` returns a copy that fits into a message; it is applied on write and read.
-    `check` raises InvalidRequest if fields contradict each other.
+    A class may define two methods. `fitted` returns a copy that fits into a message, and is called on write and read.
+    `check` is called on read, and raises InvalidRequest if fields contradict each other.
 
     Args:
         cls: A dataclass or NamedTuple.
@@ -101,7 +104,7 @@ def read(message):
 
 
 class Oneof:
-    """A protobuf oneof of messages. The class of a value selects the field."""
+    """Codec of a protobuf oneof whose fields are messages. The class of a value selects the field."""
 
     def __init__(self, union: Any, oneof: Any, advisory: Iterable[type[Any]] = ()) -> None:
         """Compile the codecs. Raises TypeError if the classes of `union` are not the messages of `oneof`."""
@@ -123,7 +126,7 @@ class Oneof:
         return {field: write(value)}
 
     def read(self, message: Any) -> Any:
-        """Return the message, or None if it is absent or of an unknown kind."""
+        """Return the value, or None if it is absent or of an unknown type."""
         field = message.WhichOneof(self._name)
         return None if field is None else self._readers[field](getattr(message, field))
 
@@ -142,7 +145,7 @@ def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return the source of the dict item that writes a field, and of the expression that reads it."""
+    """Return Python source for a field: the dict item that writes it, and the expression that reads it."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     is_optional = get_origin(hint) in (Union, UnionType)
@@ -168,7 +171,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return source templates that write and read one value. {} stands for the value."""
+    """Return two Python expressions: one writes a value, the other reads it. {} stands for the value."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     if field.message_type is not None:
@@ -223,7 +226,7 @@ def _schema_name(cls: type[Any]) -> str:
 
 
 class _Members(dict[Any, StrEnum]):
-    """Enum members by wire value."""
+    """Enum members by their value on the wire. Raises InvalidRequest for an unknown value."""
 
     def __init__(self, field: str, members: Mapping[Any, StrEnum]) -> None:
         super().__init__(members)
@@ -292,17 +295,17 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 
 
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
-    """Return the refusal for a call that ended with `status`."""
+    """Return the exception for a call that failed with a gRPC status."""
     return _CLASS.get(status, refusals.InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
 
 
 def kind_of(error: LighthouseError) -> str:
-    """Return the class name under which the other side knows a refusal. A subclass becomes its base class."""
+    """Return the name that stands for a refusal on the wire. A subclass is sent as its base class."""
     return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
 
 
 def refusal_of(kind: str, text: str) -> LighthouseError:
-    """Create a refusal from its name. A name that this version does not know becomes a LighthouseError."""
+    """Create a refusal from its name on the wire. An unknown name becomes a LighthouseError."""
     return _KINDS.get(kind, LighthouseError)(cut_reason(text))
 
 

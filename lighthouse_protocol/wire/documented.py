@@ -1,7 +1,8 @@
-"""Conversion between membership.py and the documented messages, whose fields are not ours.
+"""Conversion between membership.py and the protobuf messages that torchft defined.
 
-A member is relayed to native and torchft callers alike. A field that only one form has is relayed as an unknown field.
-A field with different numbers in the two forms is written under both.
+There are two forms of each message: torchft's, and the native one with our additional fields. The lighthouse relays a
+member to callers of both forms. It relays a field that the caller's form lacks as an unknown field, and writes a field
+whose number differs under both numbers.
 """
 
 from collections.abc import Callable, Iterable
@@ -36,7 +37,7 @@ class _Member(Protocol):
 
 
 def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
-    """Read an optional distrust. Raises InvalidRequest with the name of the field."""
+    """Read and check the optional field `distrust`. Raises InvalidRequest."""
     return DISTRUST.read(message.distrust) if message.HasField("distrust") else None
 
 
@@ -45,7 +46,7 @@ def distrust_to_native(distrust: Distrust | None) -> lighthouse_pb2.Distrust | N
 
 
 def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
-    """Read and check a participant. Raises InvalidRequest with the name of the field."""
+    """Read and check a participant in the native form. Raises InvalidRequest."""
     check_quorum_id(member.tag_quorum_id, "tag_quorum_id")
     check_quorum_id(member.seen_quorum_id, "seen_quorum_id")
     check_count(member.works_at, "works_at")
@@ -55,10 +56,9 @@ def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
 
 
 def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
-    """Read and check a participant of torchft, whose client sends world_size 0 if it has none.
+    """Read and check a participant in torchft's form. Raises InvalidRequest.
 
-    Raises:
-        InvalidRequest: With the name of the field.
+    A world_size of 0 is valid here, because torchft's client sends it for an unknown size.
     """
     identity = read_identity(member.replica_id, "")
     _check_member(member, 0)
@@ -85,7 +85,7 @@ def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours:
 
 
 def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
-    """Read the fields that only our own form has."""
+    """Return the fields that only the native form has."""
     return {
         "tag_quorum_id": member.tag_quorum_id if member.HasField("tag_quorum_id") else None,
         "ranks_disagree": member.ranks_disagree,
@@ -103,7 +103,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
 
 
 def _extras(member: Any, raw: bytes) -> bytes:
-    """Return the serialised fields that our own form does not know."""
+    """Return the serialised fields that the native form does not have."""
     native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
     if not len(UnknownFieldSet(native)):
         return b""
@@ -114,7 +114,7 @@ def _extras(member: Any, raw: bytes) -> bytes:
 
 
 def _relayable(member: _Member) -> bytes:
-    """Return the serialised member. Raises InvalidRequest if the other form of a quorum could not relay it."""
+    """Serialise a member. Raises InvalidRequest if it is too long or cannot be parsed in the other form."""
     raw = member.SerializeToString()
     if len(raw) > MAX_MEMBER_BYTES:
         raise InvalidRequest(f"has {len(raw)} bytes; at most {MAX_MEMBER_BYTES} are relayed", field="requester")
@@ -143,14 +143,14 @@ def _check_member(member: _Member, min_world_size: int) -> None:
 
 
 def quorum_to_native(quorum: Quorum, created_at: float) -> lighthouse_pb2.LighthouseQuorumResponse:
-    """Convert a quorum. `created_at` is a Unix time in seconds."""
+    """Convert a quorum to the native form. `created_at` is a Unix time in seconds."""
     response = lighthouse_pb2.LighthouseQuorumResponse()
     _fill_quorum(response.quorum, quorum, created_at, _fill_native)
     return response
 
 
 def quorum_to_torchft(quorum: Quorum, created_at: float) -> torchft_pb2.LighthouseQuorumResponse:
-    """Convert a quorum to torchft's form. Its client panics without `created_at`, a Unix time in seconds."""
+    """Convert a quorum to torchft's form. `created_at` is a Unix time in seconds; torchft's client requires it."""
     response = torchft_pb2.LighthouseQuorumResponse()
     _fill_quorum(response.quorum, quorum, created_at, _fill_torchft)
     return response
@@ -208,10 +208,9 @@ def _fill_both(member: lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember, p
 
 
 def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
-    """Read a lighthouse's answer. The lighthouse has checked the members, so this checks only their ids.
+    """Read a quorum that a lighthouse sent. Raises InvalidRequest.
 
-    Raises:
-        InvalidRequest: With the name of the field.
+    Only the ids are checked, because the lighthouse has checked the members already.
     """
     return Quorum(check_quorum_id(message.quorum_id), tuple(map(_received_participant, message.participants)))
 

@@ -1,6 +1,6 @@
-"""Message types per stream, and frames that many streams share.
+"""The message types of each stream, and serialised parts that many streams share.
 
-A message of an unknown kind is read as None. Readers skip it.
+A message of an unknown type is read as None. Readers skip it.
 """
 
 import zlib
@@ -39,15 +39,15 @@ _FASTEST = 1  # zlib's best compression makes a long quorum a tenth shorter and 
 
 
 class Stream(Generic[M]):
-    """One direction of a stream, whose messages belong to a union."""
+    """Codec of the messages in one direction of a stream."""
 
     def __init__(self, union: Any, schema: type[Message], advisory: Iterable[type[Any]] = ()) -> None:
-        """Create the codec of a direction.
+        """Compile the codec.
 
         Args:
             union: Union of the message classes.
             schema: Protobuf message with one oneof, whose fields are the classes of `union`.
-            advisory: Classes that are skipped if a message cannot be read.
+            advisory: Classes whose invalid messages are read as None instead of raising InvalidRequest.
         """
         [oneof] = schema.DESCRIPTOR.oneofs
         self.schema = schema
@@ -60,7 +60,7 @@ class Stream(Generic[M]):
 
 
 class _DeflatedStream(Stream[M]):
-    """A stream whose messages may be partly compressed."""
+    """A stream whose messages may contain a part that is compressed with zlib."""
 
     def __init__(self, union: Any, schema: type[Message]) -> None:
         super().__init__(union, schema)
@@ -93,7 +93,7 @@ def _inflate(message: Any) -> None:
 
 
 def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
-    """Write a heartbeat. Above some thousand ranks, drop rarely used progress data, and then all of it if needed."""
+    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times, then all progress."""
     message = _HEARTBEAT.write(heartbeat)
     if heartbeat.progress is not None and message.progress.ByteSize() > MAX_PROGRESS_BYTES:
         for rank in message.progress.ranks:
@@ -111,11 +111,11 @@ SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2
 
 
 def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
-    """Serialise the part of a JoinAccepted that is the same for every session, compressed if it is long.
+    """Serialise the part of a JoinAccepted that all sessions share. A long part is compressed.
 
     Args:
         quorum: The new quorum.
-        stands: The quorum is a standing quorum.
+        stands: It is a standing quorum.
         created_at: Unix time in seconds.
         secret: Secret of the quorum's members.
     """
@@ -125,18 +125,21 @@ def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str
 
 
 def accepted_for(shared: bytes, join: int) -> bytes:
-    """Complete accepted_shared() for join `join`. Protobuf merges consecutive parts of the same embedded message."""
+    """Return the JoinAccepted for the join with number `join`.
+
+    Appends that number to the result of accepted_shared(): protobuf merges two serialised parts of one message.
+    """
     own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
     return shared + own.SerializeToString()
 
 
 def changed_shared(changed: QuorumChanged) -> bytes:
-    """Serialise the part of a QuorumChanged that is the same for every session."""
+    """Serialise the part of a QuorumChanged that all sessions share."""
     return _deflate(SESSION_RESPONSES.write(replace(changed, join=0)))
 
 
 def changed_for(join: int) -> bytes:
-    """Return the part that follows changed_shared() for join `join`."""
+    """Serialise the part of a QuorumChanged to append to changed_shared() for the join with number `join`."""
     return lighthouse_pb2.SessionResponse(quorum_changed=lighthouse_pb2.QuorumChanged(join=join)).SerializeToString()
 
 

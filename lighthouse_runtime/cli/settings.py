@@ -1,6 +1,6 @@
-"""Settings of a daemon, and commands with lazily imported verbs.
+"""Settings of a daemon, and command groups that import their verbs lazily.
 
-A frozen dataclass of settings defines the options, the environment variables and the docs:
+A frozen dataclass of settings defines options, environment variables and the reference documentation:
 
     @dataclass(frozen=True)
     class Config:
@@ -45,10 +45,10 @@ def setting(
     Args:
         default: Default value. dataclasses.MISSING makes the option required.
         text: Help text.
-        kind: Type of the option.
-        env: Further environment variables, used if the field's own is not set.
-        has_ms_alias: Adds a hidden option in milliseconds.
-        metavar: Placeholder of the value in the help.
+        kind: Type of the option's value, for click.
+        env: Environment variables that are read if the field's own variable is not set.
+        has_ms_alias: Adds a hidden alias of the option that takes milliseconds.
+        metavar: Placeholder of the value in the help text.
     """
     about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
     return dataclasses.field(default=default, metadata=about)
@@ -59,7 +59,7 @@ def option_name(field: dataclasses.Field[Any]) -> str:
 
 
 def variables(field: dataclasses.Field[Any], prefix: str) -> list[str]:
-    """Return the environment variables of a setting. The first that is set counts."""
+    """Return the environment variables of a setting, in order of precedence."""
     return [f"{prefix}_{_name(field).upper()}", *field.metadata["env"]]
 
 
@@ -82,7 +82,7 @@ def options(config: type[Any], prefix: str) -> Callable[[F], F]:
 
 
 def from_options(config: type[C], values: dict[str, Any]) -> C:
-    """Create the settings from the collected options. Raises click.UsageError, with the remedy, if they conflict."""
+    """Create the settings object from click's option values. Raises click.UsageError if they are inconsistent."""
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
     chosen = {field.name: values[field.name] for field in fields}
     for field in fields:
@@ -114,7 +114,7 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
 
 
 def _written(field: dataclasses.Field[Any]) -> Any:
-    """Format the default in the usual notation."""
+    """Return the default value as a user would write it, for example 60s."""
     return f"{field.default:g}s" if field.name.endswith("_s") and field.default is not None else field.default
 
 
@@ -122,13 +122,13 @@ def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:
     return click.option(option_name(field) + "-ms", f"{field.name}_ms", type=Milliseconds(), hidden=True)
 
 
-# Verbs that are imported when they run, so that `--help` and shell completion import none of them.
+# Verbs that are imported when they run. `--help` and shell completion import none of them.
 
 LONGEST = 300  # characters of a verb's line
 
 
 class LazyCommand(NamedTuple):
-    """A verb that is not imported yet."""
+    """Where to import a verb from, and its line in the help text."""
 
     where: str  # MODULE:NAME
     text: str  # line in the list of verbs; a test compares it with the command's own
@@ -136,18 +136,18 @@ class LazyCommand(NamedTuple):
 
 
 class LazyCommands(MutableMapping[str, click.Command]):
-    """Commands by name, in alphabetical order, each imported on access."""
+    """Mapping of names to commands, in alphabetical order. Importing a command happens on first access."""
 
     def __init__(self, lazy: Mapping[str, LazyCommand]) -> None:
         self._lazy = dict(lazy)
         self._loaded: dict[str, click.Command] = {}
 
     def text(self, name: str) -> str:
-        """Return the verb's line in the list of verbs."""
+        """Return the verb's line for the list of verbs, without importing the verb."""
         return self._lazy[name].text if name in self._lazy else self._loaded[name].get_short_help_str(LONGEST)
 
     def sections(self) -> dict[str, list[str]]:
-        """Return the verbs by section, both in the order of definition."""
+        """Return the names of the verbs by section. Sections and verbs are in order of definition."""
         found: dict[str, list[str]] = {}
         for name, verb in self._lazy.items():
             found.setdefault(verb.section, []).append(name)
@@ -175,7 +175,7 @@ class LazyCommands(MutableMapping[str, click.Command]):
 
 
 class LazyGroup(click.Group):
-    """A command group whose verbs are LazyCommands."""
+    """A click group that imports its verbs lazily."""
 
     def __init__(self, *args: Any, commands: LazyCommands, **more: Any) -> None:
         super().__init__(*args, commands=commands, **more)

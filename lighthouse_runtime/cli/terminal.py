@@ -1,4 +1,4 @@
-"""Terminal output of the commands: errors, closed pipes, durations, and the output format."""
+"""Terminal input and output of the commands: errors, closed pipes, durations, and the output format."""
 
 import functools
 import math
@@ -22,14 +22,14 @@ def printable(text: str) -> str:
 
 
 def drop_stdout() -> None:
-    """Redirect stdout to /dev/null, including buffered output, after its reader has closed the pipe."""
+    """Redirect stdout and its buffered output to /dev/null. Call this after a write to stdout has failed."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a verb: a refusal exits with `Error: ...` and status 1, a closed pipe with status 0."""
+    """Decorate a verb so that a LighthouseError prints `Error: ...` and exits with 1. A closed pipe exits with 0."""
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -48,7 +48,7 @@ def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
     return wrapper
 
 
-# Durations as people write and read them: 500ms, 5s, 2m, 1h. A plain number means seconds.
+# Durations such as 500ms, 5s, 2m and 1h. A number without a unit means seconds.
 
 if TYPE_CHECKING:
     _ParamType = click.ParamType[float]
@@ -60,7 +60,7 @@ _DURATION = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|)")
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration into seconds. Raises ValueError with a message for the user."""
+    """Parse a duration, such as 500ms or 2m, into seconds. Raises ValueError."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write for example 500ms, 5s or 2m")
@@ -136,6 +136,6 @@ def format_options(verb: F) -> F:
 
 
 def _remember(ctx: click.Context, _: click.Parameter, value: Any) -> None:
-    """Store --json. Eager options are read before the others, regardless of their order."""
+    """Remember that --json was given. The option is eager, so click calls this before it handles --format."""
     if value:
         ctx.meta[_JSON] = True

@@ -1,1 +1,1 @@
-"""gRPC clients of both daemons: channels, calls and streams."""
+"""gRPC clients of the lighthouse and the manager: channels, calls and streams."""

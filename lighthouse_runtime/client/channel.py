@@ -1,4 +1,4 @@
-"""gRPC channels of our clients, and the translation of gRPC errors into refusals."""
+"""gRPC channels of our clients, and the conversion of gRPC errors into LighthouseErrors."""
 
 import os
 from typing import NoReturn
@@ -43,7 +43,7 @@ _is_used = False
 
 
 def mark_grpc_used() -> None:
-    """Record that this process uses gRPC, so later forks cannot."""
+    """Record that this process uses gRPC. Children forked later cannot use it."""
     global _is_used
     _is_used = True
 
@@ -78,12 +78,16 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.http2.lookahead_bytes", 2**20),  # replaces the probe; a list of 10,000 groups has this size
 ]
 
-# grpc.aio's text in place of the status if the server ends a stream while the client writes.
+# grpc.aio's details, in place of the server's, if the server closes a stream while the client writes.
 _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
 def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
-    """Open a channel, with TLS if `tls` is given. Raises WrongState in a forked child that cannot use gRPC."""
+    """Open a channel to the coordinator's first address, with TLS if `tls` is given.
+
+    Raises:
+        WrongState: This process was forked from one that uses gRPC.
+    """
     mark_grpc_used()
     if tls is None:
         return grpc.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
@@ -91,7 +95,7 @@ def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channe
 
 
 def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.Channel:
-    """Open an asyncio channel. See sync_channel()."""
+    """Open a channel for asyncio. Otherwise the same as sync_channel()."""
     mark_grpc_used()
     if tls is None:
         return grpc.aio.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
@@ -107,7 +111,14 @@ def _options(tls: ClientTls) -> list[tuple[str, int | str]]:
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
-    """Convert the error of a failed call. `asked` describes the TLS of the call, if any."""
+    """Convert the gRPC error of a failed call or stream.
+
+    Args:
+        error: gRPC's error.
+        address: Address of the server, for the message.
+        timeout_s: Timeout of the call in seconds, for the message.
+        asked: The server and its TLS settings, to explain a failed handshake.
+    """
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
     metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
@@ -130,7 +141,7 @@ def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordin
 
 
 def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unreachable:
-    """Explain gRPC's error about a failed connection."""
+    """Return an exception that explains why gRPC could not connect. `details` is gRPC's message."""
     if "http1.x server" in details or "missing selected ALPN" in details:
         return WrongProtocol(http_port_message(address))
     if "Failed parsing HTTP/2" in details:

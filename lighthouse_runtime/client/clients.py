@@ -1,7 +1,7 @@
 """Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
 
-Every method takes `timeout_s` and raises a refusal of lighthouse_protocol/refusals.py. The job and the run belong to
-the client and travel as metadata. The first stream imports client/stream_kinds.py.
+Every method takes `timeout_s` and raises an exception from lighthouse_protocol/refusals.py. A client belongs to one job
+and one run, which it sends as metadata. Opening the first stream imports client/stream_kinds.py.
 """
 
 import time
@@ -38,7 +38,7 @@ LONG_CALL_S = 30.0  # a longer call waits for other groups
 
 
 def _read(lighthouse: str | Coordinator) -> Coordinator:
-    # A lighthouse given as text comes from the environment, and so do the files of the user's own PKI.
+    # With a text instead of a Coordinator, read the PEM files of the user's own PKI from the environment.
     return lighthouse if isinstance(lighthouse, Coordinator) else parse_coordinator(lighthouse).with_files(files_from())
 
 
@@ -59,11 +59,11 @@ class _LighthouseMethods:
 
 
 class LighthouseClient(_LighthouseMethods, SyncClient):
-    """Client of a lighthouse: `status`, `runs`, `incidents`, `drain`, `kill` and the other calls of the command line.
+    """Client of a lighthouse, with a method for each call of the command line: `status`, `runs`, `drain`, `kill` etc.
 
-    Every method takes `timeout_s` (seconds) and raises a LighthouseError with the reason and the remedy. If there are
-    several lighthouses, it calls the leader. A call without an answer is repeated at another lighthouse until its
-    timeout, so it may take effect twice. A client is a context manager.
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError, whose message gives the reason and the
+    remedy. If there are several lighthouses, the client calls the leader. A call that is not answered is repeated at
+    another lighthouse until its timeout, so it may take effect twice. A client is a context manager.
 
     Example:
         ```python
@@ -87,9 +87,9 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
 
         Args:
             lighthouse: Address, several addresses separated by commas, or a join string.
-            job: Job of the calls.
-            run: Run of the calls.
-            role: Role of the local token to use if `lighthouse` has none and runs on this host as this user.
+            job: Job on which the calls act.
+            run: Run on which the calls act.
+            role: Role of the token to read from this user's files, if `lighthouse` is a loopback without a token.
         """
         coordinator = _read(lighthouse)
         self._search = LeaderSearch(coordinator.addresses)
@@ -110,7 +110,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
                 return answer
 
     def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
-        """Open the stream of a rank. The first message to send is a RankHello."""
+        """Open a rank's stream. The first message sent must be a RankHello."""
         from lighthouse_runtime.client.stream_kinds import RANK
 
         stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
@@ -126,7 +126,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
     def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
-        """Move to the next address and pause if needed. Return False if no further attempt is possible."""
+        """Switch to the next address, after a pause if all have failed. Return False if a retry is not possible."""
         if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
             return False
         waits = self._search.mark_failed(error)
@@ -139,16 +139,16 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return True
 
     def _stream_failed(self, error: LighthouseError) -> None:
-        """Move to the next address, for the next stream."""
+        """Switch to the next address if the server was unreachable. The next stream uses it."""
         if isinstance(error, Unreachable):
             self._search.mark_failed(error)
             self._move(self._search.address)
 
 
 class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
-    """Client of a lighthouse for asyncio, with the methods of LighthouseClient as coroutines.
+    """Client of a lighthouse for asyncio. It has the methods of LighthouseClient as coroutines.
 
-    Unlike LighthouseClient it does not search for the leader.
+    Unlike LighthouseClient, it does not search for the leader.
     """
 
     def __init__(
@@ -162,19 +162,19 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
         super().__init__(_read(lighthouse), metadata_of(job, run), role)
 
     def session(self, *, wait_for_ready: bool = False) -> "Session":
-        """Open the session of a manager. The first message to send is a Hello."""
+        """Open a manager's session. The first message sent must be a Hello."""
         from lighthouse_runtime.client.stream_kinds import SESSION
 
         return self.open(SESSION, wait_for_ready)
 
     def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
-        """Open the stream of a rank. The first message to send is a RankHello."""
+        """Open a rank's stream. The first message sent must be a RankHello."""
         from lighthouse_runtime.client.stream_kinds import RANK
 
         return self.open(RANK, wait_for_ready)
 
     def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
-        """Open the stream of a supervisor. The first message to send is a SupervisorHello."""
+        """Open a supervisor's stream. The first message sent must be a SupervisorHello."""
         from lighthouse_runtime.client.stream_kinds import SUPERVISE
 
         return self.open(SUPERVISE, wait_for_ready)
@@ -195,12 +195,15 @@ class _ManagerMethods:
 
 
 def manager_at(address: str, secret: str = "") -> Coordinator:
-    """Parse a manager's address: host:port, or a join string with the group's secret (Coordinator.join_string)."""
+    """Parse a manager's address, which is host:port or a join string whose token is the group's secret.
+
+    A `secret` that is not empty replaces that token.
+    """
     return parse_coordinator(address, "address", None).with_token(secret)
 
 
 class ManagerClient(_ManagerMethods, SyncClient):
-    """Client of a group's manager: `status`, and the calls of a rank.
+    """Client of a replica group's manager, with a method for each of its calls.
 
     Every method takes `timeout_s` (seconds) and raises a LighthouseError.
 
@@ -218,12 +221,15 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
         Args:
             address: host:port of the manager.
-            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). Calls of a rank need it.
+            secret: Secret of the group (LIGHTHOUSE_MANAGER_SECRET). Only a rank's calls require it.
         """
         super().__init__(manager_at(address, secret), ())
 
     def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
-        """Open the watch of a rank. It brings news of the quorum. When it ends, the manager counts the rank as lost."""
+        """Open a rank's watch, on which it receives events of the quorum.
+
+        If the watch closes without a Leaving message, the manager counts the rank as lost.
+        """
         from lighthouse_runtime.client.stream_kinds import WATCH
 
         watch = self.open(WATCH, wait_for_ready)
@@ -232,13 +238,13 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
 
 class AsyncManagerClient(_ManagerMethods, AsyncClient):
-    """Client of a group's manager for asyncio, with the methods of ManagerClient as coroutines."""
+    """Client of a group's manager for asyncio. It has the methods of ManagerClient as coroutines."""
 
     def __init__(self, address: str, secret: str = "") -> None:
         super().__init__(manager_at(address, secret), ())
 
     def host(self) -> "HostStream":
-        """Open the stream of the supervisor on another host of the group. The first message to send is a HostHello."""
+        """Open the stream of the supervisor on another host of the group. The first message must be a HostHello."""
         from lighthouse_runtime.client.stream_kinds import NODE
 
         return self.open(NODE)

@@ -1,7 +1,7 @@
-"""Base classes of all typed clients: the channel, the metadata of calls, and the execution of an RPC. No torch.
+"""Base classes of the typed clients: channel, metadata, and execution of RPCs. No torch.
 
-A client connects with its first call. While the server is down, calls wait up to their timeout and then raise
-Unreachable. With a join string, the first call also fetches the CA's certificate, once per process.
+A client connects on its first call. If the server is down, a call with `wait_for_ready` waits up to its timeout and
+then raises Unreachable. With a join string, the first call also fetches the CA certificate, once per process.
 """
 
 import asyncio
@@ -57,7 +57,7 @@ def _with_token(metadata: Metadata, coordinator: Coordinator) -> Metadata:
 
 
 def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
-    """Call `rpc`. Returns the answer over a synchronous channel, and an awaitable over an asyncio channel."""
+    """Execute `rpc` on a channel. Return the answer, or an awaitable if it is an asyncio channel."""
     method = channel.unary_unary(
         rpc.path,
         request_serializer=type(rpc.request).SerializeToString,
@@ -67,10 +67,17 @@ def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
 
 
 class SyncClient:
-    """Base of synchronous clients. A forked child never uses its parent's channel (client/channel.py)."""
+    """Base class of synchronous clients. A forked child does not reuse its parent's channel (client/channel.py)."""
 
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Set the server. `role` selects a local token if `coordinator` has none and runs on this host as this user."""
+        """Set the server, without connecting.
+
+        Args:
+            coordinator: The server.
+            metadata: Metadata of every call.
+            role: Role of the token to read from this user's files, if `coordinator` is a loopback without a token.
+                None to read none.
+        """
         self.address = str(coordinator)
         self._role = role
         self._locator = None if role is None else Locator(coordinator, role)
@@ -90,14 +97,14 @@ class SyncClient:
         self.close()
 
     def close(self) -> None:
-        """Close the channels. Does nothing in a forked child, where closing the parent's channel would never return."""
+        """Close the channels. Does nothing in a forked child, where closing the parent's channel would hang."""
         if os.getpid() == self._pid:
             for channel in (self._channel, *self._left):
                 if channel is not None:
                     channel.close()
 
     def _move(self, address: Address) -> None:
-        """Send future calls to another server. Open streams stay."""
+        """Direct further calls to another server. Open streams stay with the old one."""
         with self._lock:
             if self._coordinator.addresses != (address,):
                 self._left += [self._channel] if self._channel is not None and os.getpid() == self._pid else []
@@ -106,13 +113,13 @@ class SyncClient:
                 self.address = str(address)
 
     def connect(self, timeout_s: float) -> None:
-        """Wait for the server.
+        """Wait until the server answers a health check.
 
-        This makes a call, because watching the channel's state (channel_ready_future) makes forked children crash.
+        A call is used because watching the channel's state (channel_ready_future) makes forked children crash.
 
         Raises:
-            Unreachable: No server answers in time.
-            WrongProtocol: The server is not one of ours, found at once.
+            Unreachable: The server did not answer in time.
+            WrongProtocol: Another program answers at this address. This is raised without waiting.
         """
         try:
             self.invoke(rpcs.health(timeout_s=timeout_s))
@@ -124,7 +131,7 @@ class SyncClient:
             pass  # any refusal is an answer
 
     def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
-        """Return a channel for this process, creating it if needed. Raises as fetch_tls()."""
+        """Return a channel that this process can use, creating it if needed. Raises what fetch_tls() raises."""
         if os.getpid() != self._pid:
             self._channel, self._pid, self._lock = None, os.getpid(), threading.Lock()
         if self._channel is None or self._has_moved():
@@ -134,7 +141,7 @@ class SyncClient:
         return self._channel
 
     def _has_moved(self) -> bool:
-        """Check if the credentials or their files have changed. Usually this costs one stat() per file."""
+        """Return whether the credentials or their files have changed. Usually takes one stat() per file."""
         files = self._coordinator.files
         if self._coordinator.has_tls and files != NO_FILES and stamp_of_files(files) != self._files_stamp:
             return True
@@ -163,7 +170,7 @@ class SyncClient:
         return refusal(error, address, timeout_s, self._coordinator)
 
     def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> SyncStream[Sent, Received]:
-        """Open a stream. Blocks while the CA's certificate is fetched; the stream's reader gets its errors."""
+        """Open a stream. Blocks while the CA certificate is fetched. Reading from the stream raises any error."""
 
         def opened(messages: Iterator[bytes]) -> Any:
             channel = self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready)
@@ -175,7 +182,7 @@ class SyncClient:
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Set the server. `role` is as in SyncClient, but local credentials are read once, here."""
+        """Set the server. The arguments have the same meaning as in SyncClient, but a local token is read only once."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)
@@ -198,11 +205,11 @@ class AsyncClient:
 
     @property
     def is_connected(self) -> bool:
-        """True if the server has answered, at least with HTTP/2's first frame."""
+        """True if the HTTP/2 connection is established."""
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> None:
-        """Wait for a connection. Raises Unreachable if there is none in time."""
+        """Wait for a connection. Raises Unreachable after `timeout_s` seconds."""
         try:
             async with asyncio.timeout(timeout_s):
                 channel = await self._live_channel(timeout_s, waits=True)
@@ -211,7 +218,7 @@ class AsyncClient:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
     async def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.aio.Channel:
-        """Return the channel, creating it if needed. Raises as fetch_tls()."""
+        """Return the channel, creating it if needed. Raises what fetch_tls() raises."""
         if self._channel is None:
             tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
             self._channel = self._channel or async_channel(self._coordinator, tls)
@@ -240,7 +247,7 @@ class AsyncClient:
 
 
 class Method(Generic[P, T]):
-    """An RPC as a method with the parameters of `build`. In an asyncio client it is a coroutine."""
+    """Descriptor that turns a function of rpcs.py into a method of a client. In an AsyncClient, it is a coroutine."""
 
     def __init__(self, build: Callable[P, Rpc[T]]) -> None:
         self._build = build

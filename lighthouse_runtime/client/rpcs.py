@@ -1,6 +1,7 @@
-"""Every RPC: its path, request, answer and timeout. No I/O.
+"""Descriptions of all RPCs: path, request, answer and timeout. No I/O.
 
-The functions become methods of the clients (connection.py), with the same parameters.
+Each function becomes a method of a client with the same parameters (connection.py). The docstrings describe that
+method.
 """
 
 from collections.abc import Callable, Sequence
@@ -29,7 +30,7 @@ MANAGER = "/manager.v1.ManagerService/"
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[T]):
-    """A call. With `wait_for_ready` it waits for a server that is down; otherwise it raises Unreachable at once."""
+    """Description of a call. If the server is down, the call waits with `wait_for_ready`, or else fails at once."""
 
     path: str
     request: Message
@@ -53,20 +54,20 @@ def _keys(answer: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str
 
 
 def health(*, timeout_s: float) -> Rpc[None]:
-    """Call gRPC's health check."""
+    """Call gRPC's health check. Returns if the server answers, whatever its health."""
     path = "/grpc.health.v1.Health/Check"
     return Rpc(path, HealthCheckRequest(), HealthCheckResponse, _nothing, timeout_s, wait_for_ready=True)
 
 
 def is_serving(*, timeout_s: float) -> Rpc[bool]:
-    """Check if the server accepts calls. A lighthouse that follows another one does not."""
+    """Return whether the server accepts calls. A lighthouse that is a follower does not."""
     path = "/grpc.health.v1.Health/Check"
     serving = HealthCheckResponse.ServingStatus.SERVING
     return Rpc(path, HealthCheckRequest(), HealthCheckResponse, lambda answer: answer.status == serving, timeout_s)
 
 
 def join(participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Rpc[Quorum]:
-    """Request to be in the next quorum and wait for it."""
+    """Join the next quorum. Returns when it has formed."""
     return Rpc(
         LIGHTHOUSE + "Quorum",
         lighthouse_pb2.LighthouseQuorumRequest(requester=documented.participant_to_native(participant)),
@@ -83,7 +84,7 @@ def heartbeat(replica_id: str, incarnation: str = "", *, timeout_s: float = 5.0)
 
 
 def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 5.0) -> Rpc[LighthouseStatus]:
-    """Return the status of `job`, or of all jobs. With `ranks` it contains the place of every rank."""
+    """Return the status of `job`, or of all jobs if it is empty. With `ranks`, include the progress of every rank."""
     return Rpc(
         LIGHTHOUSE + "Status",
         lighthouse_pb2.LighthouseStatusRequest(job=job, ranks=ranks),
@@ -94,13 +95,13 @@ def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 
 
 
 def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """End a replica group through its manager."""
+    """Kill a replica group. The lighthouse sends the order to the group's manager."""
     request = lighthouse_pb2.LighthouseKillRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing, timeout_s)
 
 
 def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Ask a replica group to leave after the step that the other groups expect."""
+    """Ask a replica group to leave the job, after the step that the other groups expect of it."""
     request = lighthouse_pb2.LighthouseDrainRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing, timeout_s)
 
@@ -108,11 +109,11 @@ def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0)
 def put_key(
     generation: int, kind: KeyKind, name: str, value: bytes, *, slot: int, secret: str, timeout_s: float = 5.0
 ) -> Rpc[None]:
-    """Store a key of a run's present generation.
+    """Store a key in the run's current generation.
 
     Args:
         generation: Generation of the caller.
-        kind: Key space.
+        kind: Kind of the key.
         name: Name of the key.
         value: Value of the key.
         slot: Slot in the caller's RankHello.
@@ -120,7 +121,7 @@ def put_key(
         timeout_s: Timeout in seconds.
 
     Raises:
-        WrongState: `generation` is not the present one.
+        WrongState: `generation` is not the current one.
         NotPermitted: The caller is not a rank of the run.
     """
     request = run_pb2.PutKeyRequest(generation=generation, kind=kind, name=name, value=value, slot=slot, secret=secret)
@@ -136,19 +137,19 @@ def get_keys(
     previous: bool = False,
     timeout_s: float = 5.0,
 ) -> Rpc[tuple[int, dict[tuple[KeyKind, str], bytes]]]:
-    """Return the present generation and its keys.
+    """Return the run's current generation and its keys.
 
     Args:
-        generation: Expected generation, or None.
-        kind: Key space, or empty for all.
+        generation: Generation that the caller expects to be the current one, or None.
+        kind: Kind of the keys, or empty for all.
         name: Name of the key, or empty for all.
-        of: Return the keys of this generation instead.
+        of: Return the keys of this generation instead of the current one's.
         previous: Return each key's value in the newest earlier generation that set it.
         timeout_s: Timeout in seconds.
 
     Raises:
-        WrongState: `generation` is not the present one.
-        UnknownName: The keys of generation `of` are not available any more.
+        WrongState: `generation` is not the current one.
+        UnknownName: The keys of generation `of` have been deleted.
     """
     return Rpc(
         LIGHTHOUSE + "GetKeys",
@@ -161,12 +162,12 @@ def get_keys(
 
 
 def runs(run: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[RunStatus, ...]]:
-    """Return the status of `run`, or of all runs of the job."""
+    """Return the status of `run`, or of all runs of the job if it is empty."""
     return Rpc(LIGHTHOUSE + "Runs", run_pb2.RunsRequest(run=run), run_pb2.RunsResponse, _runs, timeout_s)
 
 
 def stop_run(reason: str, *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Stop the whole run until it is resumed."""
+    """Stop the run on all hosts. It stays stopped until resume_run()."""
     request = run_pb2.StopRunRequest(reason=reason)
     return Rpc(LIGHTHOUSE + "StopRun", request, run_pb2.StopRunResponse, _nothing, timeout_s)
 
@@ -178,7 +179,7 @@ def resume_run(*, timeout_s: float = 10.0) -> Rpc[None]:
 
 
 def incidents(job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[IncidentSummary, ...]]:
-    """Return the incidents of `job`, or of all jobs, the newest first."""
+    """Return the incidents of `job`, or of all jobs if it is empty, newest first."""
     return Rpc(
         LIGHTHOUSE + "Incidents",
         incident_pb2.IncidentsRequest(job=job),
@@ -200,7 +201,7 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 
 
 def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
-    """Return what ranks (b/1), replica groups (b), or the whole quorum are doing now."""
+    """Collect evidence, such as stack traces, from ranks (b/1) or replica groups (b). Empty for the whole quorum."""
     request = incident_pb2.StacksRequest(ranks=ranks)
     return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, codecs.GATHERED.read, timeout_s)
 
@@ -222,9 +223,9 @@ def quorum(
     heals_first: bool | None = None,
     wait_for_ready: bool = True,
 ) -> Rpc[Assignment]:
-    """Request a quorum for one rank. It waits for the requests of all ranks of the group, and for the quorum.
+    """Request a quorum for one rank. Returns when all ranks of the group have requested it and the quorum has formed.
 
-    `rank_incarnation` names the rank's process and is new at every start.
+    `rank_incarnation` identifies the rank's process and changes at every start.
     """
     held = catch_up.held
     request = manager_pb2.ManagerQuorumRequest(
@@ -257,9 +258,14 @@ def quorum(
 def checkpoint_address(
     group_rank: int, step: int | None = None, *, quorum_id: int = 0, secret: str = "", timeout_s: float = 10.0
 ) -> Rpc[str]:
-    """Return the checkpoint address of a rank of this manager's group, if the rank is at `step`.
+    """Return the address from which a rank of this manager's group serves its state.
 
-    `quorum_id` and `secret` belong to a quorum of which the caller is a member.
+    Args:
+        group_rank: The rank.
+        step: Step at which the rank must be, or None for any.
+        quorum_id: Quorum to which the caller belongs.
+        secret: Secret of that quorum, with which the caller proves that it belongs to it.
+        timeout_s: Timeout in seconds.
     """
     proof = prove(secret, ADDRESS_WORD, quorum_id, group_rank)
     return Rpc(
@@ -281,9 +287,9 @@ def vote(
     wants_next: bool = False,
     wait_for_ready: bool = True,
 ) -> Rpc[Decision]:
-    """Vote, and return the decision of all ranks of the group.
+    """Vote on whether to commit a step, and return the decision of all ranks of the group.
 
-    With `wants_next`, the decision to commit may contain the assignment for the next step, as from quorum().
+    With `wants_next`, a decision to commit may contain the assignment for the next step, which saves a quorum() call.
     """
     return Rpc(
         MANAGER + "ShouldCommit",
@@ -300,7 +306,7 @@ def vote(
 def should_commit(
     group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
 ) -> Rpc[bool]:
-    """Vote, and return the decision of all ranks of the group."""
+    """Vote on whether to commit a step. Return True if the group commits it."""
     return Rpc(
         MANAGER + "ShouldCommit",
         manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id),
@@ -320,10 +326,15 @@ def report(
     drains: bool = False,
     timeout_s: float = 1.0,
 ) -> Rpc[None]:
-    """Report why this rank, or with `ends_group` its whole group, is about to end.
+    """Report why this rank is about to exit.
 
-    If `drains` is set, nothing has failed, and the group leaves after its step. `rank_incarnation` must be the
-    incarnation in the rank's watch.
+    Args:
+        group_rank: The rank.
+        rank_incarnation: Incarnation that the rank sent in its WatchHello.
+        reason: Why it exits.
+        ends_group: The whole group exits, not only this rank.
+        drains: Nothing has failed. The group leaves after its step.
+        timeout_s: Timeout in seconds.
     """
     request = manager_pb2.ReportRequest(
         rank=group_rank, rank_incarnation=rank_incarnation, reason=reason, ends_group=ends_group, drains=drains
@@ -332,12 +343,12 @@ def report(
 
 
 def manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """End the manager and its replica group."""
+    """Kill the manager's replica group and stop the manager."""
     return Rpc(MANAGER + "Kill", manager_pb2.KillRequest(msg=msg), manager_pb2.KillResponse, _nothing, timeout_s)
 
 
 def torchft_manager_kill(msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """End a manager of torchft."""
+    """Kill a replica group whose manager is torchft's."""
     request = torchft_pb2.KillRequest(msg=msg)
     return Rpc("/torchft.ManagerService/Kill", request, torchft_pb2.KillResponse, _nothing, timeout_s)
 

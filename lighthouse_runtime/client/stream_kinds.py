@@ -1,6 +1,6 @@
-"""Path and message types of every stream. No I/O.
+"""Paths and message types of all streams. No I/O.
 
-The import is slow, and most commands need no stream, so the clients import this module with their first stream.
+Most commands open no stream and importing this module is slow, so the clients import it when they open one.
 """
 
 from lighthouse_protocol.messages.hosts import FromHost, ToHost

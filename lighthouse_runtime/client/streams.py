@@ -1,7 +1,8 @@
-"""The client's side of open streams: a manager's session, a rank of a run, a supervisor, and a rank's watch.
+"""Client side of streams: a manager's session, the streams of a run's ranks and supervisors, and a rank's watch.
 
-Iterating yields the messages of the other side. It stops after an orderly end and raises a refusal after any other.
-There are no pings: answers to heartbeats show that a session is alive, and the connection shows it for a watch.
+Iterating over a stream yields the messages of the server. The iteration stops if the server closes the stream normally,
+and otherwise raises a LighthouseError. There are no pings: a session is alive if its heartbeats are answered, and a
+watch while its connection is open.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ class StreamKind(Generic[S, M]):
         return self.requests.write(message).SerializeToString()
 
     def read(self, body: bytes) -> M | None:
-        """Parse a message. Returns None for an unknown kind, which readers skip."""
+        """Parse a message. Return None for an unknown message type, which readers skip."""
         schema = self.responses.schema
         try:
             parsed = schema.FromString(body)
@@ -56,7 +57,7 @@ class StreamKind(Generic[S, M]):
 
 
 class AsyncStream(Generic[S, M]):
-    """A stream for asyncio. The context manager's end cancels it. It supports one reader."""
+    """A stream for asyncio, for a single reader. Leaving its context cancels it."""
 
     def __init__(
         self,
@@ -68,10 +69,10 @@ class AsyncStream(Generic[S, M]):
         """Start the task that writes queued messages.
 
         Args:
-            call: Open gRPC call, or a coroutine that opens it. A refusal that it raises is passed to the reader.
+            call: Open gRPC call, or a coroutine that opens it. The reader gets a LighthouseError that it raises.
             address: Address of the server, for errors.
             kind: Message types.
-            map_error: Converts gRPC's error at the end of the stream.
+            map_error: Converts the gRPC error of a failed stream.
         """
         self._map_error = map_error
         self.address = address
@@ -94,7 +95,11 @@ class AsyncStream(Generic[S, M]):
         return self._opening is not None and not self._opening.done()
 
     def send(self, message: S) -> None:
-        """Queue a message. Never waits; does nothing after the end. Raises LimitReached if the message is too big."""
+        """Queue a message without blocking. Does nothing on a closed stream.
+
+        Raises:
+            LimitReached: The message is larger than MAX_REQUEST_BYTES.
+        """
         body = self._kind.write(message)
         if len(body) > MAX_REQUEST_BYTES:
             raise LimitReached(f"{type(message).__name__} has {len(body)} bytes; at most {MAX_REQUEST_BYTES} are taken")
@@ -102,11 +107,11 @@ class AsyncStream(Generic[S, M]):
             self.cancel(Unreachable(f"{self.address} does not read its messages"))
 
     def end(self) -> None:
-        """Close the sending half after queued messages are sent. The other side then ends the stream."""
+        """Send queued messages, then close the sending side. The server then closes the stream."""
         self._outbox.close()
 
     def cancel(self, error: LighthouseError | None = None) -> None:
-        """Cancel the stream. The iteration raises `error`, or stops without one. The first cancel counts."""
+        """Cancel the stream. The iteration raises `error` if given, or else stops. Later calls do nothing."""
         if not self._is_cancelled:
             self._is_cancelled = True
             self._error = self._error or error
@@ -139,7 +144,7 @@ class AsyncStream(Generic[S, M]):
         self._call = await call
 
     async def _opened(self) -> None:
-        """Wait until the call is open. Raises the error of opening, or CancelledError after cancel()."""
+        """Wait until the call is open. Raises the error if opening failed, or CancelledError after cancel()."""
         if self._opening is not None and self._call is None:
             await asyncio.wait((self._opening,))
             self._opening.result()
@@ -180,9 +185,9 @@ class AsyncStream(Generic[S, M]):
 
 
 class SyncStream(Generic[S, M]):
-    """A blocking stream, as an iterator and a context manager. It supports one reader; any thread may send or cancel.
+    """A blocking stream: an iterator for a single reader, and a context manager. Any thread may send or cancel.
 
-    Forks of the process do not disturb it. See client/channel.py for the use of gRPC in a child.
+    Forking the process does not affect it. See client/channel.py for the use of gRPC in a forked child.
     """
 
     def __init__(
@@ -195,11 +200,11 @@ class SyncStream(Generic[S, M]):
         """Open the stream.
 
         Args:
-            open_: Opens the stream, given an iterator of messages to send. A refusal that it raises is passed to the
-                reader.
+            open_: Opens the stream, given an iterator of messages to send. The reader gets a LighthouseError that it
+                raises.
             address: Address of the server, for errors.
             kind: Message types.
-            map_error: Converts gRPC's error at the end of the stream.
+            map_error: Converts the gRPC error of a failed stream.
         """
         self._map_error = map_error
         self.address = address
@@ -216,32 +221,32 @@ class SyncStream(Generic[S, M]):
         except LighthouseError as e:
             self._error = e
             return
-        # gRPC reads the messages on a thread, which must end with the stream, whichever side ends it.
+        # gRPC reads the messages on a thread, which must stop when the stream closes, whichever side closes it.
         if not self._call.add_callback(self._send_no_more):
             self._send_no_more()
 
     def on_failure(self, failed: Callable[[LighthouseError], None]) -> None:
-        """Set a function that receives the error of the stream just before the reader does, in the reader's thread."""
+        """Set a function that is called with the error of a failed stream, before the iteration raises it."""
         self._on_failure = failed
 
     def send(self, message: S) -> None:
-        """Queue a message. Never waits; does nothing after the end."""
+        """Queue a message without blocking. Does nothing on a closed stream."""
         self._outbox.put(self._kind.write(message))
 
     def repeat(self, make: Callable[[], S | None], every_s: float) -> None:
-        """Send the results of `make`, now and every `every_s` seconds. A result of None is skipped.
+        """Send what `make` returns, now and every `every_s` seconds. Nothing is sent if it returns None.
 
-        gRPC's thread calls `make`, which must not raise: that would end the stream.
+        gRPC's thread calls `make`. It must not raise, because an exception would close the stream.
         """
         self._repeated = (make, every_s)
         self.repeat_now()
 
     def repeat_now(self) -> None:
-        """Send the repeated message before any message queued later. Does nothing without repeat()."""
+        """Send the message of repeat() now, without waiting for its interval. Does nothing without repeat()."""
         self._outbox.put(_REPEATED)
 
     def _messages(self) -> Iterator[bytes]:
-        """Yield queued and repeated messages until the end."""
+        """Yield queued and repeated messages until the sending side is closed."""
         due_at = 0.0
         while True:
             try:
@@ -272,7 +277,7 @@ class SyncStream(Generic[S, M]):
                 self._call.cancel()
 
     def end(self) -> None:
-        """Close the sending half after queued messages are sent. The other side then ends the stream."""
+        """Send queued messages, then close the sending side. The server then closes the stream."""
         self._outbox.put(None)
 
     def _send_no_more(self) -> None:

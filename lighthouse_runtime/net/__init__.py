@@ -1,1 +1,1 @@
-"""Addresses and bounded send queues."""
+"""Network addresses of this host, and bounded send queues."""

@@ -1,4 +1,4 @@
-"""Addresses of this host: reachable ones to advertise, and binds to listen on."""
+"""Addresses of this host, to advertise to peers and to listen on."""
 
 import fcntl
 import functools
@@ -26,9 +26,9 @@ _IPV6_NOT_YET_OR_NO_MORE = 0x40 | 0x20 | 0x08  # tentative, deprecated, a duplic
 
 
 def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> str:
-    """Return the host under which peers reach a server that listens on `bind`.
+    """Return the host at which peers can reach a server that listens on `bind`.
 
-    The result is the first that applies:
+    The result is the first of these that applies:
     - `wanted`;
     - `bind`, if it is a single address;
     - the address of this host on the route to `peer` (host:port), unless it is a loopback;
@@ -36,7 +36,7 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
     - the loopback address.
 
     Raises:
-        InvalidRequest: The server does not listen on `wanted`.
+        InvalidRequest: The server listens on a loopback only, so that it cannot be reached at `wanted`.
     """
     listens = Address(bind, None)
     if wanted:
@@ -57,19 +57,20 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
 
 
 def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = False) -> str:
-    """Return an address of this host on an interface that an environment variable names.
+    """Return an address of this host on an interface selected by an environment variable.
 
-    Several interfaces may match. The one on the route to `peer` is preferred, then one with the route's IP version,
-    then the first.
+    If several addresses match, prefer the one on the route to `peer`, then one with the route's IP version, then the
+    first.
 
     Args:
         wanted: Value of the variable. Interface names separated by commas, as gloo reads them.
         variable: Name of the variable, for errors.
         peer: host:port of a peer.
-        by_prefix: Read `wanted` as NCCL does: as prefixes, or as full names after `=`. `^` or `^=` excludes them.
+        by_prefix: Read `wanted` as NCCL does: as prefixes, or as full names after `=`. A leading `^` excludes the
+            interfaces that match.
 
     Raises:
-        InvalidRequest: No interface matches. Names the variable and this host's interfaces.
+        InvalidRequest: No interface matches. The message lists this host's interfaces.
     """
     excludes = by_prefix and wanted.startswith("^")
     rest = wanted.removeprefix("^") if by_prefix else wanted
@@ -97,11 +98,11 @@ def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = F
 
 
 def listening_host(advertised: str) -> str:
-    """Return the address to listen on so that only `advertised` reaches the server.
+    """Return the address to listen on so that the server can be reached at `advertised` only.
 
     Returns:
-        The address, or an empty string (listen on all) if `advertised` is not one address of this host, for example
-        a name that resolves to a loopback here, or a translated address.
+        The address, or an empty string (listen on all) if `advertised` is not a single address of this host. It may
+        be a name that resolves to a loopback here, or an address outside of a NAT.
     """
     address = Address(advertised, None)
     if address.is_loopback:
@@ -116,14 +117,18 @@ def listening_host(advertised: str) -> str:
 
 
 def served_host(bind: str) -> str:
-    """Return the host under which others reach a server that listens on `bind`, if no peer is known."""
+    """Return a host at which others can reach a server that listens on `bind`.
+
+    Unlike advertised_host(), this needs no peer to find the right interface, and may return the host's name.
+    """
     return own_name() if Address(bind, None).is_unspecified else bind
 
 
 def own_name() -> str:
-    """Return the name or address under which other hosts reach this one.
+    """Return the name or address at which other hosts can reach this one.
 
-    A name that is a loopback here, as on Debian, or does not resolve is replaced by the host's global address.
+    This is the host name, or a global address if the name does not resolve here or resolves to a loopback, as on
+    Debian.
     """
     name = socket.gethostname()
     if resolves_to_loopback(name):
@@ -145,7 +150,7 @@ def _log_replaced(name: str, address: str) -> None:
 
 
 def resolves_to_loopback(host: str) -> bool:
-    """Check if `host` is a loopback by its text or by this host's resolver (127.0.1.1 is common)."""
+    """Return whether `host` is a loopback address, or a name that resolves to one here (127.0.1.1 is common)."""
     if Address(host, None).is_loopback:
         return True
     try:
@@ -165,9 +170,10 @@ def resolves(host: str) -> bool:
 
 
 def is_own_address(ip: str) -> bool:
-    """Check if `ip` belongs to this host: only then a packet to it has the same source address.
+    """Return whether `ip` is an address of this host.
 
-    Binding to `ip` would prove nothing, because ip_nonlocal_bind allows any address.
+    The kernel uses a local destination as the source address, too. Binding to `ip` would be no proof, because
+    ip_nonlocal_bind allows any address.
     """
     return _source_address(ip) == ip
 
@@ -191,7 +197,8 @@ def _source_address(host: str) -> str | None:
 def _global_address() -> str | None:
     """Return the source address of the default route, or else the first global address of an interface that is up.
 
-    IPv4 is preferred. The default route avoids container bridges, which have an address on every host.
+    Prefers IPv4. The default route comes first because an interface may be a container bridge, whose address other
+    hosts cannot reach.
     """
     by_route = (_source_address(where) for where in _REMOTE)
     by_interface = (ip for _, ip in (*_ipv4_addresses(), *_ipv6_addresses()))
@@ -207,7 +214,7 @@ def _is_of_link(ip: str) -> bool:
 
 
 def _ipv4_addresses() -> Iterator[tuple[str, str]]:
-    """Yield the name and address of each interface that is up."""
+    """Yield (name, IPv4 address) of each interface that is up."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
@@ -235,7 +242,7 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
 
 
 def split_bind(text: str, option: str) -> tuple[str, int]:
-    """Split HOST:PORT, [V6]:PORT or :PORT (all addresses). Raises InvalidRequest with the name of the option."""
+    """Split HOST:PORT, [V6]:PORT or :PORT (all addresses) into host and port. Raises InvalidRequest."""
     address = parse_address(f"[::]{text}" if text.startswith(":") and not text.startswith("::") else text, option)
     if address.port is None:
         raise InvalidRequest(f"{text!r} has no port; write host:port, or host:0 for a free one", field=option)
@@ -243,7 +250,7 @@ def split_bind(text: str, option: str) -> tuple[str, int]:
 
 
 def check_bind(text: str, option: str) -> None:
-    """Check a bind address. Raises ValueError with the name of the option."""
+    """Raise ValueError if a bind address is malformed."""
     try:
         split_bind(text, option)
     except InvalidRequest as e:
@@ -256,7 +263,7 @@ def grpc_bind(text: str) -> str:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Open a listening socket. `::` includes IPv4 if the host has both. Raises OSError."""
+    """Open a listening TCP socket. `::` listens on all IPv4 and IPv6 addresses. Raises OSError."""
     if host == "::" and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
     if host == "::":
@@ -265,7 +272,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def check_host(host: str, option: str) -> None:
-    """Check a host without a port that peers can reach. Raises InvalidRequest."""
+    """Raise InvalidRequest unless `host` is an address or name without a port, and not a wildcard address."""
     address = parse_address(host, option)
     check_reachable(address, option)
     if address.port is not None:
@@ -273,6 +280,6 @@ def check_host(host: str, option: str) -> None:
 
 
 def check_reachable(address: Address, option: str) -> None:
-    """Reject wildcard addresses, which can only be bound. Raises InvalidRequest."""
+    """Raise InvalidRequest for a wildcard address, to which peers cannot connect."""
     if address.is_unspecified:
         raise InvalidRequest(f"{address} is not reachable; give an address that the peers can reach", field=option)

@@ -1,6 +1,6 @@
-"""A bounded queue of messages to one stream. put() never blocks, and one task writes the messages in order.
+"""Bounded send queue of a stream. put() never blocks, and one task writes the messages in order.
 
-The queue is bounded because a peer that reads nothing must not use up the memory.
+The bound keeps a peer that does not read from using up this process's memory.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 # Limit on large messages in transit, to one peer over all its streams, and to all peers.
 #
 # A quorum of 10,000 groups is sent to each of them, 200 KB each. Serialised and passed to gRPC at once, these messages
-# would take 2 GB. Waiting messages here only refer to bytes that all streams share.
+# would take 2 GB. Messages that wait here are references to bytes that all streams share.
 
 LARGE_BYTES = 64 * 1024
 MAX_BYTES_UNDER_WAY = 32 * 1024 * 1024
@@ -18,17 +18,20 @@ MAX_BYTES_TO_ALL = 128 * 1024 * 1024
 
 
 class WriteGate:
-    """Admits large messages up to a total size, in order of arrival. A single message of any size always passes."""
+    """Limits the total size of large messages being written. Messages enter in order of arrival.
+
+    A message that is larger than the limit enters when it is the only one.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES_UNDER_WAY, parent: "WriteGate | None" = None) -> None:
-        """Create an empty gate. Messages must also pass `parent`, which several gates may share."""
+        """Create a gate for `max_bytes`. A message must also enter `parent`, which several gates may share."""
         self._max_bytes = max_bytes
         self._parent = parent
         self._under_way = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     async def enter(self, size: int) -> None:
-        """Wait until a message of `size` bytes may be built. Each call needs a leave()."""
+        """Wait until there is room for a message of `size` bytes. Call leave() after the message is written."""
         await self._enter(size)
         if self._parent is not None:
             try:
@@ -78,10 +81,15 @@ Body = bytes | tuple[bytes, ...]  # a message, or its parts, which many streams 
 
 
 class Outbox:
-    """Send queue of one stream. It accepts nothing after close() or clear(). run() needs a task of its own."""
+    """Send queue of one stream. A task must execute run(), which writes the messages."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[object]], gate: WriteGate | None = None) -> None:
-        """Create an empty queue. `gate` limits large messages to the peer, over all its streams."""
+        """Create an empty queue.
+
+        Args:
+            write: Writes one message to the stream.
+            gate: Limit on large messages, shared by all streams to the peer. None for no limit.
+        """
         self._write = write
         self._gate = gate
         self._queue: deque[Body] = deque()
@@ -90,7 +98,10 @@ class Outbox:
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, body: Body) -> bool:
-        """Queue a message. Return False if the queue is full. An empty queue accepts any message."""
+        """Queue a message, or return False if the queue is full.
+
+        An empty queue accepts a message of any size. After close(), messages are silently dropped.
+        """
         if self._is_closed:
             return True
         if self._queue and (
@@ -103,7 +114,7 @@ class Outbox:
         return True
 
     def close(self) -> None:
-        """Accept no more messages. run() returns when the queue is written."""
+        """Stop accepting messages. run() returns when all queued messages are written."""
         self._is_closed = True
         self._wake()
 
@@ -113,7 +124,11 @@ class Outbox:
         self.close()
 
     async def run(self) -> None:
-        """Write messages until close(). Raises TimeoutError if a large message takes too long: others wait for it."""
+        """Write messages until the queue is closed and empty.
+
+        Raises:
+            TimeoutError: Writing a large message took more than LARGE_WRITTEN_WITHIN_S, while others wait for room.
+        """
         while self._queue or not self._is_closed:
             if not self._queue:
                 self._waiter = asyncio.get_running_loop().create_future()

@@ -1,1 +1,1 @@
-"""The process: entry points, event loop, logs, children and files."""
+"""Process-level infrastructure: entry points, event loop, logging, child processes and files."""

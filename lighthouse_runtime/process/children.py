@@ -1,4 +1,4 @@
-"""Child processes that end with their parent, even if it is killed, and observation of other processes."""
+"""Child processes that exit with their parent, even if it is killed, and inspection of other processes."""
 
 import asyncio
 import contextlib
@@ -19,7 +19,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
-    """Receive signal `number` when the thread that started this process ends. Exit if the parent is already dead."""
+    """Let the kernel send signal `number` to this process when the thread that started it exits.
+
+    Exits at once if the parent process no longer exists.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -27,7 +30,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Return an id of this boot and pid namespace. Processes with equal ids can compare pids."""
+    """Return an id of this boot and pid namespace. A pid means the same process to all processes with the same id."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -35,7 +38,10 @@ def host_id() -> str:
 
 
 def started_at(pid: int) -> int:
-    """Return a process's start in clock ticks since boot, 0 if it does not exist. With its pid, this is unique."""
+    """Return when a process started, in clock ticks since boot, or 0 if it does not exist.
+
+    Together with the pid, this identifies a process even if the pid is reused.
+    """
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
@@ -44,10 +50,10 @@ def started_at(pid: int) -> int:
 
 @contextlib.contextmanager
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
-    """Call `on_end` on the running loop if the process ends within the context.
+    """Call `on_end` on the running loop if the process exits within the context.
 
-    The process's sockets may stay open longer, in forked children. A pid that is unused or reused is ignored, since the
-    stream that reported it will end anyway.
+    This is faster than waiting for its connections to close, since forked children may keep the sockets open. Does
+    nothing if the process has already exited.
     """
     with process_descriptor(pid, started) as descriptor:
         if descriptor is None:
@@ -68,7 +74,7 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 
 @contextlib.contextmanager
 def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
-    """Open a pidfd. Yields None if the pid is unused or reused."""
+    """Open a pidfd for the context. Yields None if no process with this pid and start time exists."""
     descriptor = _pidfd(pid, started)
     try:
         yield descriptor
@@ -85,7 +91,7 @@ def command_lines() -> Generator[list[str], None, None]:
 
 
 def describe_listener(port: int) -> str:
-    """Describe the process of this host that listens on a TCP port, as far as /proc shows it to this user."""
+    """Describe the process that listens on a TCP port of this host, if /proc shows it to this user."""
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     for pid in os.listdir("/proc"):
         if pid.isdigit() and inodes & _sockets(pid):
@@ -95,7 +101,7 @@ def describe_listener(port: int) -> str:
 
 
 def _listening(table: str, port: int) -> Generator[str, None, None]:
-    """Yield the inodes of sockets in state LISTEN (0A) on the port."""
+    """Yield the inodes of the sockets that listen (state 0A) on the port, in the form of links in /proc/PID/fd."""
     try:
         lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     except OSError:
@@ -129,8 +135,8 @@ def _pidfd(pid: int, started: int) -> int | None:
 
 # Daemons as child processes, with the interface of an in-process server.
 #
-# The kernel ends the child with the thread that started it, but a server may outlive the thread that created it. So a
-# separate thread starts the child and waits for its end.
+# The kernel kills the child when the thread that started it exits, but a server may outlive the thread that created it.
+# So a separate thread starts the child and waits for its exit.
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 10.0
@@ -153,8 +159,8 @@ class ServerProcess:
         Args:
             serve: Python source that runs the console command.
             options: Options of the verb `serve`.
-            on_end: Called with the exit status if the child ends without a stop().
-            name: Name in errors.
+            on_end: Called with the exit status if the child exits without a stop().
+            name: Name of the daemon in errors.
             variables: Extra environment variables, for values that must not appear in a command line.
 
         Raises:
@@ -174,7 +180,7 @@ class ServerProcess:
         return self._child.is_alive
 
     def stop(self) -> None:
-        """Stop the daemon and wait for its end. Further calls do nothing."""
+        """Stop the daemon and wait for its exit. Further calls do nothing."""
         self._finalizer()
 
 
@@ -203,7 +209,7 @@ class _Child:
         return self._process is not None and self._process.poll() is None
 
     def run(self) -> None:
-        """Start the child and wait for its end."""
+        """Start the child and wait for its exit."""
         try:
             process, announced = self._start()
         except Exception as e:  # noqa: BLE001  raised by `announced.result()`

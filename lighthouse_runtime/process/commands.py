@@ -1,8 +1,8 @@
 """Entry points: `lighthouse`, `lighthouse-manager`, `torchft_lighthouse` and the container health check.
 
-A project may have its own `lighthouse` or `manager` package earlier on sys.path, by PYTHONPATH or the working
-directory. So the entry points live in this package, whose name is unique, and load those two packages from our own
-folder. Training processes import neither.
+PYTHONPATH or the working directory may put a project's own `lighthouse` or `manager` package first on sys.path. So the
+entry points are in this package, whose name is unique, and load our two packages by path. Training processes import
+neither.
 """
 
 import atexit
@@ -55,8 +55,9 @@ def _run(module: str, name: str) -> None:
 def _reset_inherited_state() -> None:
     """Reset file descriptors and signals that a parent may have left in an unusable state.
 
-    The next socket would get the number of a closed standard stream. A blocked signal could not stop a daemon. SIGUSR1
-    and SIGUSR2 (Slurm's --signal=USR1@120) would end it; a supervisor forwards them to its ranks.
+    - Reopen closed standard streams, or the next socket would get their number.
+    - Unblock signals, or they could not stop a daemon.
+    - Ignore SIGUSR1 and SIGUSR2 (Slurm's --signal=USR1@120), which would kill it. A supervisor handles them later.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -71,10 +72,10 @@ def _reset_inherited_state() -> None:
 
 
 def _run_under_init() -> None:
-    """Return in a child. This process, the first of a container, forwards signals to it and reaps all orphans.
+    """Fork, and return in the child only. The parent, which is pid 1, acts as the container's init process.
 
-    Orphans are adopted by the first process of a pid namespace and remain zombies until it reaps them. kubectl exec
-    leaves some. A daemon cannot reap them itself without stealing the exit statuses of its own children.
+    It forwards signals to the child and reaps orphans, which kubectl exec may leave. A daemon that reaped orphans
+    itself would steal the exit statuses of its own children.
     """
     signals = signal.valid_signals()
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
@@ -97,7 +98,7 @@ def _run_under_init() -> None:
 
 
 def _load(package: str) -> None:
-    """Import a package from our folder. Its modules are then found there too."""
+    """Import one of our packages by path. Later imports of its modules find them there, too."""
     folder = _OURS / package
     spec = importlib.util.spec_from_file_location(
         package, folder / "__init__.py", submodule_search_locations=[str(folder)]
@@ -147,7 +148,7 @@ OLDEST_TORCH = "2.9"  # as in pyproject.toml: gloo of 2.8 ignores the timeout of
 
 
 def installed_versions() -> Mapping[str, str]:
-    """Return the versions of PACKAGES, in that order."""
+    """Return the installed versions of PACKAGES, in the same order."""
     return {name: _version(name) for name in PACKAGES}
 
 

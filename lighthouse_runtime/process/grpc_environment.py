@@ -1,4 +1,4 @@
-"""Defaults for gRPC's environment variables. Daemons import this before grpc, which reads them when it is loaded."""
+"""Sets defaults for gRPC's environment variables. Import this before grpc, which reads them when it is loaded."""
 
 import os
 from collections.abc import Mapping
@@ -17,5 +17,5 @@ os.environ.update(_OURS)
 
 
 def without_our_defaults(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for a child process that is not ours."""
+    """Return the environment for a child process that runs the user's code, without the defaults set here."""
     return {name: value for name, value in environment.items() if _OURS.get(name) != value}

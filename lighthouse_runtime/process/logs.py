@@ -1,7 +1,7 @@
-"""Logging of every process of ours to standard error, as text for people or as JSON for programs.
+"""Logging of all our processes to standard error, as text or as JSON.
 
-A text line is complete without the fields of lighthouse_runtime/log_event.py; a program needs only the fields. Times
-are UTC in ISO 8601.
+The message of a line is complete for people; the fields (lighthouse_runtime/log_event.py) are complete for programs.
+Times are UTC in ISO 8601.
 """
 
 import json
@@ -37,9 +37,9 @@ def set_up_logging(
     Args:
         level: One of LEVELS.
         form: One of FORMATS.
-        job: Field of every line.
-        replica_group: Field of every line.
-        secrets: Texts that `without_credentials` removes, too. Empty texts are ignored.
+        job: Field to add to every JSON line, unless empty.
+        replica_group: Field to add to every JSON line, unless empty.
+        secrets: Further texts that without_credentials() removes. Empty texts are ignored.
     """
     _secrets[:] = filter(None, secrets)
     handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]
@@ -51,7 +51,7 @@ def set_up_logging(
 
 
 def recent_lines() -> str:
-    """Return the newest LINES_KEPT entries of this process's log, as written to standard error."""
+    """Return the newest LINES_KEPT entries of this process's log, in the format of standard error."""
     kept = (handler for handler in logging.getLogger().handlers if isinstance(handler, _RecentLines))
     return "".join(f"{line}\n" for handler in kept for line in tuple(handler.lines))
 
@@ -66,7 +66,11 @@ class _RecentLines(logging.Handler):
 
 
 def without_credentials(text: str) -> str:
-    """Remove tokens, join strings' tokens, values of variables with a secret's name, and this process's secrets."""
+    """Remove credentials from a text.
+
+    These are tokens, the credentials in join strings, values of variables whose name looks secret (API_KEY=...), and
+    the secrets passed to set_up_logging().
+    """
     for secret in _secrets:
         text = text.replace(secret, REMOVED)
     text = _CREDENTIAL.sub(rf"\1{REMOVED}@", text)

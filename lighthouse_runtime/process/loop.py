@@ -1,4 +1,4 @@
-"""The event loop of a daemon, stop signals, and notifications to systemd."""
+"""A daemon's event loop, its stop signals, and notifications to systemd."""
 
 import asyncio
 import contextlib
@@ -29,7 +29,7 @@ _NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # ignored from the start under nohup(1
 def on_signals(
     loop: asyncio.AbstractEventLoop, stop: Callable[[int], object], warn: Callable[[int], object] | None = None
 ) -> None:
-    """Call `stop` on stop signals and `warn` on warning signals, with the signal number."""
+    """Call `stop` on a signal in STOP_SIGNALS and `warn` on one in WARNING_SIGNALS, with the signal number."""
     for number in STOP_SIGNALS:
         if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)
@@ -39,14 +39,14 @@ def on_signals(
 
 
 class StopRequest:
-    """A request to stop, made by the first stop signal or by the daemon. A second signal ends the process at once."""
+    """Event that stops a daemon. A stop signal or a call sets it; a second signal exits the process at once."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
         self.status = 0
 
     def __call__(self, status: int = 0) -> None:
-        """Request a stop with an exit status. The first caller's status counts."""
+        """Request a stop with an exit status. Later calls do nothing."""
         if not self._event.is_set():
             self.status = status
             self._event.set()
@@ -61,7 +61,7 @@ class StopRequest:
 
 
 def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> int:
-    """Run `main` until it returns. Stop signals set its StopRequest. Returns the exit status."""
+    """Run `main` on a new event loop and return the exit status. Stop signals set the StopRequest."""
     _raise_open_files()
     _raise_priority()
     # Imported modules are permanent; the garbage of a round with a thousand groups has no cycles.
@@ -79,7 +79,12 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 
 
 def announce(descriptor: int | None, text: object) -> None:
-    """Write `text` to the process that started this one, if it passed a descriptor: this process serves now."""
+    """Report to the parent process that this one is ready, by writing `text` to a pipe.
+
+    Args:
+        descriptor: File descriptor that the parent passed, or None to do nothing.
+        text: One line for the parent.
+    """
     if descriptor is not None:
         with open(descriptor, "w") as pipe:
             pipe.write(f"{text}\n")
@@ -104,23 +109,22 @@ def _raise_priority() -> None:
 
 # Notifications to systemd (sd_notify): ready, status, stopping and the watchdog.
 #
-# They are sent only if NOTIFY_SOCKET names a socket. The watchdog is fed by the event loop: if the loop hangs, systemd
+# They are sent only if NOTIFY_SOCKET names a socket. The event loop feeds the watchdog: if the loop hangs, systemd
 # kills the process after WatchdogSec and restarts it.
-# systemd kills the process after WatchdogSec and starts it again.
 
 FED_PER_TIMEOUT = 3  # systemd needs one; the spare ones tolerate a late turn of the loop
 STATUS_EVERY_S = 3.0  # maximum age of the text in `systemctl status`
 
 
 class ServiceManager:
-    """systemd, or any service manager with the same protocol."""
+    """Sends notifications to systemd, or to another service manager with the same protocol."""
 
     def __init__(self, timers: Timers, state: Callable[[], str] = str) -> None:
-        """Read the environment.
+        """Read the socket and the watchdog's timeout from the environment.
 
         Args:
             timers: Timers of the event loop.
-            state: Returns one line about the process. Called at least every STATUS_EVERY_S.
+            state: Returns the line that `systemctl status` shows. Called at least every STATUS_EVERY_S.
         """
         self._timers = timers
         self._state = state
@@ -129,12 +133,12 @@ class ServiceManager:
         self._timer: Timer | None = None
 
     def ready(self) -> None:
-        """Report that this process serves, and start feeding the watchdog."""
+        """Report that this process is ready, and start feeding the watchdog."""
         self._send(f"READY=1\n{self._status()}")
         self._feed_later()
 
     def stopping(self) -> None:
-        """Report that this process is stopping. The watchdog is fed until close()."""
+        """Report that this process is stopping. The watchdog is still fed until close()."""
         self._send("STOPPING=1")
 
     def close(self) -> None:
@@ -153,7 +157,7 @@ class ServiceManager:
         self._feed_later()
 
     def _status(self) -> str:
-        """Return the status line, or an empty string if it is unchanged."""
+        """Return the notification with the status line, or an empty string if the line has not changed."""
         state = " ".join(self._state().split())
         if state == self._last_state:
             return ""
@@ -172,7 +176,7 @@ class ServiceManager:
 
 
 def _read(environment: Mapping[str, str], pid: int) -> tuple[str | None, float | None]:
-    """Return the address of systemd's socket and the watchdog's timeout in seconds, each None if not set for us."""
+    """Read (address of systemd's socket, watchdog timeout in seconds). Each is None if not set for this process."""
     path = environment.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return None, None

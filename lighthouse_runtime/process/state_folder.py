@@ -1,4 +1,4 @@
-"""The folder in which this user's daemons keep persistent files."""
+"""The folder in which the user's daemons store persistent files."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,10 @@ from lighthouse_protocol.refusals import InvalidRequest
 
 
 def state_folder(option: str) -> Path:
-    """Return the folder, which need not exist, in the user's state directory (XDG base directory specification).
+    """Return `lighthouse` in the user's state directory (XDG). The folder may not exist.
 
     Raises:
-        InvalidRequest: The user has no home directory. Names `option`, which can set another path.
+        InvalidRequest: The user has no home directory. The message names `option`, which can set another path.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
@@ -21,13 +21,13 @@ def state_folder(option: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create `folder` and its missing parents, accessible to this user only, regardless of umask. Raises OSError."""
+    """Create `folder` and its missing parents, accessible to this user only. Raises OSError."""
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Replace `path` atomically, readable by this user only. Raises OSError."""
+    """Write a file atomically, readable by this user only. Raises OSError."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

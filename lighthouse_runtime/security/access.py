@@ -1,4 +1,4 @@
-"""Identification of a server's callers. lighthouse_protocol/rules/access.py defines what each may do."""
+"""Identification of callers. lighthouse_protocol/rules/access.py defines what each of them may do."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))  # without
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller as a server sees it before any handler runs."""
+    """A caller before it is identified: its address, metadata and client certificate."""
 
     peer: str  # address in gRPC's form, or PROXIED for any request through an HTTP proxy
     metadata: Mapping[str, str]
@@ -32,7 +32,7 @@ class Caller:
 
     @property
     def token(self) -> str:
-        """The token in the metadata, or an empty string."""
+        """The bearer token in the metadata, or an empty string."""
         shown = self.metadata.get(TOKEN_METADATA_KEY, "")
         return shown[len(TOKEN_SCHEME) :].strip() if shown[: len(TOKEN_SCHEME)].lower() == TOKEN_SCHEME.lower() else ""
 
@@ -42,14 +42,14 @@ class Caller:
 
 
 class Access(Protocol):
-    """Access rules of one server."""
+    """Identifies the callers of one server."""
 
     def principal(self, caller: Caller) -> Principal:
         """Identify the caller. Raises NotPermitted for an invalid credential."""
         ...
 
     def has_good_token(self, caller: Caller) -> bool:
-        """Check if the caller shows a valid token of this server. Always false if the server does not use tokens."""
+        """Return whether the caller has a valid token. Always False if the server does not use tokens."""
         ...
 
     @property
@@ -57,12 +57,15 @@ class Access(Protocol):
 
     @property
     def port(self) -> int:
-        """The lighthouse's gRPC port, for the remedies in refusals."""
+        """The lighthouse's gRPC port, for the remedy in error messages."""
         ...
 
 
 def admit(to: Access, path: str, caller: Caller) -> Principal:
-    """Identify the caller and check its role. Raises NotPermitted with the remedy."""
+    """Identify the caller and check that it may use `path`. Raises NotPermitted.
+
+    A refused call to an operator's path is recorded in the audit log.
+    """
     principal = access.NOBODY
     try:
         principal = to.principal(caller)
@@ -75,9 +78,9 @@ def admit(to: Access, path: str, caller: Caller) -> Principal:
 
 
 class LoopbackAccess:
-    """Access rules of a server on a loopback address: local callers may do everything.
+    """Access to a server on a loopback address: every caller may do everything.
 
-    An HTTP proxy on this host may forward remote requests, so its requests count as remote.
+    The exception is an HTTP proxy on this host. It may forward remote requests, so its requests count as remote.
     """
 
     port = LIGHTHOUSE_PORT
@@ -93,7 +96,7 @@ class LoopbackAccess:
 
 
 class LocalOperatorAccess:
-    """Access rules under which callers on this host may do everything, and others may train and view."""
+    """Access without credentials: callers on this host may do everything, others may only train and view."""
 
     port = LIGHTHOUSE_PORT
 
@@ -108,10 +111,10 @@ class LocalOperatorAccess:
 
 
 class CredentialAccess:
-    """Access rules of a server that other hosts can reach.
+    """Access by credentials, for a server that other hosts can reach.
 
-    A caller's token determines its role, or else its certificate does (`identities`). A caller with neither is
-    `anonymous`.
+    The token determines a caller's role, or without a token the certificate does (`identities`). A caller with neither
+    is `anonymous`.
     """
 
     port = LIGHTHOUSE_PORT
@@ -142,7 +145,7 @@ class CredentialAccess:
 
 
 class FixedAccess:
-    """Access rules under which every caller is `principal`, for a port whose clients cannot send a token."""
+    """Access for a port whose clients cannot send a token: every caller is `principal`."""
 
     port = LIGHTHOUSE_PORT
 
@@ -158,12 +161,12 @@ class FixedAccess:
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names for Caller.names. DNS names with a slash are dropped, since they could pass for SPIFFE ids."""
+    """Return the names for Caller.names. DNS names with a slash are dropped, because they could mimic SPIFFE ids."""
     return (*spiffe, *(name for name in dns if "/" not in name))
 
 
 def is_local(peer: str) -> bool:
-    """Check if `peer`, in gRPC's form, is this host: a loopback, one of its addresses, or a UNIX socket."""
+    """Return whether `peer`, in gRPC's form, is on this host: a loopback, an address of this host or a UNIX socket."""
     if peer.startswith("unix:"):
         return True
     address = address_of(peer)
@@ -171,12 +174,12 @@ def is_local(peer: str) -> bool:
 
 
 def format_peer(peer: str) -> str:
-    """Convert an address from gRPC's form to the usual notation."""
+    """Convert an address from gRPC's form to host:port. Return other texts unchanged."""
     return str(address_of(peer) or peer)
 
 
 def address_of(peer: str) -> Address | None:
-    """Parse gRPC's form of an address, such as ipv4:127.0.0.1:4711 or ipv6:%5B::1%5D:4711. None if it has no IP."""
+    """Parse an address in gRPC's form, such as ipv4:127.0.0.1:4711 or ipv6:%5B::1%5D:4711. Return None for others."""
     kind, _, rest = peer.partition(":")
     if not kind.startswith("ip"):
         return None

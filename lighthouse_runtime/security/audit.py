@@ -1,7 +1,7 @@
-"""The audit of operators' actions and of refused ones, in the log and in files.
+"""Audit log of operators' actions and of refused attempts, in the normal log and in files.
 
-A refusal costs its caller nothing, so refusals are written at a bounded rate and to a separate file. No number of them
-can push an action out of the audit.
+Anyone can cause refusals, so they are written at a limited rate and to a separate file. They cannot displace the
+records of actions.
 """
 
 import json
@@ -24,16 +24,16 @@ REFUSALS_AT_ONCE = 50.0
 
 
 class Audit:
-    """Audit log in JSON lines."""
+    """Writes audit records as JSON lines."""
 
     def __init__(self, path: Path | None) -> None:
-        """Set the file for actions, readable by its user only.
+        """Set the file for actions.
 
-        Refusals go to `audit.refused.jsonl` beside `audit.jsonl`. Older files are kept as `<path>.1` to
-        `<path>.GENERATIONS`.
+        Refusals are written next to it, for example to `audit.refused.jsonl` for `audit.jsonl`. Files are readable by
+        this user only and rotated to `<path>.1` ... `<path>.GENERATIONS`.
 
         Args:
-            path: File for actions, or None to write to the log only.
+            path: File for actions, or None to write to the normal log only.
         """
         self._path = path
         self._has_failed = False

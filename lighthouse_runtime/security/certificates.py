@@ -1,4 +1,4 @@
-"""Creation of X.509 certificates. Daemons import this only when they need it, since `cryptography` loads slowly."""
+"""Creation of X.509 certificates. Import this module lazily, because importing `cryptography` is slow."""
 
 import datetime
 import ipaddress
@@ -17,7 +17,7 @@ CLOCKS_DIFFER = datetime.timedelta(days=1)  # certificates are valid from this m
 
 
 def make_ca() -> tuple[bytes, bytes]:
-    """Create a CA. Returns its (key, certificate) as PEM."""
+    """Create a CA. Return (private key, certificate) as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "lighthouse CA")])
     usage = x509.KeyUsage(
@@ -41,10 +41,15 @@ def make_ca() -> tuple[bytes, bytes]:
 
 
 def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple[bytes, bytes]:
-    """Create a server certificate for DNS names and addresses.
+    """Create a server certificate, signed by a CA.
+
+    Args:
+        ca_pem: Certificate of the CA.
+        ca_key_pem: Private key of the CA.
+        names: DNS names and IP addresses of the server.
 
     Returns:
-        (key, certificate followed by the CA's) as PEM.
+        (private key, certificate followed by the CA's) as PEM.
 
     Raises:
         ValueError: The CA's key or certificate is malformed.
@@ -66,7 +71,7 @@ def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple
 
 
 def expires_at(pem: bytes) -> datetime.datetime:
-    """Return when the first certificate expires. Raises ValueError."""
+    """Return when the first certificate in a PEM text expires. Raises ValueError if there is none."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 

@@ -1,8 +1,8 @@
-"""TLS of a client: verification by a join string's pin, or by files of the user's own PKI.
+"""TLS of clients, which verify the server by the pin in a join string or with a CA certificate of the user's own PKI.
 
-Options or environment variables name the files; a training process gets the variables from its supervisor. The files
-are read again for each connection. Training processes import this, so `cryptography` is imported only to explain an
-error.
+Options or environment variables name the PEM files; a supervisor passes the variables to its training processes. The
+files are read again for each connection. Training processes import this module, so it imports `cryptography` only to
+explain an error.
 """
 
 import os
@@ -21,7 +21,7 @@ CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "LIGHTHOUSE_TLS_CA", "LIGHTHOUSE_CLIE
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """TLS settings of a client, as PEM."""
+    """Certificates and key of a client, as PEM."""
 
     roots: bytes
     name: str = ""  # expected name in the server's certificate; empty for the host's name
@@ -34,27 +34,27 @@ def files_from(variables: Mapping[str, str] = os.environ) -> TlsFiles:
 
 
 def variables_of(files: TlsFiles) -> dict[str, str]:
-    """Return the environment variables for a child process. Inverse of files_from()."""
+    """Return the environment variables that pass the files to a child process, which reads them with files_from()."""
     paths = {CA_VARIABLE: files.ca, CERT_VARIABLE: files.cert, KEY_VARIABLE: files.key}
     return {name: os.path.abspath(path) for name, path in paths.items() if path}
 
 
 def known_tls(coordinator: Coordinator) -> ClientTls | None:
-    """Return the result of fetch_tls() if it needs no file and no server, or else None."""
+    """Return what fetch_tls() would return, or None if that requires reading a file or contacting the server."""
     roots = known_roots(coordinator) if coordinator.ca_pin and coordinator.files == NO_FILES else None
     return None if roots is None else ClientTls(roots, SERVER_NAME)
 
 
 def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> ClientTls:
-    """Read the files and, for a pin, fetch the CA certificate. Blocks.
+    """Read the PEM files and, if there is a pin, fetch the CA certificate from the server. Blocks.
 
     Args:
         coordinator: Lighthouse with a pin or with files.
-        timeout_s: Maximum time in seconds for the server.
+        timeout_s: Maximum time in seconds for contacting the server.
         waits: Retry while the server is down.
 
     Raises:
-        Unreachable: The server does not answer, or a file is unusable, which may be temporary during its replacement.
+        Unreachable: The server does not answer, or a file is unusable. A retry may help while a file is replaced.
         WrongProtocol: The server does not speak TLS.
         Untrusted: The certificate is expired or does not match the pin.
     """
@@ -73,12 +73,12 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
 
 
 def stamp_of_files(files: TlsFiles) -> object:
-    """Return a value that changes whenever one of the files is written or replaced."""
+    """Return a value that changes whenever one of the files is modified or replaced."""
     return tuple(file_stamp(Path(path)) for path in (files.ca, files.cert, files.key) if path)
 
 
 def refused_client_message(address: str, files: TlsFiles) -> str:
-    """Explain why a server may have closed a connection right after the client completed its handshake."""
+    """Return an error message that explains why a server has closed the connection right after the TLS handshake."""
     if not files.cert:
         return (
             f"{address} ends the connection after the handshake, as a lighthouse with --tls-client-ca does to a client "

@@ -1,10 +1,10 @@
-"""The credentials of a lighthouse: its CA, server certificate and tokens, in a folder that only its user can read.
+"""Credentials of a lighthouse: CA, server certificate and tokens, in a folder that only its user can read.
 
-    ca.pem, ca.key          created once; the join string pins ca.pem
-    server.pem, server.key  renewed long before they expire; server.pem contains the CA's certificate, too
+    ca.pem, ca.key          created once; the join string contains the pin of ca.pem
+    server.pem, server.key  renewed RENEWED_BEFORE they expire; server.pem also contains the CA's certificate
     tokens.json             one or two tokens per role
 
-`cryptography` (certificates.py) is imported only to create a certificate or to read its expiry.
+`cryptography` (certificates.py) is imported only to create a certificate or to read its expiry date.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ log = logging.getLogger(__name__)
 
 # Tokens.
 #
-# Each role has up to two valid tokens, the newest and its predecessor, so that a rotation disconnects no client. A
-# prefix shows the role. Logs show a token as its role and six digits of its SHA-256.
+# Each role has up to two valid tokens, the newest and its predecessor, so that clients can change to a new token one by
+# one. A token's prefix shows its role. Logs name a token by its role and six digits of its SHA-256.
 
 FILE = "tokens.json"
 VALID_AT_A_TIME = 2
@@ -48,7 +48,7 @@ ROLES: Mapping[Role, str] = {Role.JOIN: "lhj_", Role.OPERATE: "lho_", Role.VIEW:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Tokens:
-    """Valid tokens by role, the newest first."""
+    """The valid tokens of each role, newest first."""
 
     by_role: Mapping[Role, tuple[str, ...]]
 
@@ -58,7 +58,7 @@ class Tokens:
 
     @classmethod
     def read(cls, folder: Path) -> "Tokens":
-        """Read the tokens in a folder. Raises InvalidRequest with the file's name and the remedy."""
+        """Read the tokens in a folder. Raises InvalidRequest if the file is missing or malformed."""
         path = folder / FILE
         try:
             found = json.loads(path.read_text())
@@ -78,7 +78,7 @@ class Tokens:
         write_private(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def rotated(self, role: Role) -> "Tokens":
-        """Return a copy with a new token for `role`. The role's newest token stays valid, older ones do not."""
+        """Return a copy with a new token for `role`. The role's present token stays valid; its predecessor does not."""
         kept = self.by_role[role][: VALID_AT_A_TIME - 1]
         return Tokens({**self.by_role, role: (_new(role), *kept)})
 
@@ -89,11 +89,11 @@ class Tokens:
         return tuple(token for tokens in self.by_role.values() for token in tokens)
 
     def principal(self, shown: str, port: int = LIGHTHOUSE_PORT) -> Principal:
-        """Identify the owner of a token, in constant time for each token.
+        """Return the principal of a token. Comparisons take constant time.
 
         Args:
-            shown: Token of a caller.
-            port: gRPC port of the lighthouse, for the remedy.
+            shown: Token that a caller sent.
+            port: gRPC port of the lighthouse, for the remedy in the error.
 
         Raises:
             NotPermitted: The token is not valid.
@@ -115,14 +115,14 @@ class Tokens:
 
 
 class TokenFile(WatchedFile[Tokens]):
-    """The current tokens in a folder. The constructor raises as Tokens.read() does."""
+    """The tokens in a folder, reread when the file changes. The constructor raises InvalidRequest."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / FILE, lambda: Tokens.read(folder))
 
 
 def token_name(role: Role, token: str) -> str:
-    """Return the name of a token in logs."""
+    """Return the name by which logs refer to a token, without revealing it."""
     return f"{role.value}-{hashlib.sha256(token.encode()).hexdigest()[:6]}"
 
 
@@ -140,7 +140,7 @@ _OPTION = "--credentials"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Credentials in a folder."""
+    """A folder of credentials that load_or_make() or load_or_make_tokens() has prepared."""
 
     folder: Path
     ca_pin: str  # empty if the certificates belong to another PKI, and the folder contains only tokens
@@ -160,10 +160,10 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
     Args:
         folder: Folder of the credentials.
-        names: Names and addresses of this host for the server certificate, besides SERVER_NAME.
+        names: DNS names and addresses of this host for the server certificate, in addition to SERVER_NAME.
 
     Raises:
-        InvalidRequest: The folder is unusable. Names --credentials.
+        InvalidRequest: The folder is unusable.
     """
     try:
         is_new = not (folder / "ca.pem").exists()
@@ -183,7 +183,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """Load or create the tokens only, for a lighthouse with certificates of another PKI. Raises as load_or_make()."""
+    """Load or create the tokens only, for a lighthouse with certificates of another PKI. Raises InvalidRequest."""
     try:
         is_new = not (folder / FILE).exists()
         if is_new:
@@ -195,7 +195,7 @@ def load_or_make_tokens(folder: Path) -> Credentials:
 
 
 def _warn_of_readers(folder: Path) -> None:
-    """Warn about files with secrets that other users can read."""
+    """Log a warning for each secret file that other users can read."""
     for name in (FILE, "ca.key", "server.key"):
         with contextlib.suppress(FileNotFoundError):
             mode = (folder / name).stat().st_mode & 0o777
@@ -209,7 +209,7 @@ def _warn_of_readers(folder: Path) -> None:
 
 
 def _make_tokens(folder: Path) -> None:
-    """Create the tokens unless they exist. Raises OSError or InvalidRequest."""
+    """Create the folder and the tokens unless they exist. Raises OSError or InvalidRequest."""
     make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     if any(path.name != FILE for path in folder.iterdir()):
@@ -220,10 +220,10 @@ def _make_tokens(folder: Path) -> None:
 
 
 def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
-    """Renew the server certificate if it is missing or expires soon, and the CA's key is available.
+    """Renew the server certificate if it is missing or expires soon. Without the CA's key, an existing one stays.
 
     Returns:
-        True if there is a new certificate.
+        True if the certificate was renewed.
 
     Raises:
         OSError, ValueError: Renewal failed.
@@ -248,12 +248,12 @@ def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
 
 
 def pin_of(pem: bytes) -> str:
-    """Return the SHA-256 of a certificate's DER in hexadecimal. Raises ValueError."""
+    """Return the pin of a certificate: the SHA-256 of its DER in hexadecimal. Raises ValueError."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 
 def read_pin(folder: Path) -> str:
-    """Return the pin of the CA in a folder. Raises InvalidRequest."""
+    """Return the pin of the CA in a folder of credentials. Raises InvalidRequest if it has none."""
     try:
         return pin_of((folder / "ca.pem").read_bytes())
     except (OSError, ValueError) as e:
@@ -261,9 +261,9 @@ def read_pin(folder: Path) -> str:
 
 
 class CertificateFiles:
-    """Certificates for gRPC and HTTP, reread when the files change. Open connections are not affected.
+    """Server certificate for gRPC and HTTP, reread when its files change. Open connections are not affected.
 
-    If a change is invalid, the old files stay in use and `error` gives the reason.
+    If the new files are invalid, the old certificate stays in use and `error` gives the reason.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
@@ -271,9 +271,9 @@ class CertificateFiles:
 
         Args:
             certificate: Certificate of the server.
-            key: Its key.
-            client_ca: CAs of clients. gRPC clients must show a certificate. HTTP clients may, since probes and browsers
-                have none.
+            key: Its private key.
+            client_ca: CAs that sign client certificates, or None to request none. gRPC clients must then have a
+                certificate. For HTTP clients it is optional, since probes and browsers have none.
 
         Raises:
             OSError, ValueError: A file is unusable. ssl.SSLError is an OSError.
@@ -292,7 +292,10 @@ class CertificateFiles:
         return grpc.dynamic_ssl_server_credentials(self._grpc, fetch, self._client_ca is not None)
 
     def for_http(self) -> ssl.SSLContext:
-        """Return a context that passes each handshake to a new one, because a context cannot drop a CA."""
+        """Return a context that switches each handshake to the newest context.
+
+        Reloading the files into one context would not do, because a context cannot drop a CA.
+        """
         front = self._context()
 
         def newest(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
@@ -302,7 +305,7 @@ class CertificateFiles:
         return front
 
     def reload_if_changed(self) -> None:
-        """Read the files if they have changed. gRPC checks at each handshake; HTTP uses the result of the last read."""
+        """Read the files if they have changed. gRPC calls this at each handshake; for HTTP, call it periodically."""
         with self._lock:
             stamp = self._stat()
             if stamp == self._stamp:
@@ -315,7 +318,7 @@ class CertificateFiles:
                 self.error = str(e)
 
     def _fetch(self) -> "grpc.ServerCertificateConfiguration | None":
-        """Return a new certificate, or None if it is unchanged. gRPC calls this per handshake, on its own thread."""
+        """Return the certificate, or None if it is unchanged. gRPC calls this for each handshake, on its own thread."""
         self.reload_if_changed()
         with self._lock:
             if self._is_fetched:
@@ -324,7 +327,7 @@ class CertificateFiles:
             return self._grpc
 
     def _read(self) -> tuple[ssl.SSLContext, grpc.ServerCertificateConfiguration]:
-        """Read and verify the files, since gRPC would accept a mismatched key and then serve no client.
+        """Read the files and check that the key matches, since gRPC itself would report a mismatch only to clients.
 
         Raises:
             OSError, ValueError: A file is unusable.
@@ -365,7 +368,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def time_until_expiry(certificate: Path) -> datetime.timedelta:
-    """Return the time until a certificate expires. Raises OSError or ValueError."""
+    """Return the time until a certificate file expires. Raises OSError or ValueError."""
     from lighthouse_runtime.security import certificates
 
     return certificates.expires_at(certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)

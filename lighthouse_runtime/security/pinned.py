@@ -1,8 +1,9 @@
-"""The CA certificate that a join string pins: fetched from the server, compared with the pin, then trusted.
+"""Fetches the CA certificate whose pin is in a join string.
 
 A first handshake, without verification, gets the certificates of the server and its CA. Nothing is sent over it, and
-the CA certificate counts only if its SHA-256 is the pin. A second handshake, verified with that CA, detects expired
-certificates and wrong clocks and explains them. Training processes import this, so it does without `cryptography`.
+the CA certificate is trusted only if its SHA-256 equals the pin. A second handshake, verified with that CA, detects
+expired certificates and wrong clocks, so that the error can explain them. Training processes import this module, so it
+does not use `cryptography`.
 """
 
 import contextlib
@@ -30,20 +31,17 @@ _lock = threading.Lock()
 
 
 def known_roots(coordinator: Coordinator) -> bytes | None:
-    """Return the CA certificate as PEM, or None if it has not been fetched yet."""
+    """Return the CA certificate as PEM, or None if this process has not fetched it yet."""
     return _roots.get(coordinator.ca_pin)
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """Fetch the CA certificate. Blocks.
+    """Return the CA certificate as PEM, fetching it from the server on the first call. Blocks.
 
     Args:
         coordinator: Lighthouse with a pin.
         timeout_s: Maximum time in seconds.
         waits: Retry while the server is down.
-
-    Returns:
-        The certificate as PEM.
 
     Raises:
         Unreachable: The server does not answer.
@@ -65,7 +63,7 @@ def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = Fal
 
 
 def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
-    """Fetch the certificate from the first address that answers."""
+    """Fetch the CA certificate from the first address that answers, and cache it."""
     error: Unreachable = Unreachable(f"{coordinator} is unreachable: no time was left to connect")
     for address in coordinator.addresses:
         try:
@@ -79,7 +77,12 @@ def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
 
 
 def shown_certificates(address: Address, timeout_s: float) -> list[bytes]:
-    """Return the server's unverified certificates as DER, its own first. Raises as fetch_roots()."""
+    """Return the certificates that the server sends, unverified, as DER, its own first.
+
+    Raises:
+        Unreachable: The server does not answer.
+        WrongProtocol: The server does not speak TLS.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -110,7 +113,7 @@ def _verify(address: Address, roots: bytes, ends_at: float) -> None:
 
 
 def connected(address: Address, timeout_s: float) -> socket.socket:
-    """Open a TCP connection. Raises Unreachable with the reason and the remedy."""
+    """Open a TCP connection. Raises Unreachable, which explains the failure."""
     try:
         return socket.create_connection((address.host, address.port or 0), max(0.01, timeout_s))
     except socket.gaierror:
@@ -124,7 +127,7 @@ def connected(address: Address, timeout_s: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Generator[ssl.SSLSocket, None, None]:
-    """Open a connection and complete the TLS handshake, both before `ends_at`."""
+    """Connect and complete the TLS handshake before `ends_at`, a time of time.monotonic()."""
     context.set_alpn_protocols([_HTTP2])
     with connected(address, ends_at - time.monotonic()) as raw:
         raw.setblocking(False)
@@ -170,13 +173,13 @@ def _chain(tls: ssl.SSLSocket) -> list[bytes]:
 
 
 def port_of(address: str) -> int | None:
-    """Return the port in HOST:PORT, the last one in a list."""
+    """Return the port in HOST:PORT, or the last one in a list of addresses. Return None if there is none."""
     port = address.rpartition(":")[2]
     return int(port) if port.isascii() and port.isdigit() else None
 
 
 def http_port_message(address: str) -> str:
-    """Explain that a gRPC client reached an HTTP port."""
+    """Return an error message for a gRPC client that has connected to an HTTP port."""
     return (
         f"{address} is unreachable: this is an HTTP port, not a gRPC port; the defaults of a lighthouse are "
         f"{LIGHTHOUSE_PORT} for gRPC and {LIGHTHOUSE_HTTP_PORT} for HTTP"
@@ -184,7 +187,7 @@ def http_port_message(address: str) -> str:
 
 
 def no_tls_message(address: str) -> str:
-    """Explain that a client with a join string reached a port without TLS."""
+    """Return an error message for a client with a join string that has connected to a port without TLS."""
     return (
         f"{address} does not speak TLS, which the join string requires: this port is an HTTP or torchft port, or the "
         "lighthouse was started with --insecure or on a loopback address; pass HOST:PORT instead of the join string, "
@@ -193,12 +196,18 @@ def no_tls_message(address: str) -> str:
 
 
 def utc_now() -> str:
-    """Format the current time of this host's clock."""
+    """Return the current time as a text such as 2025-01-31 12:00 UTC."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
 
 def bad_certificate_message(address: str, why: str, ca_file: str = "") -> str:
-    """Explain OpenSSL's error `why` about a certificate. `ca_file` is the CA that verified it, empty with a pin."""
+    """Return an error message that explains why the server's certificate was rejected.
+
+    Args:
+        address: Address of the server.
+        why: OpenSSL's error.
+        ca_file: CA file with which the certificate was verified, or empty for a pinned CA.
+    """
     if "expired" in why:
         remedy = "renew its --tls-cert" if ca_file else "restart the lighthouse to get a new one"
         return (

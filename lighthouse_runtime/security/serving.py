@@ -1,7 +1,7 @@
-"""Files through which a user's processes on one host find the credentials of the user's lighthouses, one per port.
+"""Files through which a user's processes find the credentials of the user's lighthouses on the same host.
 
-A lighthouse writes its file at every start and leaves it when it exits, so that clients waiting for its restart keep
-using TLS. Another process on the port gains nothing, since the file pins the CA.
+A lighthouse writes one file per port at every start. It does not remove the file when it exits, so that clients waiting
+for its restart keep using TLS. Another program on that port cannot impersonate it, because the file pins the CA.
 """
 
 import json
@@ -26,7 +26,7 @@ _FILE = re.compile(r"serving-(\d{1,5})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Credentials of a lighthouse on this host. `ca_pin` is empty without TLS, and with the user's own PKI."""
+    """Content of a lighthouse's file. `ca_pin` is empty without TLS, and with the user's own PKI."""
 
     ca_pin: str
     credentials: Path
@@ -37,7 +37,7 @@ class Serving:
 
 
 def write_serving_file(port: int, serving: Serving | None) -> None:
-    """Write the file of a port, or remove it if `serving` is None.
+    """Write the serving file of a port, or remove it if `serving` is None.
 
     Raises:
         OSError: Writing failed.
@@ -57,7 +57,7 @@ def write_serving_file(port: int, serving: Serving | None) -> None:
 
 
 def read_serving_file(port: int) -> Serving | None:
-    """Return the credentials of this user's lighthouse on a port of this host, or None without a valid file."""
+    """Return the content of a port's file, or None if this user has no valid one."""
     try:
         path = _path(port)
         with open(path, "rb") as file:
@@ -70,7 +70,7 @@ def read_serving_file(port: int) -> Serving | None:
 
 
 def served_ports() -> tuple[int, ...]:
-    """Return the ports on which this user's lighthouses have served with credentials on this host, newest first."""
+    """Return the ports with a valid file, the most recently written first."""
     try:
         files = [(path.stat().st_mtime, path.name) for path in state_folder(_OPTION).iterdir()]
     except (OSError, InvalidRequest):
@@ -81,7 +81,7 @@ def served_ports() -> tuple[int, ...]:
 
 
 def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:
-    """Add the credentials of this user's lighthouse if `coordinator` is a loopback without any."""
+    """Add the credentials in the port's file if `coordinator` is a loopback without credentials."""
     if not _may_be_given(coordinator):
         return coordinator
     serving = read_serving_file(coordinator.addresses[0].port or 0)
@@ -100,10 +100,10 @@ def _may_be_given(coordinator: Coordinator) -> bool:
 
 
 class Locator:
-    """The coordinator of a client, with credentials that it finds and updates if the lighthouse is on this host."""
+    """A coordinator to which the credentials of a lighthouse on this host are added, and kept up to date."""
 
     def __init__(self, coordinator: Coordinator, role: Role) -> None:
-        """Set the coordinator. `role` selects the token on this host."""
+        """Set the coordinator. `role` selects which of the lighthouse's tokens to use."""
         self._given = coordinator
         self._role = role
         self._may_change = _may_be_given(coordinator)
@@ -117,7 +117,10 @@ class Locator:
         return self._found
 
     def wait(self, timeout_s: float) -> Coordinator:
-        """Call find() when a server listens, because its credentials are unknown before. Raises Unreachable."""
+        """Wait until a server listens, and then return find(). Raises Unreachable after `timeout_s`.
+
+        The server writes its credentials before it listens.
+        """
         if not self._may_change:
             return self._given
         ends_at, address = time.monotonic() + timeout_s, self._given.addresses[0]

@@ -1,4 +1,4 @@
-"""A file that is reread when it changes."""
+"""Parsed content of a file, reread when the file changes."""
 
 import os
 import time
@@ -14,10 +14,18 @@ CHECKED_EVERY_S = 0.5
 
 
 class WatchedFile(Generic[T]):
-    """Content of a file. If a new version is invalid, the last valid content remains."""
+    """Parsed content of a file, up to date within CHECKED_EVERY_S. If a new version is invalid, the old one stays."""
 
     def __init__(self, path: Path, read: Callable[[], T]) -> None:
-        """Read the file. Raises InvalidRequest, as `read` does, if it is invalid."""
+        """Read the file.
+
+        Args:
+            path: The file.
+            read: Reads and parses the file. Raises InvalidRequest if it is invalid.
+
+        Raises:
+            InvalidRequest: The file is invalid.
+        """
         self._path = path
         self._read = read
         self._stamp = file_stamp(path)
@@ -43,7 +51,7 @@ class WatchedFile(Generic[T]):
 
 
 def file_stamp(path: Path) -> tuple[int, int]:
-    """Return a value that changes whenever the file is written or replaced."""
+    """Return a value that changes whenever the file is modified or replaced."""
     try:
         found = os.stat(path)
     except OSError:

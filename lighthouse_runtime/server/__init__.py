@@ -1,1 +1,1 @@
-"""The gRPC server of both daemons."""
+"""gRPC server of the lighthouse and the manager."""

@@ -1,4 +1,4 @@
-"""The gRPC server of both daemons, with options, health, reflection and an orderly stop."""
+"""The gRPC server of both daemons, with health checks, reflection and graceful shutdown."""
 
 from collections.abc import Mapping, Sequence
 
@@ -58,12 +58,12 @@ class GrpcServer:
 
         Args:
             services: Methods by full service name.
-            reflected: Services that reflection shows.
-            access: Admits callers, by lighthouse_protocol/rules/access.py. Health and reflection are open to all.
-            observe: Called after every answer, and after every stream that did not break.
+            reflected: Services that gRPC reflection lists.
+            access: Authorises callers. Health checks and reflection are open to all.
+            observe: Receives the method and status of every answered call, and of every stream that did not break.
             peers: Limits per caller. None for no limits.
-            gate: Delays output until it may be sent. Health and reflection bypass it.
-            keepalive_s: Time after which an unresponsive connection is closed.
+            gate: Delays output until it may be sent. Health checks and reflection bypass it.
+            keepalive_s: Seconds after which an unresponsive connection is closed.
         """
         self._server = grpc.aio.server(options=options(keepalive_s))
         self._gate = gate or OutputGate()
@@ -77,13 +77,13 @@ class GrpcServer:
         reflection.enable_server_reflection([*reflected, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server)
 
     async def start(self, bind: str, credentials: grpc.ServerCredentials | None = None) -> int:
-        """Listen on `bind`, with TLS if `credentials` are given.
+        """Listen on `bind` (HOST:PORT), with TLS if `credentials` are given.
 
         Returns:
             The port.
 
         Raises:
-            InvalidRequest: Listening failed, with the reason.
+            InvalidRequest: The server cannot listen on `bind`.
         """
         try:
             if credentials is None:
@@ -105,10 +105,10 @@ class GrpcServer:
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     def break_streams(self, error: LighthouseError) -> None:
-        """End each open stream with `error` at once. New streams are accepted."""
+        """Close all streams with the status of `error`, discarding queued messages. New streams are accepted."""
         self._serving.break_streams(error)
 
     async def stop(self, grace_s: float) -> None:
-        """Refuse new calls, end all streams, let running calls finish for `grace_s` seconds, then close connections."""
+        """Refuse new calls, close all streams, and give running calls `grace_s` seconds to finish."""
         self._serving.end_streams("the server is stopping")
         await self._server.stop(grace_s)

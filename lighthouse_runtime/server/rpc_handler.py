@@ -1,8 +1,8 @@
-"""Execution of RPCs on a server: limits per peer, access, parsing, the handler, and the status of the answer.
+"""Execution of RPCs on a server: limits per peer, access control, parsing, the handler, and the status of the answer.
 
 A handler receives a parsed request and a Call, and returns a message or bytes. A stream's handler also receives a
-Sender, and returns when the stream has ended. A LighthouseError becomes its own status. Any other exception becomes
-INTERNAL and is logged.
+Sender, and returns when the stream has ended. A LighthouseError determines the gRPC status (wire/codec.py). Any other
+exception is logged and becomes INTERNAL.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class _Gate:
 
 
 class Peers:
-    """The peers of a server. Use it on the event loop only."""
+    """Limits on the peers of a server. Not thread-safe: use it on the event loop only."""
 
     def __init__(self, limits: PeerLimits | None = None) -> None:
         self.limits = limits or PeerLimits()
@@ -75,7 +75,7 @@ class Peers:
         self._refusals = SparseLog(log, "caller_refused")
 
     def enter(self, address: str) -> Peer:
-        """Count one more open call or stream until Peer.leave(). Raises LimitReached."""
+        """Count a call or stream as open until Peer.leave(). Raises LimitReached."""
         peer = self._table.get(peer_name(address), _now())
         peer.enter()
         return peer
@@ -84,25 +84,25 @@ class Peers:
         self._refusals.warning("refused: %s", refusal)
 
     def stream_limits(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
-        """Return the limits for a new stream: on messages from the peer, and on large messages to it."""
+        """Return the limits on a new stream: on messages from the peer, and on large messages to it."""
         gate = self._writes.get(peer)
         if gate is None:
             gate = self._writes[peer] = WriteGate(parent=self._writes_to_all)
         return StreamMeter(peer, self.limits), gate
 
     def charge(self, address: str, resource: Resource, amount: float = 1.0) -> None:
-        """Use `amount` of `resource`. Raises LimitReached."""
+        """Take `amount` of `resource` for a peer. Raises LimitReached if less is left."""
         now = _now()
         self._table.get(peer_name(address), now).charge(resource, now, amount)
 
     def try_charge(self, address: str, resource: Resource, amount: float = 1.0) -> bool:
-        """Use `amount` of `resource` if it is available, for optional work. Return if it was."""
+        """Take `amount` of `resource` for a peer and return True, or return False if less is left."""
         now = _now()
         return self._table.get(peer_name(address), now).try_charge(resource, now, amount)
 
     @asynccontextmanager
     async def expensive_read(self, address: str) -> AsyncGenerator[None]:
-        """Wait for a turn to build an expensive answer. Each peer gets `limits.reads` at a time."""
+        """Allow each peer `limits.reads` expensive answers at a time. Further ones wait to enter the context."""
         name = peer_name(address)
         gate = self._gates.get(name)
         if gate is None:
@@ -132,7 +132,10 @@ def _host_name(host: str) -> str:
 
 
 def peer_name(address: str) -> str:
-    """Return the name under which a connection counts. `address` is in gRPC's form, such as ipv4:10.0.0.1:4711."""
+    """Return the peer to which a connection belongs: an IPv4 address, an IPv6 /64 network, or "a local process".
+
+    `address` is in gRPC's form, such as ipv4:10.0.0.1:4711.
+    """
     kind, _, rest = address.partition(":")
     return _host_name(rest.rpartition(":")[0]) if kind.startswith("ip") else "a local process"
 
@@ -146,7 +149,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, as its handler sees it. The caller has a role that the method requires (rules/access.py)."""
+    """Context of a call, for its handler. The caller is already authorised to use the method (rules/access.py)."""
 
     time_left_s: float | None  # None without a deadline
     peer: str  # address in gRPC's form
@@ -155,18 +158,18 @@ class Call:
 
     @property
     def caller(self) -> str:
-        """The caller's address in the usual notation."""
+        """The caller's address as host:port."""
         return format_peer(self.peer)
 
     def require_deadline(self) -> float:
-        """Return the time left in seconds. Raises InvalidRequest for a call without a deadline."""
+        """Return the seconds left until the deadline. Raises InvalidRequest if the call has none."""
         if self.time_left_s is None:
             raise InvalidRequest("no deadline; set one on the call (grpc-timeout)", field="deadline")
         return self.time_left_s
 
     @property
     def is_local(self) -> bool:
-        """True if the address is on this host. This alone grants nothing."""
+        """True if the caller's address is on this host."""
         return is_local(self.peer)
 
 
@@ -183,11 +186,11 @@ class Method:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """A bidirectional stream."""
+    """A bidirectional streaming method."""
 
     requests: streams.Stream[Any]
     handler: StreamHandler
-    # Called with each request before it is read, to drop parts that are too expensive.
+    # Called with each request before it is converted, to drop parts that would exceed a limit.
     lighten: Callable[[Any, Call], None] = lambda request, call: None
 
 
@@ -196,10 +199,11 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class RpcHandlers:
-    """All calls and streams of a server.
+    """Creates gRPC handlers and keeps track of open streams.
 
-    A request is read only after `access` has admitted the caller, `gate` accepts calls and `peers` has room. Without
-    `peers` there are no limits. `observe` is called after every answer, and after every stream that did not break.
+    A request is parsed only if `access` admits the caller, `gate` accepts calls, and `peers` is below its limits.
+    Without `peers` there are no limits. `observe` receives the method and status of every answered call, and of every
+    stream that did not break.
     """
 
     def __init__(self, observe: Observer, access: Access, gate: OutputGate, peers: Peers | None = None) -> None:
@@ -211,7 +215,7 @@ class RpcHandlers:
         self._is_closed = False
 
     def rpc_handler(self, service: str, name: str, entry: Entry) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the gRPC handler of a method. Raises KeyError if rules/access.py has no entry for it."""
+        """Return the gRPC handler of a method. Raises KeyError if rules/access.py does not list the method."""
         path = f"{service}/{name}"
         needed(f"/{path}")
         match entry:
@@ -230,13 +234,13 @@ class RpcHandlers:
                 return grpc.stream_stream_rpc_method_handler(self._streaming(path, stream))
 
     def end_streams(self, why: str) -> None:
-        """End all streams after sending queued messages, and refuse new ones."""
+        """Close all streams after their queued messages, and refuse new ones."""
         self._is_closed = True
         for sender in tuple(self._open_streams):
             sender.end(Unreachable(why)) if self._gate.is_open else sender.abort(Unreachable(why))
 
     def break_streams(self, error: LighthouseError) -> None:
-        """End all streams with `error` at once, discarding queued messages."""
+        """Close all streams with the status of `error`, discarding queued messages. New streams are accepted."""
         for sender in tuple(self._open_streams):
             sender.abort(error)
 
@@ -294,11 +298,11 @@ class RpcHandlers:
         return serve
 
     def _error_to_send(self, error: LighthouseError) -> LighthouseError:
-        # A server that may not send reports that instead, but only to callers that it has admitted.
+        # While the gate refuses calls, admitted callers receive its error instead.
         return error if isinstance(error, NotPermitted) else self._gate.refusal() or error
 
     def _permitted(self, path: str, context: _Context) -> Call:
-        """Admit the caller. Raises NotPermitted."""
+        """Authorise the caller and return the call's context. Raises NotPermitted."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         peer = unquote(context.peer())
         principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))
@@ -355,7 +359,7 @@ class RpcHandlers:
 
 
 def _names(context: _Context) -> tuple[str, ...]:
-    """Return the names in the client certificate that TLS has verified. Empty without one."""
+    """Return the names in the verified client certificate, or an empty tuple without a certificate."""
     found: Mapping[str, Iterable[bytes]] = context.auth_context()
 
     def decode(kind: str) -> Iterable[str]:
@@ -365,7 +369,7 @@ def _names(context: _Context) -> tuple[str, ...]:
 
 
 async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work`. An unexpected exception is logged and becomes InternalError, which does not end the daemon."""
+    """Run `work`. Log any exception other than LighthouseError and raise InternalError instead."""
     try:
         return await work()
     except LighthouseError:
@@ -376,7 +380,7 @@ async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
 
 
 def _target(request: Message, call: Call) -> str:
-    """Describe the target of a control call for the audit: its text fields, the job and the run."""
+    """Describe the target of a control call for the audit log: the job, the run and the request's text fields."""
     target = {key: call.metadata[key] for key in (JOB_METADATA_KEY, RUN_METADATA_KEY) if key in call.metadata}
     target |= {field.name: value for field, value in request.ListFields() if isinstance(value, str)}
     return ", ".join(f"{name}={value}" for name, value in target.items())
@@ -393,7 +397,7 @@ def _parse(kind: type[Message], body: bytes) -> Message:
 
 
 class FutureReply(Generic[T]):
-    """A lighthouse_runtime.ports.Reply as a future. Awaiting `value` returns the answer or raises the refusal."""
+    """Implements lighthouse_runtime.ports.Reply. Awaiting `value` returns the answer or raises the refusal."""
 
     def __init__(self) -> None:
         self.value: asyncio.Future[T] = asyncio.get_running_loop().create_future()

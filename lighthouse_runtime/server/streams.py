@@ -1,7 +1,7 @@
-"""The server's side of open streams: sending, receiving, and delaying output until it may be sent.
+"""Server side of open streams: sending, receiving, and delaying output until it may be sent.
 
-grpc.aio cancels a handler whose peer has disconnected, and shows a killed peer as a normal end of the requests. Here
-both end the iteration over the requests, and so does an end by this server. `Sender.ending` tells them apart.
+If a peer disconnects, grpc.aio cancels the handler; if a peer is killed, the requests just end. This module ends the
+iteration over the requests in both cases, and also if this server closes the stream. `Sender.ending` has the reason.
 """
 
 import asyncio
@@ -32,24 +32,29 @@ from lighthouse_runtime.net.outbox import (
 
 
 class _Block:
-    """A place in the queue that blocks all later entries until it is released."""
+    """Queue entry that blocks all later entries until it is released."""
 
     def __init__(self) -> None:
         self.is_released = False
 
 
 class OutputGate:
-    """Queue of output that must wait until earlier records are durable."""
+    """Queue for output that must not be sent before earlier records are durable."""
 
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
-        """Create an open gate. `refusal` returns the current reason to send nothing and refuse calls, or None."""
+        """Create an open gate.
+
+        Args:
+            refusal: Returns the error with which to refuse calls now, or None to accept them. Nothing is sent while
+                calls are refused.
+        """
         self._refusal = refusal
         self._queue: deque[Callable[[], None] | _Block] = deque()
         self._waiting: set[asyncio.Future[None]] = set()
 
     @property
     def is_open(self) -> bool:
-        """True if calls are accepted."""
+        """True if calls are accepted now."""
         return self._refusal() is None
 
     @property
@@ -57,16 +62,16 @@ class OutputGate:
         return bool(self._queue)
 
     def refusal(self) -> LighthouseError | None:
-        """Return why calls are refused now, or None if they are accepted."""
+        """Return the error with which calls are refused now, or None if they are accepted."""
         return self._refusal()
 
     def check(self) -> None:
-        """Raise the refusal if calls are refused now."""
+        """Raise the error of refusal() if calls are refused now."""
         if (refusal := self._refusal()) is not None:
             raise refusal
 
     def block(self) -> Callable[[], None]:
-        """Block all later output. Returns the function that unblocks it."""
+        """Block all later output. Return a function that releases the block."""
         block = _Block()
         self._queue.append(block)
 
@@ -77,9 +82,9 @@ class OutputGate:
         return release
 
     def deliver(self, callback: Callable[[], None]) -> None:
-        """Call `callback` after all earlier blocks are released, at once if there are none.
+        """Call `callback` once all earlier blocks are released, or at once if there are none.
 
-        It is never called if the queue is dropped first or nothing may be sent.
+        It is never called if drop() empties the queue first, or if calls are refused when its turn comes.
         """
         if self._queue:
             self._queue.append(callback)
@@ -87,7 +92,11 @@ class OutputGate:
             callback()
 
     async def wait_delivered(self) -> None:
-        """Wait for the release of all earlier blocks. Raises the refusal if nothing may be sent, or drop()'s error."""
+        """Wait until all earlier blocks are released.
+
+        Raises:
+            LighthouseError: The error of drop(), or of refusal() if calls are refused.
+        """
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -104,7 +113,7 @@ class OutputGate:
         self.check()
 
     def drop(self, error: LighthouseError) -> None:
-        """Discard all queued output. Waiting calls end with `error`."""
+        """Discard all queued output. Pending wait_delivered() calls raise `error`."""
         self._queue.clear()
         for future in self._waiting:
             if not future.done():
@@ -132,11 +141,11 @@ T = TypeVar("T")
 
 
 class Ending(StrEnum):
-    """How a stream ended."""
+    """The reason why a stream has ended."""
 
     PEER = "peer"  # the peer has ended its half, or was killed
     BROKEN = "broken"  # the peer cancelled, or the connection is lost
-    OURS = "ours"  # end() was called, the handler returned, or the server stops
+    OURS = "ours"  # end() was called, the handler returned, or the server is stopping
     SLOW = "slow"  # the peer does not read
 
 
@@ -176,7 +185,10 @@ class Sender:
         return self.ending is None
 
     def send(self, message: Body | Message) -> None:
-        """Queue a message. Never waits; does nothing after the end. A peer that reads too slowly is disconnected."""
+        """Queue a message without blocking. Does nothing on a closed stream.
+
+        If the queue is full because the peer reads too slowly, the stream is closed.
+        """
         if self.ending is not None:
             return
         body = message.SerializeToString() if isinstance(message, Message) else message
@@ -193,11 +205,11 @@ class Sender:
             self._end(Ending.SLOW)
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """Send queued messages, then end the stream, with `error` as its status if given. The first end counts."""
+        """Close the stream after queued messages, with the status of `error` if given. Later calls do nothing."""
         self._output.deliver(lambda: self._end_with(error))
 
     def abort(self, error: LighthouseError) -> None:
-        """End the stream with `error` at once and discard queued messages."""
+        """Discard queued messages and close the stream with the status of `error`."""
         self._outbox.clear()
         self._end_with(error)
 
@@ -208,7 +220,7 @@ class Sender:
 
     # Used by the server.
     async def read(self) -> bytes | None:
-        """Return the next request, or None after the end."""
+        """Return the next request, or None if the stream has ended."""
         if self.ending is not None:
             return None
         self._is_reading = True
@@ -234,11 +246,15 @@ class Sender:
         return body
 
     def mark_broken(self) -> None:
-        """Record that the task that serves the stream was cancelled."""
+        """Record that the stream is broken, because the task that serves it was cancelled."""
         self._lose()
 
     async def finish(self) -> None:
-        """Send queued messages if the peer still reads. Raises CancelledError if the peer has disconnected."""
+        """Close the stream and flush queued messages, for up to FLUSH_S.
+
+        Raises:
+            CancelledError: The peer has disconnected.
+        """
         self._end(Ending.OURS)
         self._outbox.close()
         is_read = not self._is_lost and self.ending is not Ending.SLOW
@@ -287,7 +303,7 @@ class Sender:
 
 
 class Requests(AsyncIterator[M | None]):
-    """Messages from the peer of a stream. None stands for a message that this version does not know."""
+    """Async iterator over a peer's messages. Yields None for a message of an unknown type."""
 
     def __init__(self, sender: Sender, read: Callable[[bytes], M | None]) -> None:
         self._sender = sender
@@ -303,9 +319,9 @@ class Requests(AsyncIterator[M | None]):
         return self._read(body)
 
     async def read_hello(self, kind: type[T], within_s: float) -> T | None:
-        """Return the first message, or None if the stream ends before.
+        """Return the first message, or None if the stream ends without one.
 
-        The stream ends with InvalidRequest if no message arrives within `within_s` seconds.
+        If no message arrives within `within_s` seconds, this closes the stream with the status of InvalidRequest.
 
         Raises:
             InvalidRequest: The first message is not a `kind`.
@@ -323,11 +339,11 @@ class Requests(AsyncIterator[M | None]):
             limit.cancel()
 
 
-# Streams of messages, for drivers. A message to many peers is serialised once.
+# Streams of message objects instead of bytes. A message to many peers is serialised once.
 
 
 class Frames(Generic[M]):
-    """Serialiser for one kind of stream. It caches the newest message, since many peers get the same."""
+    """Serialiser of a stream's messages. Caches the newest one, because many peers receive the same message."""
 
     def __init__(self, to_wire: Callable[[M], Message]) -> None:
         self._to_wire = to_wire
@@ -344,7 +360,7 @@ class Frames(Generic[M]):
 
 
 class StreamPeer(Generic[M]):
-    """A stream as a lighthouse_runtime.ports.Peer."""
+    """Implements lighthouse_runtime.ports.Peer with a stream."""
 
     def __init__(self, sender: Sender, frames: Frames[M]) -> None:
         self._sender = sender

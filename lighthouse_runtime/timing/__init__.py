@@ -1,1 +1,1 @@
-"""Timers, pacing, and detection of pauses of this process."""
+"""Timers, rate limits on this process's own work, and detection of pauses of this process."""

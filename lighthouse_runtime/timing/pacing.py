@@ -1,4 +1,4 @@
-"""Limits on the rate of retries, log lines and expensive views, reads with a deadline, and a clock that never stops."""
+"""Backoff, rate-limited warnings, blocking reads with a deadline, cached views, and a clock that counts suspensions."""
 
 import asyncio
 import logging
@@ -21,7 +21,7 @@ MAX_BACKOFF_S = 0.5
 
 
 class Backoff:
-    """A delay that doubles from FIRST_BACKOFF_S to MAX_BACKOFF_S, with jitter."""
+    """Exponential backoff from FIRST_BACKOFF_S to MAX_BACKOFF_S, with jitter."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_BACKOFF_S
@@ -41,7 +41,7 @@ EVERY_S = 10.0
 
 
 class SparseLog:
-    """Logs at most one warning per `every_s`, with the number of warnings left out since the last one."""
+    """Logs at most one warning per `every_s` seconds, with the number of warnings suppressed since the last one."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SparseLog:
         every_s: float = EVERY_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Create a log. `name` is the event of its lines."""
+        """Create a rate-limited log. `name` is the event in its lines (log_event.py)."""
         self._log = log
         self._name = name
         self._every_s = every_s
@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 class BackgroundRead(Generic[T]):
-    """Runs `read` in a thread, starting at once. `read` may raise, or never return."""
+    """Runs `read` in a new thread, starting at once. `read` may raise, or never return."""
 
     def __init__(self, name: str, read: Callable[[], T], limit_s: float) -> None:
         self._limit_s = limit_s
@@ -83,10 +83,10 @@ class BackgroundRead(Generic[T]):
         threading.Thread(target=self._run, args=(read,), name=f"read {name}", daemon=True).start()
 
     def result(self) -> T:
-        """Wait for the result, at most until `limit_s` after the start. Call it once.
+        """Wait for the result. Call this method only once.
 
         Raises:
-            DeadlinePassed: `read` has not returned in time.
+            DeadlinePassed: `read` did not return within `limit_s` seconds after the constructor.
             Exception: Any exception raised by `read`.
         """
         try:
@@ -104,8 +104,8 @@ class BackgroundRead(Generic[T]):
             self._outcomes.put((None, e))
 
 
-# Views that many clients request. All clients together cost a bounded share of the loop's time: cheap views are
-# built for each, and an expensive view is reused until its cost falls below LOOP_SHARE.
+# Views that many clients request, such as the status. Building them takes up to a share LOOP_SHARE of the loop's time:
+# a view that is cheap to build is built for each request, and an expensive one is reused for a while.
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -122,7 +122,7 @@ class _Built(Generic[V]):
 
 
 class Snapshots(Generic[K, V]):
-    """Cache of views by key. `build` creates a view and may raise, in which case nothing is cached."""
+    """Cache of views by key. `build` creates a view; an exception that it raises is not cached."""
 
     def __init__(self, build: Callable[[K], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._build = build
@@ -130,7 +130,7 @@ class Snapshots(Generic[K, V]):
         self._kept: dict[K, _Built[V]] = {}
 
     def get(self, key: K) -> V:
-        """Return the view of a key. Its maximum age is proportional to its build time."""
+        """Return the view of a key. An expensive view may be old, in proportion to the time that building it takes."""
         began_at = self._clock()
         kept = self._kept.get(key)
         if kept is not None and began_at < kept.until:
@@ -156,9 +156,9 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class SuspensionTimers:
-    """`lighthouse_runtime.ports.Timers` by a clock that includes suspensions of the machine.
+    """Implements lighthouse_runtime.ports.Timers with a clock that advances while the machine is suspended.
 
-    A lease by this clock expires even if the machine sleeps. Timers may fire late, by the length of a suspension.
+    A lease on this clock expires even if the machine sleeps. A timer may fire late by the length of a suspension.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

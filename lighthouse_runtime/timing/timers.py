@@ -1,4 +1,4 @@
-"""Timers over `lighthouse_runtime.ports.Timers`: deadlines, lasting conditions, stalls, and pauses of this process."""
+"""Timers for deadlines, lasting conditions, stall checks and pauses of this process. Based on ports.Timers."""
 
 import logging
 from collections.abc import Callable
@@ -16,7 +16,7 @@ _EARLY_S = 0.0005  # keeps a timer that fires slightly early from spinning
 
 
 class DeadlineTimer:
-    """A single timer that calls `tick` at the last time set. It uses the clock of `timers`."""
+    """Calls `tick` once at the time set last. Setting another time replaces the earlier one."""
 
     def __init__(self, tick: Callable[[], None], timers: Timers) -> None:
         self._tick = tick
@@ -55,17 +55,17 @@ class DeadlineTimer:
 
 
 class SustainedNotice:
-    """Reports a text that has been unchanged for `after_s`, and its end."""
+    """Reports when a condition has lasted for `after_s`, and when it has ended. A text describes the condition."""
 
     def __init__(
         self, timers: Timers, on_lasting: Callable[[str], None], on_over: Callable[[], None], after_s: float
     ) -> None:
-        """Create a notice without a text.
+        """Create a notice without a condition.
 
         Args:
             timers: The clock.
-            on_lasting: Called once with each text that lasts.
-            on_over: Called when a reported text is no longer true.
+            on_lasting: Called once with each text that has been set for `after_s`.
+            on_over: Called when the text is cleared after one was reported.
             after_s: Seconds until a text is reported.
         """
         self._on_lasting = on_lasting
@@ -76,7 +76,7 @@ class SustainedNotice:
         self._timer = DeadlineTimer(self._report, timers)
 
     def set(self, text: str) -> None:
-        """Set the current text, empty if there is nothing to report."""
+        """Set the text of the present condition, or clear it with an empty text."""
         if text == self._text:
             return
         self.close()
@@ -102,9 +102,9 @@ SOON_S = 0.05
 
 
 class StallWatch:
-    """Checks for stalls when one is possible, and logs each new verdict and its end.
+    """Checks for stalls whenever one is possible. Logs each new verdict, and when progress resumes.
 
-    `verdict` is the current verdict, or None while ranks move.
+    `verdict` is the current verdict, or None while the ranks make progress.
     """
 
     def __init__(
@@ -117,16 +117,16 @@ class StallWatch:
         look_s: float,
         on_change: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
-        """Create a watch. wake() starts it.
+        """Create a stopped watch. Start it with wake().
 
         Args:
             timers: The clock.
-            log: Receives the lines.
-            job: Job in the fields of the lines.
-            judge: Returns the verdict at a time.
-            left_s: Returns the seconds until a verdict is possible, or None without ranks. May be negative.
-            look_s: Maximum interval between checks.
-            on_change: Called with each new verdict, and with None when ranks move again.
+            log: Logger for the verdicts.
+            job: Job in the fields of the log lines.
+            judge: Returns the verdict at a given time, or None if the ranks make progress.
+            left_s: Returns the seconds until a verdict is possible, negative if it is now, or None without ranks.
+            look_s: Maximum interval between checks in seconds.
+            on_change: Called with each new verdict, and with None when progress resumes.
         """
         self.verdict: StallVerdict | None = None
         self._clock = timers.time
@@ -139,7 +139,7 @@ class StallWatch:
         self._timer = DeadlineTimer(self.check_now, timers)
 
     def wake(self) -> None:
-        """Check now unless a check is scheduled. Call it when a rank appears."""
+        """Check now, unless a check is scheduled. Call this when a rank appears."""
         if not self._timer.is_set:
             self.check_now()
 
@@ -174,10 +174,13 @@ LATE_AFTER_S = 0.75
 
 
 class LoopLag:
-    """Reports pauses of the event loop to listeners, before they judge the silence of others."""
+    """Detects pauses of the event loop and reports them to listeners.
+
+    A listener must not count a pause as silence of its peers, whose messages could not be read in that time.
+    """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:
-        """Create a stopped monitor. `follows` completes the log line with the consequence of a pause."""
+        """Create a stopped monitor. `follows` is the consequence of a pause, for the log line."""
         self.late_s = 0.0  # total length of all pauses
         self._timers = timers
         self._follows = follows
@@ -187,7 +190,7 @@ class LoopLag:
         self._is_stopped = False
 
     def listen(self, listener: Callable[[float], None]) -> None:
-        """Add a listener, which is called with the length of each pause in seconds."""
+        """Add a callback that receives the length of each pause in seconds."""
         self._listeners.append(listener)
 
     def watch(self) -> None:
@@ -197,7 +200,7 @@ class LoopLag:
             self._timer = self._timers.call_at(self._due_at, self._check_again)
 
     def check(self) -> None:
-        """Detect a pause that ends now, and call the listeners. Call this before reading the first input after it."""
+        """Check for a pause that has just ended, and report it. Call this before handling input from a peer."""
         now = self._timers.time()
         if self._due_at is None or now - self._due_at < LATE_AFTER_S:
             return

@@ -1,1 +1,1 @@
-"""HTTP server: metrics, health, status feed and control."""
+"""HTTP server: metrics, health checks, status feed, and actions by operators."""

@@ -1,22 +1,22 @@
-"""Access control of the HTTP routes, and actions through the page.
+"""Access control of the HTTP routes, and the actions of the status page (kill, drain, stop, resume).
 
-Any site that is open in a browser can send requests through it. The checks, in this order:
+Any website that is open in a browser can make it send requests here. So every request is checked, in this order:
 
-1. Host names this daemon: an IP address, a loopback name, or one of its own names. Otherwise a foreign name that is
-   made to resolve here (DNS rebinding) would count as the daemon's own page. A request with a valid token may use any
-   host name, since no foreign page has a token. Other Authorization headers do not count: a foreign page can send them.
-2. The caller has a role that the route needs (lighthouse_protocol/rules/access.py).
+1. The Host header names this daemon: an IP address, a loopback name, or one of its own names. Otherwise a foreign name
+   that is made to resolve here (DNS rebinding) would count as the daemon's own page. A request with a valid token may
+   use any host name, since a foreign page has no token. An Authorization header without a valid token is no proof.
+2. The caller has a role that may use the route (lighthouse_protocol/rules/access.py).
 
-Actions also need:
+Actions also require:
 
-3. Origin, which a page cannot forge, is the same host.
+3. The Origin header, which a page cannot forge, names the same host.
 4. The content type is JSON, which a form on a foreign page cannot send.
-5. X-CSRF-Token is this process's, which only its own page can read.
+5. The X-CSRF-Token header has the token of this process, which only its own page can read.
 
-A request through a proxy is never local.
+A request through a proxy never counts as local.
 
-A browser sends no token on its own. Its page logs in once with a token (POST /login, with checks 1, 3 and 4) and gets a
-cookie that scripts cannot read and foreign sites cannot send. The cookie expires with its token, or after 12 hours.
+A browser does not add a token by itself. The page logs in once with a token (POST /login, with checks 1, 3 and 4) and
+gets a cookie that scripts cannot read and foreign sites cannot send. It expires with the token, or after 12 hours.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ _HTTP_STATUS = {
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Parameters of an action."""
+    """Parameters of an action by an operator, from the body of its request."""
 
     job: str
     replica_id: str = ""  # target, empty if there is none
@@ -81,16 +81,15 @@ _VIEW_ROUTE = "GET /status"
 
 
 class _Logins:
-    """Tokens of logged-in browsers, by cookie."""
+    """Tokens of the browsers that are logged in, by the value of their cookie."""
 
     def __init__(self) -> None:
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def add(self, token: str) -> str:
-        """Add a login. Above the limit, it replaces the oldest login with the same token.
+        """Add a login and return the value of its cookie.
 
-        Returns:
-            The cookie's value.
+        Above MAX_LOGINS_OF_A_TOKEN, the oldest login with the same token is removed.
         """
         own = [name for name, (other, _) in self._tokens.items() if other == token]
         if len(own) >= MAX_LOGINS_OF_A_TOKEN:
@@ -106,16 +105,20 @@ class _Logins:
 
 
 class HttpGuard:
-    """Access control for every route."""
+    """Access control of all HTTP routes: the checks 1 to 4 of the module docstring."""
 
     def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
-        """Set the access rules. `names` are further host names of this daemon."""
+        """Set the access rules. `names` are host names of this daemon in addition to the host's own."""
         self._access = access
         self._logins = _Logins()
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
 
     def guarded(self, route: str, handler: Handler) -> Handler:
-        """Wrap `handler` in the checks of `route`. Raises KeyError for a route missing in rules/access.py."""
+        """Return a handler that authorises the caller before it calls `handler`.
+
+        Raises:
+            KeyError: rules/access.py does not list `route`.
+        """
         has_data = Role.PROBE not in needed(route)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -165,7 +168,7 @@ class HttpGuard:
         return answer
 
     def check_page(self, request: web.Request) -> None:
-        """Check that the daemon's own page sent the request. Raises NotPermitted or InvalidRequest."""
+        """Raise NotPermitted or InvalidRequest unless the daemon's own page sent the request (checks 1, 3 and 4)."""
         self.check_host(request)
         origin = request.headers.get(hdrs.ORIGIN)
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
@@ -175,7 +178,7 @@ class HttpGuard:
             raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
 
     def call_of(self, request: web.Request) -> Call:
-        """Return the call as an RPC handler would get it."""
+        """Return the request's context in the form that handlers of RPCs use."""
         caller = self.caller_of(request)
         return Call(ACTS_WITHIN_S, caller.peer, caller.metadata, self._access.principal(caller))
 
@@ -189,13 +192,13 @@ class HttpGuard:
         return ""
 
     def _check_host_unless_token(self, request: web.Request) -> None:
-        """Check the host of a request without a valid token. Raises NotPermitted."""
+        """Raise NotPermitted if Host does not name this daemon and the request has no valid token."""
         shown = Caller("", {TOKEN_METADATA_KEY: _shown(request)})
         if not self._access.has_good_token(_caller(shown, shown.token) if shown.token else shown):
             self.check_host(request)
 
     def check_host(self, request: web.Request) -> None:
-        """Check that Host names this daemon. Raises NotPermitted."""
+        """Raise NotPermitted if Host does not name this daemon."""
         host = request.headers.get(hdrs.HOST, "")
         try:
             address = parse_address(host, hdrs.HOST)
@@ -210,7 +213,7 @@ class HttpGuard:
 
 
 class HttpControl:
-    """Actions through the page. `acts` are keyed by their routes in lighthouse_protocol/rules/access.py."""
+    """Actions of the status page, keyed by their routes in lighthouse_protocol/rules/access.py."""
 
     def __init__(self, guard: HttpGuard, acts: Mapping[str, Act]) -> None:
         self._guard = guard
@@ -221,7 +224,7 @@ class HttpControl:
         return {route: self._handler(act) for route, act in self._acts.items()}
 
     async def describe(self, request: web.Request) -> web.Response:
-        """Answer GET /control: the caller's permissions, the reason for missing ones, and the CSRF token."""
+        """Answer GET /control: whether the caller may act and view, why not, and the CSRF token."""
         refusals = (self._guard.refusal_text(route, request) for route in self._acts)
         why, why_not_seen = next(filter(None, refusals), ""), self._guard.refusal_text(_VIEW_ROUTE, request)
         try:
@@ -256,7 +259,10 @@ def refused(error: LighthouseError) -> web.Response:
 
 
 def _caller(caller: Caller, token: str) -> Caller:
-    """Return the caller with a token, given as such or in a join string. An unreadable join string is a bad token."""
+    """Return a copy of the caller that has `token`, which may be a join string that contains the token.
+
+    A malformed join string stays in place as the token, which is then invalid.
+    """
     with contextlib.suppress(InvalidRequest):
         if token.startswith(SCHEME):
             token = parse_coordinator(token, "token").token
@@ -264,12 +270,15 @@ def _caller(caller: Caller, token: str) -> Caller:
 
 
 def _shown(request: web.Request) -> str:
-    """Return the Authorization header."""
+    """Return the Authorization header, or an empty string."""
     return request.headers.get(hdrs.AUTHORIZATION, "")
 
 
 def _names(request: web.Request) -> tuple[str, ...]:
-    """Return the names in the verified client certificate. Through a proxy there are none: they would be its own."""
+    """Return the names in the verified client certificate, if any.
+
+    A request through a proxy has none, because the certificate would be the proxy's.
+    """
     tls = request.transport.get_extra_info("ssl_object") if request.transport is not None else None
     found = tls.getpeercert() if tls is not None and not _is_proxied(request) else None
     names = found.get("subjectAltName", ()) if found else ()

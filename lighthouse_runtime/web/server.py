@@ -1,7 +1,7 @@
-"""A daemon's HTTP server on its event loop: liveness, readiness, metrics, status, the page and its actions.
+"""A daemon's HTTP server: liveness, readiness, metrics, status, and the status page with its actions.
 
-A connection must send a whole request within HEADERS_WITHIN_S, at the start and after each answer. When more than
-MAX_CONNECTIONS are open, a connection of the host with the most is closed, preferably one without a status feed.
+A client must send a complete request within HEADERS_WITHIN_S, after connecting and after each answer. If there are more
+than MAX_CONNECTIONS, the server closes one of the host that has the most, preferably one without a status feed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class _WellFormedOnly(logging.Filter):
-    """Drops tracebacks about malformed HTTP, which is the client's fault."""
+    """Drops log records with tracebacks about malformed HTTP, which is the client's fault."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -51,7 +51,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRedirect:
-    """Reason why another lighthouse serves the request."""
+    """Redirect to the leader, for requests to a lighthouse that is a follower."""
 
     reason: str
     url: str = ""  # of the leader; empty if there is none now
@@ -59,7 +59,7 @@ class LeaderRedirect:
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """Content of the HTTP server. Every function is called on the loop, once per request."""
+    """Content of the HTTP server, which calls these functions on the event loop, once per request."""
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]  # body and content type
@@ -92,7 +92,7 @@ class HttpServer:
         )
 
     def _routes(self) -> Mapping[str, Handler]:
-        """Return the handlers by method and path, as in lighthouse_protocol/rules/access.py."""
+        """Return the handlers by route ("GET /status"), as in lighthouse_protocol/rules/access.py."""
         side = self._side
         routes: dict[str, Handler] = {
             "GET /livez": self._livez,
@@ -115,13 +115,13 @@ class HttpServer:
         return routes
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
-        """Listen on `bind`, with HTTPS if `tls` is given.
+        """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given.
 
         Returns:
             The port.
 
         Raises:
-            InvalidRequest: Listening failed, with the reason.
+            InvalidRequest: The server cannot listen on `bind`.
         """
         try:
             listener = listening_socket(*split_bind(bind, "--http"))
@@ -139,7 +139,7 @@ class HttpServer:
         await self._runner.cleanup()
 
     def _connect(self) -> web.RequestHandler:
-        """Return the handler of a new connection, closing another one if there are too many."""
+        """Return the handler of a new connection. Close another connection if there are too many."""
         server = self._runner.server
         assert server is not None
         open_ones: list[web.RequestHandler] = server.connections
@@ -150,7 +150,10 @@ class HttpServer:
         return server()
 
     def _victim(self, open_ones: Sequence[web.RequestHandler]) -> web.RequestHandler:
-        """Choose a connection of the host with the most: its oldest without a status feed, or else its oldest."""
+        """Choose the connection to close.
+
+        This is the oldest one without a status feed, or else the oldest one, of the host with the most connections.
+        """
         [(most, _)] = Counter(map(_host, open_ones)).most_common(1)
         own = [each for each in open_ones if _host(each) == most]
         return next((each for each in own if not self._feed.has_client(each)), own[0])
@@ -159,7 +162,7 @@ class HttpServer:
         return web.Response(text="ok\n")
 
     def _or_redirect(self, handler: Handler) -> Handler:
-        """Wrap `handler` so that a follower redirects to the leader instead."""
+        """Return a handler that redirects to the leader while this lighthouse is a follower."""
 
         async def shown(request: web.Request) -> web.StreamResponse:
             redirect = self._side.redirect()
@@ -172,7 +175,7 @@ class HttpServer:
         return shown
 
     def close_feeds(self) -> None:
-        """End all status feeds. The browsers reconnect and are redirected to the current leader."""
+        """Close all status feeds. The browsers reconnect and are redirected to the current leader."""
         self._feed.close()
         self._feed = StatusFeed(self._side.status)
 
@@ -218,7 +221,7 @@ class HttpServer:
 
 @dataclass(frozen=True, slots=True)
 class _Body:
-    """A response body. `gzipped` is empty if the body is short."""
+    """A response body, plain and compressed. `gzipped` is empty if the body is too short for compression."""
 
     plain: bytes
     gzipped: bytes

@@ -1,11 +1,11 @@
 """The status as server-sent events. All clients share one snapshot, serialised and compressed once.
 
-1. A client gets the newest snapshot only. A slow client skips some and delays no other; a client that does not read at
-   all is disconnected.
-2. Snapshots are made only while a browser listens, at intervals that limit them to a small share of the loop's time.
-3. A compressed event is a run of complete deflate blocks without references to earlier data (zlib's full flush). So
-   the same bytes continue every client's stream, regardless of its start. gzip's trailer is never sent, because the
-   streams have no end.
+1. A client gets the newest snapshot only. A slow client skips snapshots and does not delay others; a client that does
+   not read at all is disconnected.
+2. Snapshots are made only while a browser is connected, at intervals that limit them to LOOP_SHARE of the loop's time.
+3. A compressed event consists of complete deflate blocks without references to earlier data (zlib's full flush). So
+   the same bytes can be sent to every client, whenever it connected. gzip's trailer is never sent, because the streams
+   do not end.
 4. At MAX_CLIENTS, a new client replaces another: the oldest that does not read, or else the oldest of the host with the
    most clients. A disconnected browser reconnects automatically.
 """
@@ -51,7 +51,7 @@ class _Frame:
 
 
 def to_json(value: object) -> bytes:
-    """Serialise to JSON. Dataclasses become objects, much faster than with dataclasses.asdict."""
+    """Serialise to JSON. Dataclasses become objects; this is much faster than dataclasses.asdict."""
     return json.dumps(value, default=_members, separators=(",", ":")).encode()
 
 
@@ -65,7 +65,7 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 class StatusFeed:
-    """Streams of status events. `status` is called on the loop; its immutable result is serialised in a thread."""
+    """Sends the status to browsers. `status` is called on the loop; its immutable result is serialised in a thread."""
 
     def __init__(self, status: Callable[[], object], every_s: float = EVERY_S) -> None:
         self._status = status
@@ -82,7 +82,7 @@ class StatusFeed:
         return len(self._clients)
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
-        """Handle a request for events until the client disconnects or close() is called."""
+        """Answer GET /events with a stream of status events, until the client disconnects or close() is called."""
         if self._is_closed:
             return web.Response(
                 status=503, text="the server is stopping; ask for status instead\n", headers={"Retry-After": "10"}
@@ -100,7 +100,7 @@ class StatusFeed:
                 self._stop_pump()
 
     def close(self) -> None:
-        """End all streams at once."""
+        """Close all streams and refuse new ones."""
         self._is_closed = True
         self._stop_pump()
         for client in self._clients:
@@ -136,7 +136,7 @@ class StatusFeed:
         return response
 
     async def _next(self, sent: int) -> _Frame | None:
-        """Wait for a frame newer than `sent`. Return None after close()."""
+        """Wait for a frame with a number above `sent`. Return None after close()."""
         while not self._is_closed:
             if self._newest is not None and self._newest.number > sent:
                 return self._newest
@@ -151,7 +151,7 @@ class StatusFeed:
                 snapshot = self._status()
                 took_s = loop.time() - began_at
                 self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
-            except Exception:  # a defect of ours must not end the feed
+            except Exception:  # a bug must not stop the feed
                 log.exception("cannot build the status", extra=event("status_failed"))
                 took_s = self._every_s
             self._wake()
@@ -168,6 +168,6 @@ class StatusFeed:
 
 
 def cut(client: web.RequestHandler) -> None:
-    """Close a connection at once."""
+    """Close a connection at once, without sending buffered data."""
     if client.transport is not None:
         client.transport.abort()
