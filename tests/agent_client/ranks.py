@@ -168,10 +168,11 @@ class Rank:
 
 
 class RankServer:
-    """The helper interpreter; use as a context manager, from any thread. `preloaded`: more modules that it imports."""
+    """The helper interpreter; use as a context manager, from any thread. `preloaded`: more modules that it imports.
+    `within`: a command that runs it elsewhere, as in a network namespace."""
 
-    def __init__(self, *preloaded: str) -> None:
-        self._preloaded = preloaded
+    def __init__(self, *preloaded: str, within: Sequence[str] = ()) -> None:
+        self._preloaded, self._within = preloaded, within
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
@@ -179,7 +180,7 @@ class RankServer:
         with theirs:
             arguments = [str(theirs.fileno()), str(os.getpid()), *self._preloaded]
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.agent_client.ranks", *arguments],
+                [*self._within, sys.executable, "-m", "tests.agent_client.ranks", *arguments],
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 cwd=ROOT,
