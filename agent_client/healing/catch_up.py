@@ -1,8 +1,9 @@
-"""Catching up: carries out the decisions of `CatchUpMachine` (rules.py) with tensors, a transfer and an optimizer.
+"""Catching up: carries out the decisions of `CatchUpMachine` (rules/catch_up.py) with tensors and an optimizer.
 
 This rank keeps a step's gradients at the point at which the optimizer would apply them: after the averaging, and after
 changes by the script, such as clipping, which are the same in every group. So the backward pass needs no hook, and the
-gradients that the rank applies later are bitwise equal to its peers'.
+gradients that the rank applies later are bitwise equal to its peers'. Of a sharded model (FSDP2), it keeps the
+gradients of its shards. The ranks of a group apply them in different steps, so the optimizer must not communicate.
 
 Schedulers belong to the held state, but the script keeps moving them in each step. `ScheduleReplay` counts these moves,
 undoes them, and repeats them when the kept step is applied.
@@ -27,6 +28,7 @@ from agent_client.healing.healing import BackgroundFetch
 from agent_client.healing.memory import has_room
 from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
 from agent_client.healing.source import StateOwner
+from agent_client.state.shards import like_parameter, local_part
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import Stateful, TrainState
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
@@ -60,9 +62,10 @@ class ScheduleReplay:
         """
         self._others = others
         self._optimizer: Optimizer | None = None
-        self._states: dict[str, Any] = {}
+        self.saved: dict[str, Any] = {}
+        """States of the entries at the last `save`."""
         self._settings: list[dict[str, Any]] = []
-        self._saved: dict[str, int] = {}
+        self._at_save: dict[str, int] = {}
         self._begun: dict[str, int] = {}
         for name, other in others.items():
             _check(name, other)
@@ -71,30 +74,25 @@ class ScheduleReplay:
         """Set the optimizer whose settings (learning rate, momentum) the schedulers change."""
         self._optimizer = optimizer
 
-    @property
-    def saved(self) -> dict[str, Any]:
-        """States of the entries at the last `save`."""
-        return self._states
-
     def begin(self) -> None:
         """Count the moves from here on as `inside` the step."""
         self._begun = self._counts()
 
     def save(self) -> None:
         """Save the current states, which belong to the held state."""
-        for name in self._others.keys() - self._states.keys():  # registered after the start
+        for name in self._others.keys() - self.saved.keys():  # registered after the start
             _check(name, self._others[name])
-        self._states = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
+        self.saved = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
         self._settings = [_settings(group) for group in self._groups]
-        self._saved = self._counts()
+        self._at_save = self._counts()
 
     def take_back(self) -> StepCounts:
         """Restore the states of the last `save`, and return the moves since then."""
         now = self._counts()
-        between = {name: self._begun.get(name, count) - self._saved.get(name, count) for name, count in now.items()}
+        between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}
         for name, other in self._others.items():
-            other.load_state_dict(copy.deepcopy(self._states[name]))
+            other.load_state_dict(copy.deepcopy(self.saved[name]))
             if name not in now:
                 between[name] = 1  # a Replayable counts nothing; the script moves it once after each step
         for group, settings in zip(self._groups, self._settings, strict=True):
@@ -148,10 +146,8 @@ class CatchUpDriver:
         """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment.
 
         Raises:
-            ConfigurationError: The model is sharded, or an entry of the state cannot be replayed.
+            ConfigurationError: An entry of the state cannot be replayed.
         """
-        if state.has_shards:
-            raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='blocking'")
         self.machine: CatchUpMachine[_Step] = CatchUpMachine()
         self._state = state
         self._owner = owner
@@ -288,7 +284,7 @@ class CatchUpDriver:
     def _keep(self) -> None:
         owner, machine = self._owner, self.machine
         parameters = self._parameters()
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = [None if parameter.grad is None else local_part(parameter.grad) for parameter in parameters]
         moves = self._schedules.take_back()
         tag = owner.tag
         kept: PendingStep[_Step] | None = None
@@ -334,7 +330,7 @@ class CatchUpDriver:
         self._move_to(step)
         self._schedules.move(step.moves.inside)
         for parameter, gradient in zip(self._parameters(), step.gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None if gradient is None else like_parameter(gradient, parameter)
 
     @never_compiled
     def _applied(self, kept: PendingStep[_Step]) -> None:

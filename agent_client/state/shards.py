@@ -103,6 +103,20 @@ def is_sharded(node: object) -> bool:
     return isinstance(node, DTensor)
 
 
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return the tensor, or this rank's shard of it."""
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor
+
+
+def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """Return `local` on the parameter's device, sharded if the parameter is."""
+    if not is_sharded(parameter):
+        return local.to(parameter.device)
+    sharded: Any = torch.empty_like(parameter)
+    sharded.to_local().copy_(local)
+    return sharded
+
+
 def is_description(node: object) -> TypeGuard[dict[str, Any]]:
     return isinstance(node, dict) and node.keys() == _KEYS
 

@@ -8,12 +8,10 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any, Literal, TypedDict, get_args
 
 from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules.catch_up import HealMode
 from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
 
@@ -103,15 +101,11 @@ class AgentConfig:
         return WorldSize(WorldSizeMode(self.world_size_mode), self.world_size)
 
 
-def _values(kind: type[StrEnum]) -> tuple[str, ...]:
-    return tuple(each.value for each in kind)
-
-
 _CHOICES = {
     "process_group": PROCESS_GROUPS,
-    "heal_mode": _values(HealMode),
+    "heal_mode": get_args(HealModeName),
     "reduce_dtype": get_args(ReduceDtypeName),
-    "world_size_mode": _values(WorldSizeMode),
+    "world_size_mode": tuple(WorldSizeMode),
     "on_nonfinite": get_args(OnNonfiniteName),
 }
 

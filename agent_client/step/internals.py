@@ -24,7 +24,6 @@ from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ConfigurationError, GroupDrained
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
-from agent_client.healing.rules.catch_up import HealMode
 from agent_client.manager_client.client import ExitReport, ManagerConnection
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.digest import Digests
@@ -88,7 +87,7 @@ class Internals:
         self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
         self.catch_up: CatchUpDriver | None = None
         """Only with `heal_mode="catch_up"`."""
-        if config.heal_mode == HealMode.CATCH_UP:
+        if config.heal_mode == "catch_up":
             self.catch_up = CatchUpDriver(
                 state, machine, lambda assignment: self.healing.fetch_in_background(assignment)
             )

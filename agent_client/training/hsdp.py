@@ -47,7 +47,6 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 
     Raises:
         ValueError: A parameter is not sharded, or the model uses FSDP1.
-        ConfigurationError: The Agent has `heal_mode="catch_up"`.
 
     Example:
         ```python
@@ -60,7 +59,6 @@ def replicate(module: nn.Module, agent: Agent) -> None:
         optimizer = FaultTolerantOptimizer(adam, agent)
         ```
     """
-    agent.internals.refuse_catch_up("a model that is sharded")
     sharded = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
     if not sharded and (name := find_fsdp1(module)) is not None:
         raise ValueError(

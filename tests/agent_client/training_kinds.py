@@ -621,6 +621,12 @@ class Hsdp(Plain):
         loss.backward()
 
 
+class HsdpClipped(Hsdp):
+    def apply(self) -> bool:
+        nn.utils.clip_grad_norm_(self.module.parameters(), CLIPS_AT)
+        return super().apply()
+
+
 class Block(nn.Linear):
     """A layer whose forward pass is the script's own, so that torch.compile takes it."""
 
@@ -738,6 +744,7 @@ KINDS: dict[str, type[Ddp]] = {
     "compile_step": CompiledStep,
     "inductor": Inductor,
     "inductor_inside": InductorInside,
+    "hsdp_clip_norm": HsdpClipped,
     "hsdp_compile": HsdpCompiled,
     "hsdp_compile_around": HsdpCompiledAround,
 }

@@ -1,4 +1,4 @@
-"""Rules for healing while training continues (`heal_mode="catch_up"`), and the option of healing. No I/O.
+"""Rules for healing while training continues (`heal_mode="catch_up"`). No I/O.
 
 A rank that catches up takes part in the current steps but *holds* the state of an earlier step. It contributes zeros,
 keeps the averaged gradients of each committed step, and fetches a peer's snapshot in the background. Then it installs
@@ -211,10 +211,3 @@ class CatchUpMachine(Generic[T]):
 
 def _is_same(tag: Tag, other: Tag) -> bool:
     return tag == other and tag.quorum_id is not None
-
-
-class HealMode(StrEnum):
-    """How a rank heals."""
-
-    BLOCKING = "blocking"  # the other groups wait in one step until this group has its state
-    CATCH_UP = "catch_up"  # this group takes part in steps while it heals, and the others do not wait
