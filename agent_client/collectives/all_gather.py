@@ -30,13 +30,7 @@ MAX_BYTES = 2**30
 
 
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
-    """Return the bytes of every place.
-
-    Args:
-        total: Sums a tensor over all ranks.
-        place: Place of this rank.
-        size: Number of places.
-        own: Bytes of this rank.
+    """Return the bytes of every place. `total` sums a tensor over all ranks.
 
     Raises:
         RuntimeError: `total` failed, or the bytes exceed MAX_BYTES, as when other ranks sum something else.
@@ -74,14 +68,9 @@ class AllGather:
         self.within_s = within_s
 
     def exchange(self, own: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
-        """Exchange bytes with all ranks.
+        """Return the bytes of all ranks, by replica_rank, then by group rank.
 
-        Args:
-            own: Bytes of this rank.
-            disagreement: Called first. Returns the reason why other participants do not take part, or an empty text.
-
-        Returns:
-            The bytes by replica_rank, then by group rank.
+        `disagreement` is called first. It returns the reason why other participants do not take part, or an empty text.
 
         Raises:
             EvaluationInterrupted: In all ranks of a group or in none.

@@ -32,11 +32,7 @@ class GlooConnector(Connector):
 
 
 def connector(name: str, device: int | None = None) -> Connector:
-    """Return the connector of a kind.
-
-    Args:
-        name: One of PROCESS_GROUPS.
-        device: Number of the CUDA device for NCCL. Default: the current device.
+    """Return the connector of a kind in PROCESS_GROUPS, for NCCL on the CUDA device `device` or the current one.
 
     Raises:
         ConfigurationError: The name is unknown, or the kind is not available here.

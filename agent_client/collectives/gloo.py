@@ -77,10 +77,7 @@ def open_sockets() -> Inodes:
 def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
     """Return the connections of a group that has just connected.
 
-    Args:
-        before: Sockets from before the group connected.
-        store: Store in which the ranks have published the addresses at which they listen.
-        size: Number of ranks.
+    `before` are the sockets from before. `store` has the addresses at which the ranks listen.
     """
     published = b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
 
@@ -146,12 +143,6 @@ THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float = math.inf) -> None:
     """Wait until `work` of `backend` has ended.
 
-    Args:
-        work: Work of gloo.
-        backend: The group that runs it.
-        is_aborted: Returns True once the group was aborted, here or by a peer.
-        limit_s: Time limit.
-
     Raises:
         RuntimeError: The work has failed, was given up after an abort, or took longer than `limit_s`.
     """
@@ -169,7 +160,6 @@ def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float
 
 
 def keep(works: Sequence[Any], backend: Any) -> None:
-    """Keep `backend` alive until its `works` have ended, because its destructor waits for them."""
     if not all(work.is_completed() for work in works):
         threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
 
@@ -221,11 +211,7 @@ def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta
 
 
 def _ends_within(work: Any, timeout_s: float) -> bool:
-    """Wait up to `timeout_s`. Return whether the work has ended.
-
-    Raises:
-        RuntimeError: The work has failed.
-    """
+    """Wait up to `timeout_s`. Raises RuntimeError if the work has failed."""
     try:
         work.wait(timedelta(seconds=timeout_s))
     except RuntimeError:
@@ -255,20 +241,10 @@ def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
 
 
 class GlooGroup:
-    """One rank's process group over gloo."""
-
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers that use the same `store`.
-
-        Args:
-            store: Store of the group.
-            rank: Rank in the group.
-            size: Number of ranks.
-            host: Address of this host that the peers can reach.
-            connect_timeout_s: Time limit for connecting.
-            timeout_s: Default time limit of a collective.
+        """Connect to all peers that use the same `store`. `host` is the address of this host that the peers can reach.
 
         Raises:
             RuntimeError: A peer does not connect in time.
@@ -290,28 +266,15 @@ class GlooGroup:
         register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place.
-
-        Args:
-            tensor: Tensor, with the same shape and dtype at all ranks.
-            timeout_s: Time limit. Default: that of the group.
-
-        Raises:
-            RuntimeError: A peer is lost. The group is unusable then.
-        """
         options: Any = AllreduceOptions()
         if timeout_s is not None:
             options.timeout = timedelta(seconds=timeout_s)
         wait(self.backend.allreduce([tensor], options), self.backend, self._is_over)
 
     def all_gather(self, row: torch.Tensor, timeout_s: float) -> torch.Tensor:
-        """Return the rows of all ranks, stacked by rank.
+        """Return the rows of all ranks, stacked by rank. A row has the same shape and dtype at all ranks.
 
         Meant for small rows. Each row is sent to every rank at once, whereas gloo's all_gather takes `size` - 1 turns.
-
-        Args:
-            row: Row, with the same shape and dtype at all ranks.
-            timeout_s: Time limit.
 
         Raises:
             RuntimeError: A peer is lost. The group is unusable then.
@@ -347,7 +310,6 @@ class GlooGroup:
         return group
 
     def abort(self) -> None:
-        """Abort all running collectives on this rank and its peers. Thread-safe and idempotent."""
         for group in self._for_torch:
             group.abort()
         self._connections.shut_down()
@@ -361,11 +323,7 @@ class GlooGroup:
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
-    """Connect to a TCPStore.
-
-    Raises:
-        RuntimeError: No store answers at the address, which the message names.
-    """
+    """Connect to a TCPStore. Raises RuntimeError with the address if no store answers there."""
     parsed = parse_address(address, "store_address")
     if not parsed.port:
         raise RuntimeError(f"store_address: {address!r} has no port; the group's manager advertised it (--store)")

@@ -80,7 +80,6 @@ def registered() -> list[Abortable]:
 
 
 def abort_all() -> None:
-    """Abort all registered groups. Thread-safe."""
     for group in list(_groups):
         with contextlib.suppress(RuntimeError):  # it had failed already
             group.abort()

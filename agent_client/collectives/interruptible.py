@@ -59,7 +59,6 @@ class InterruptibleGroup(ProcessGroup):
             self._gloo[backend] = of_gloo(self._before, store, self.size()) if self.size() > 1 else Connections()
 
     def abort(self) -> None:
-        """Abort all running collectives on this rank and its peers. Thread-safe and idempotent."""
         if self._is_aborted:
             return
         self._is_aborted = True
@@ -119,15 +118,10 @@ class InterruptibleWork(Work):
     def __init__(
         self, work: Any, backend: ProcessGroupGloo, connections: Connections, waiter: "Waiter", *, is_sliced: bool
     ) -> None:
-        """Wrap the work.
+        """Wrap the work of torch.
 
-        Args:
-            work: Work of torch.
-            backend: Backend that runs it.
-            connections: Connections of the backend.
-            waiter: Completes the future.
-            is_sliced: Whether a wait may be divided into slices. For messages, gloo treats the end of a short wait as
-                a failure of the group.
+        With `is_sliced`, a wait may be divided into slices. For messages, gloo treats the end of a short wait as a
+        failure of the group.
         """
         super().__init__()
         self._work = work

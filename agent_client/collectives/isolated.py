@@ -34,14 +34,7 @@ class IsolatedConnector(Connector):
     """Holds the fork server, and restarts it if it ends. `close` or the end of this process stops it."""
 
     def __init__(self, backend: str = "gloo") -> None:
-        """Start the fork server.
-
-        Args:
-            backend: gloo or nccl.
-
-        Raises:
-            ConfigurationError: The backend is not available.
-        """
+        """Start the fork server. Raises ConfigurationError if the backend, gloo or nccl, is not available."""
         self._backend = backend
         self._device = NcclConnector().device.index if backend == "nccl" else None
         self._lock = threading.Lock()
@@ -60,11 +53,7 @@ class IsolatedConnector(Connector):
             self._end_fork_server()
 
     def _fork_child(self) -> tuple[socket.socket, int]:
-        """Fork a child. Return the socket to it and its pidfd.
-
-        Raises:
-            RuntimeError: The fork server does not answer.
-        """
+        """Fork a child. Return the socket to it and its pidfd."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
             try:
@@ -85,7 +74,6 @@ class IsolatedConnector(Connector):
 
 
 def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Return the process, and the socket for orders to it."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     orders.settimeout(START_TIMEOUT_S)
     # -P: the working directory may contain modules with the same names.
@@ -118,11 +106,6 @@ class IsolatedGroup:
         os.close(self._pidfd)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place.
-
-        Raises:
-            RuntimeError: A peer is lost. The group is unusable then.
-        """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
         descriptors: list[int] = []
@@ -166,11 +149,7 @@ class IsolatedGroup:
 
 
 def mapped(descriptor: int) -> torch.Tensor:
-    """Map the memory behind `descriptor` and close the descriptor.
-
-    Returns:
-        The memory as uint8. It is unmapped with the last tensor that uses it.
-    """
+    """Map the memory behind `descriptor` as uint8. It is unmapped with the last tensor that uses it."""
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)
     return torch.frombuffer(memory, dtype=torch.uint8)

@@ -57,10 +57,7 @@ NEVER = timedelta(days=365)
 
 class NcclConnector(Connector):
     def __init__(self, device: int | None = None) -> None:
-        """Choose the CUDA device.
-
-        Args:
-            device: Number of the device. Default: the current device.
+        """Choose the CUDA device, by default the current one.
 
         Raises:
             ConfigurationError: There is no device, or torch was built without NCCL.
@@ -98,11 +95,7 @@ class Fence:
         return not was_down
 
     def has_passed(self, done: Any) -> bool:
-        """Check whether the CUDA event `done` has completed.
-
-        Raises:
-            RuntimeError: An abort was announced.
-        """
+        """Check whether the CUDA event `done` has completed. Raises RuntimeError after an abort was announced."""
         with self._lock:
             if self._is_down:
                 raise RuntimeError("the NCCL group was aborted")
@@ -110,16 +103,10 @@ class Fence:
 
 
 def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
-    """Wait until `done`, an event recorded after `work`, has passed the fence.
-
-    Args:
-        work: Work of NCCL.
-        done: CUDA event.
-        fence: Fence of the group.
-        ends_at: Deadline on time.monotonic().
+    """Wait until `done`, a CUDA event recorded after `work`, has passed the fence.
 
     Raises:
-        RuntimeError: The group was aborted, a peer is lost, or the deadline has passed.
+        RuntimeError: The group was aborted, a peer is lost, or the deadline `ends_at` has passed.
     """
     while not fence.has_passed(done):
         if work.is_completed():  # this looks for NCCL's errors
@@ -137,11 +124,6 @@ class NcclGroup:
     def __init__(
         self, store: Store, rank: int, size: int, device: torch.device, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers that use the same `store`.
-
-        Raises:
-            RuntimeError: A peer does not connect within `connect_timeout_s`.
-        """
         self._device = device
         self._timeout_s = timeout_s
         self._fence = Fence()
@@ -159,11 +141,7 @@ class NcclGroup:
         register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place, and wait for the sum. A CPU tensor is copied to the device and back.
-
-        Raises:
-            RuntimeError: The group was aborted, or the time limit has passed. The group is unusable then.
-        """
+        """Sum the tensor over all ranks, in place. A CPU tensor is copied to the device and back."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with torch.cuda.device(self._device), torch.no_grad():
             there = tensor.to(self._device)
@@ -180,7 +158,6 @@ class NcclGroup:
                 tensor.copy_(there)
 
     def abort(self) -> None:
-        """Abort all running collectives. Thread-safe and idempotent."""
         if self._fence.announce_abort():
             self._backend.abort()
 
@@ -206,13 +183,8 @@ T = TypeVar("T")
 def in_stream_order(tensor: torch.Tensor, act: Callable[[], T]) -> Callable[[], T]:
     """Prepare work on a CUDA tensor for another thread.
 
-    Args:
-        tensor: Tensor that `act` uses.
-        act: The work.
-
-    Returns:
-        A function that starts after everything queued on the caller's stream, calls `act`, and returns when the work
-        queued by `act` is done. For a CPU tensor, `act` itself.
+    The returned function starts after everything queued on the caller's stream, calls `act`, and returns when the work
+    queued by `act` is done. For a CPU tensor, it is `act` itself.
     """
     if not tensor.is_cuda:
         return act

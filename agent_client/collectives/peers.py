@@ -35,15 +35,7 @@ class Peers:
     def __init__(
         self, group_rank: int, host: str, *, connect_timeout_s: float, timeout_s: float, process_group: str = "gloo"
     ) -> None:
-        """Prepare without connecting.
-
-        Args:
-            group_rank: Rank inside the replica group.
-            host: Address of this host that the peers can reach.
-            connect_timeout_s: Time limit for each part of connecting.
-            timeout_s: Default time limit of a collective.
-            process_group: Kind of the group (collectives/connectors.py).
-        """
+        """Prepare without connecting. `host` is the address of this host that the peers can reach."""
         self._group_rank = group_rank
         self._host = host
         self._connect_timeout_s = connect_timeout_s
@@ -61,9 +53,7 @@ class Peers:
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
         """Connect to the participants of a new quorum. An unchanged quorum_id costs nothing.
 
-        Args:
-            assignment: This rank's assignment.
-            why_revoked: Returns the reason if the quorum has been revoked already.
+        `why_revoked` returns the reason if the quorum has been revoked already.
 
         Raises:
             RuntimeError: A participant does not connect in time, the quorum is revoked, or its group was dropped.
@@ -94,21 +84,14 @@ class Peers:
         log.info("quorum %d: process group (%s) of %d made in %.3f s", assignment.quorum_id, kind, size, took_s)
 
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
-        """Sum the tensor over the participants, in place.
-
-        Raises:
-            RuntimeError: A peer is lost.
-        """
+        """Sum the tensor over the participants, in place. Raises RuntimeError if a peer is lost."""
         if self._quorum_id is None:
             raise RuntimeError("no process group exists before the first quorum")
         if (group := self._connected.result()) is not None:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Exchange one int64 row with every participant. All rows have the same length.
-
-        Returns:
-            The rows, by replica_rank.
+        """Exchange one int64 row with every participant. Return the rows, which have the same length, by replica_rank.
 
         Raises:
             RuntimeError: A peer is lost.
@@ -156,7 +139,6 @@ class Peers:
                 group.abort()
 
     def _connect_in_thread(self, assignment: Assignment, connected: "Future[RankGroup | None]") -> None:
-        """Connect on a separate thread."""
         try:
             group = self._connect(assignment) if assignment.replica_world_size > 1 else None
         except Exception as e:  # noqa: BLE001  `configure` raises it

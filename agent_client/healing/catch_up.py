@@ -52,14 +52,8 @@ class StepCounts:
 
 
 class ScheduleReplay:
-    """Undoes and repeats the script's moves of schedulers and other entries of the TrainState."""
-
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Check that each entry of the TrainState can be replayed.
-
-        Raises:
-            ConfigurationError: An entry is neither a scheduler that counts its steps nor `Replayable`.
-        """
+        """Check that each entry of the TrainState is `Replayable`, or a scheduler that counts its steps."""
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
@@ -71,15 +65,12 @@ class ScheduleReplay:
             _check(name, other)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Set the optimizer whose settings (learning rate, momentum) the schedulers change."""
         self._optimizer = optimizer
 
     def begin(self) -> None:
-        """Count the moves from here on as `inside` the step."""
         self._begun = self._counts()
 
     def save(self) -> None:
-        """Save the current states, which belong to the held state."""
         for name in self._others.keys() - self.saved.keys():  # registered after the start
             _check(name, self._others[name])
         self.saved = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
@@ -100,7 +91,6 @@ class ScheduleReplay:
         return StepCounts(between, inside)
 
     def move(self, counts: dict[str, int]) -> None:
-        """Step each entry forward, `counts[name]` times."""
         for name, count in counts.items():
             other = self._others[name]
             for _ in range(count):
@@ -130,8 +120,6 @@ def _check(name: str, other: object) -> None:
 
 @dataclass(slots=True)
 class _Step:
-    """Content of one kept step."""
-
     gradients: list[Tensor | None]  # one per parameter, None if it has no gradient
     buffers: list[Tensor]  # the model's buffers at the end of the step, which a scheduler may read
     moves: StepCounts
@@ -140,14 +128,8 @@ class _Step:
 
 
 class CatchUpDriver:
-    """Carries out the decisions of `CatchUpMachine` for one rank."""
-
     def __init__(self, state: TrainState, owner: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
-        """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment.
-
-        Raises:
-            ConfigurationError: An entry of the state cannot be replayed.
-        """
+        """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment."""
         self.machine: CatchUpMachine[_Step] = CatchUpMachine()
         self._state = state
         self._owner = owner
@@ -161,7 +143,6 @@ class CatchUpDriver:
         """The model's buffers at the end of the last kept step that was applied."""
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Set the optimizer that applies the gradients."""
         self._optimizer = optimizer
         self._schedules.attach(optimizer)
 
@@ -173,7 +154,6 @@ class CatchUpDriver:
         return self._owner.tag, self._owner.batches_committed
 
     def request_fields(self) -> CatchUp:
-        """Return the fields about catching up in the next request for a quorum."""
         self._poll()
         machine = self.machine
         is_wanted = not (machine.heals_blocking or self._owner.is_torn)  # a torn state needs a blocking heal
@@ -186,11 +166,6 @@ class CatchUpDriver:
     # -- a step
 
     def begin_step(self) -> None:
-        """Begin a step: register new schedulers, and start to count their moves.
-
-        Raises:
-            ConfigurationError: No FaultTolerantOptimizer can apply the kept gradients.
-        """
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
         self._state.register_schedulers()
@@ -350,7 +325,6 @@ class CatchUpDriver:
             self._schedules.save()
 
     def _move_to(self, step: _Step) -> None:
-        """Move buffers and schedulers to the beginning of that step."""
         if not step.is_first:
             self._install_buffers()
             self._schedules.move(step.moves.between)

@@ -83,7 +83,6 @@ OnBegun = Callable[[str, int], HealMark]
 
 
 def unread_mark(source: str, step: int) -> HealMark:
-    """Return a mark that is not reported anywhere."""
     return HealMark(1, source, step, time.monotonic)
 
 
@@ -93,7 +92,6 @@ class DoesNotFit(StateMismatch):
 
 @contextmanager
 def _unfit() -> Generator[None]:
-    """Turn a StateMismatch in the block into DoesNotFit."""
     try:
         yield
     except StateMismatch as error:
@@ -101,8 +99,6 @@ def _unfit() -> Generator[None]:
 
 
 class BackgroundFetch:
-    """A transfer on a separate thread."""
-
     def __init__(self, fetch: Fetch, mark: HealMark, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
         self._fetch = fetch
         self._mark = mark
@@ -154,11 +150,9 @@ class Healing:
 
     @property
     def address(self) -> str:
-        """Address at which this rank serves its state."""
         return self._source.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Offer this step's state if a participant heals."""
         self._quorum_id = assignment.quorum_id
         self._source.serve(assignment, machine)
 
@@ -182,7 +176,6 @@ class Healing:
         self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
     def install(self, machine: StateOwner) -> None:
-        """Install the received state, if there is one."""
         received, self._received = self._received, None
         if received is None:
             return
@@ -255,7 +248,6 @@ class Healing:
         return {name: partial(self._find_address, assignment, manager) for name, manager in named.items()}
 
     def _find_address(self, assignment: Assignment, manager: str) -> str:
-        """Return the address at which the rank with the same group_rank serves its state."""
         with ManagerClient(manager) as client:
             return client.checkpoint_address(
                 self._group_rank,

@@ -111,15 +111,10 @@ class StateServer:
         max_wait_s: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Start to listen.
+        """Start to listen on `bind_host` (empty: all addresses). Peers reach this host at `advertise`.
 
-        Args:
-            bind_host: Address to listen on, or empty for all.
-            advertise: Host name or IP address at which peers reach this host.
-            port: TCP port, or 0 for a free one.
-            stall_timeout_s: Maximum time that a reader may take for one chunk.
-            max_wait_s: Maximum time that a request may wait for its key.
-            chunk_bytes: Size of a chunk.
+        `stall_timeout_s` is the maximum time that a reader may take for one chunk, `max_wait_s` that of a request for
+        its key.
         """
         self._chunk_bytes = chunk_bytes
         self._changed = threading.Condition()
@@ -136,12 +131,9 @@ class StateServer:
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
     def publish(self, key: StateKey, state: State, secret: str = "") -> None:
-        """Offer `state` as the current one. Withdraws the state before it.
+        """Offer `state` as the current one. It is not copied, and must not change before `withdraw`.
 
-        Args:
-            key: Key of the state.
-            state: Must not change before `withdraw`. It is not copied.
-            secret: Readers must prove that they know it. If empty, any client can read the state.
+        Readers must prove that they know `secret`. If it is empty, any client can read the state.
 
         Raises:
             TypeError, ValueError: The state cannot be sent. The offer is unchanged.
@@ -156,10 +148,8 @@ class StateServer:
     def withdraw(self, grace_s: float = 0.0) -> None:
         """Withdraw the current state. Its readers may finish within `grace_s`, then their connections end.
 
-        When this returns, no thread reads the state, so it may change again.
-
-        Raises:
-            TimeoutError: A reader does not end, for example because the device of a tensor hangs.
+        When this returns, no thread reads the state, so it may change again. Raises TimeoutError if a reader does not
+        end, for example because the device of a tensor hangs.
         """
         with self._changed:
             held, self._held = self._held, None
@@ -179,16 +169,12 @@ class StateServer:
             self._changed.notify_all()
 
     def forget(self, key: StateKey) -> None:
-        """Withdraw a copy and end its readers."""
         with self._changed:
             if (held := self._kept.pop(key, None)) is not None:
                 _cut_off(held.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer requests for this state by members of its quorum with the reason why it cannot be sent.
-
-        Call `settle`, too.
-        """
+        """Answer requests for this state with the reason why it cannot be sent. Call `settle`, too."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()
@@ -224,11 +210,6 @@ class StateServer:
         """Yield the state under `key` once it is on offer, and count `reader` as its reader while the block runs.
 
         `may_read` receives the secret of the state, and returns whether the reader has proved that it knows the secret.
-
-        Raises:
-            NotHeldError: The state was not offered in time.
-            CannotBeSentError: The state cannot be sent.
-            StrangerError: The reader must not read it.
         """
         held = self._await(key, wait_s, reader, may_read)
         try:

@@ -63,8 +63,6 @@ def key_of(assignment: Assignment, group_rank: int) -> StateKey:
 
 @dataclass(frozen=True, slots=True)
 class _KeptCopy:
-    """A copy that stays on offer after its step."""
-
     targets: frozenset[str]  # replica_ids of the groups that this rank must serve
     until: float  # by time.monotonic()
 
@@ -115,7 +113,6 @@ class HealSource:
             self._is_read_in_place = False
 
     def cut_off(self) -> None:
-        """End all current transfers."""
         self._server.cut_off()
 
     def close(self) -> None:

@@ -149,11 +149,6 @@ class _OnDevice:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches.
-
-        Raises:
-            ConfigurationError: The loop does not enclose a step of several batches in `accumulate()`.
-        """
         accelerator = self._accelerator
         for drawn, batch in self._loader.drawn(several=True):
             accelerator.drawn = drawn

@@ -13,15 +13,7 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """Enclose the imports of a library.
-
-    Args:
-        name: Top-level module of the library.
-        requirement: Requirement for pip.
-
-    Raises:
-        ModuleNotFoundError: The library is not installed. The message contains the command that installs it.
-    """
+    """Enclose the imports of a library. If it is missing, the error names the pip command for `requirement`."""
     try:
         yield
     except ModuleNotFoundError as e:
@@ -31,11 +23,6 @@ def library(name: str, requirement: str) -> Generator[None]:
 
 
 def check_max_steps(max_steps: int) -> None:
-    """Check that `max_steps` limits the training.
-
-    Raises:
-        ConfigurationError: There is none.
-    """
     if max_steps <= 0:
         raise ConfigurationError(
             "max_steps: give the number of steps to commit; an epoch has another number of steps whenever a replica "
@@ -50,11 +37,6 @@ def epochs_of(agent: Agent) -> float:
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the TrainState entries other than the model and optimizer.
-
-    Args:
-        scaler: GradScaler, or None.
-        schedulers: Schedulers, in an order that is the same in all groups.
-    """
+    """Return the TrainState entries of a GradScaler or None, and of schedulers in an order that all groups share."""
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

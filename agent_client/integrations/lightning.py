@@ -78,11 +78,6 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return self.global_rank == 0
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Make the optimizers and the Agent.
-
-        Raises:
-            ConfigurationError: The module or the Trainer uses something that cannot follow committed steps.
-        """
         super().setup_optimizers(trainer)
         module = self.lightning_module
         _refuse(trainer, module, self.optimizers, self.lr_scheduler_configs)
@@ -127,7 +122,6 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run the backward passes of all microbatches of this rank."""
         loss = super().backward(closure_loss, *args, **kwargs)
         module, trainer = self.lightning_module, self.lightning_module.trainer
         while self._others:

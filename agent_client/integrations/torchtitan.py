@@ -44,10 +44,7 @@ def serve_present_hyperparameters() -> None:
 
 
 def serving_present(state_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Wrap the state_dict() of a container.
-
-    Its optimizers have one parameter group each, with equal hyperparameters.
-    """
+    """Wrap the state_dict() of a container whose optimizers have one parameter group each, with equal settings."""
 
     def present(container: Any) -> dict[str, Any]:
         [group] = container.optimizers[0].param_groups

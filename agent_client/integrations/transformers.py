@@ -116,14 +116,7 @@ class FaultTolerance:
         return super()._get_num_items_in_batch(batches, device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute the mean loss and the gradients. Reduce in the last batch of a step only.
-
-        Args:
-            model: The model.
-            inputs: One batch for each microbatch of this rank.
-            *args: As for the Trainer.
-            **kwargs: As for the Trainer.
-        """
+        """Compute the mean loss and the gradients of one batch for each microbatch. Reduce in the last one only."""
         losses: list[torch.Tensor] = []
         microbatches = _as_list(inputs)
         for number, each in enumerate(microbatches):

@@ -82,7 +82,6 @@ class Presence:
             self._client.close()
 
     def _log(self, watch: RankWatch) -> None:
-        """Log each change of the missing ranks that the manager reports."""
         told = ""
         while not self._closed.wait(LOOKED_EVERY_S):
             if watch.waiting_for not in ("", told):
@@ -250,17 +249,10 @@ class ManagerConnection:
         self._has_answered = False
 
     def open(self) -> None:
-        """Open the watch now instead of with the first request."""
         self._ensure_watched()
 
     def close(self, step: int | None = None) -> None:
-        """Leave the group.
-
-        A yes that was sent by `tell` is counted first, if the manager answers at once.
-
-        Args:
-            step: As in Leaving.
-        """
+        """Leave the group. `step` is as in Leaving. A yes that was sent by `tell` is counted first."""
         self._watch.is_closing = True
         told, self._unanswered = self._unanswered, None
         if told is not None:
@@ -272,11 +264,9 @@ class ManagerConnection:
 
     @property
     def world(self) -> World | None:
-        """Latest World message of the manager, or None before the first."""
         return self._watch.world
 
     def revoked(self, quorum_id: int) -> str | None:
-        """Return the reason for which the quorum was revoked, or None if it was not."""
         return self._watch.revoked(quorum_id)
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
@@ -299,7 +289,6 @@ class ManagerConnection:
 
         Raises:
             GroupDrained: The group has finished its last step.
-            LighthouseError: As in ManagerClient.quorum.
         """
         self._watch.check_group()
         self._await_unanswered()
@@ -335,9 +324,6 @@ class ManagerConnection:
         """Send the vote and return the decision of all ranks of the group.
 
         A yes is binding: it is repeated until the manager has answered it or the time is up.
-
-        Raises:
-            LighthouseError: The manager refuses the vote, is lost, or has not answered in time.
         """
         return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
@@ -384,9 +370,7 @@ class ManagerConnection:
     def report(self, reason: str, *, ends_group: bool = False) -> None:
         """Report to the manager that this rank is about to exit. Only the first report counts.
 
-        Args:
-            reason: Text for logs and for the other ranks.
-            ends_group: Whether the other ranks of the group cannot continue either.
+        With `ends_group`, the other ranks of the group cannot continue either.
         """
         if self._has_reported:
             return
@@ -397,11 +381,6 @@ class ManagerConnection:
             log.info("cannot report to the manager why this rank ends: %s", e)
 
     def drain(self, reason: str) -> None:
-        """Request that this group leaves after its current step.
-
-        Raises:
-            LighthouseError: The manager refuses or does not answer.
-        """
         self._client.report(self.group_rank, self._rank_incarnation, reason, drains=True, timeout_s=DRAIN_TIMEOUT_S)
 
     @property
@@ -431,7 +410,6 @@ class ManagerConnection:
         return now - self._lost_since >= self._returns_within_s
 
     def _waiting_for(self) -> str:
-        """Describe what the manager is waiting for, or return that it does not answer."""
         if self._watch.is_open:
             return self._watch.waiting_for or f"the manager at {self.address} to answer"
         return f"the manager at {self.address}, which does not answer: start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"

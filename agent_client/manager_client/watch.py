@@ -47,8 +47,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PendingVote:
-    """A vote that the manager has not answered."""
-
     step: int
     vote: bool
     quorum_id: int | None
@@ -74,7 +72,6 @@ class VoteChannel:
         self._under_way: dict[int, PendingVote] = {}
 
     def open(self, watch: Watch) -> None:
-        """Send votes over `watch` from now on."""
         with self._lock:
             self._watch = watch
 
@@ -102,12 +99,7 @@ class VoteChannel:
             vote.outcome.put(counted.outcome)
 
     def result(self, vote: PendingVote, timeout_s: float) -> Decision:
-        """Wait for the answer to a vote.
-
-        Raises:
-            DeadlinePassed: The manager has not answered within `timeout_s`.
-            LighthouseError: The refusal of the manager, or the reason for which the watch ended.
-        """
+        """Wait for the answer to a vote. Raises a refusal, or the reason for which the watch ended."""
         try:
             outcome = vote.outcome.get(timeout=timeout_s)
         except queue.Empty:
@@ -142,17 +134,9 @@ class RankWatch:
         *,
         is_observer: bool = False,
     ) -> None:
-        """Prepare the watch without opening it.
+        """Prepare the watch without opening it. Arguments as in ManagerConnection.
 
-        Args:
-            client: Client of the manager.
-            group_rank: Rank inside the replica group.
-            rank_incarnation: Unique name of this process.
-            votes: Channel whose votes travel over this watch.
-            on_revoked: Called on the watch's thread with a quorum id, or None for every earlier one, and a reason.
-            on_group_lost: Called on the watch's thread with the reason when a rank of the group is lost permanently.
-            progress: Sampled for the manager on the thread that sends the votes, or None.
-            is_observer: Whether the watch reports progress and does nothing else.
+        The votes of `votes` travel over this watch. With `is_observer` it only reports progress.
         """
         self.world: World | None = None  # the latest, or None before the first
         self.waiting_for = ""  # latest report of what requests for a quorum wait for
@@ -176,10 +160,7 @@ class RankWatch:
         self._why_group_lost: str | None = None
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
-        """Open the watch unless it is open.
-
-        Do this before the first request, so that the manager notices from the start when this rank ends.
-        """
+        """Open the watch. The manager then notices when this rank ends, so do this before the first request."""
         if self._stream is not None and not self._has_ended.is_set():
             return
         self._has_ended.clear()
@@ -199,11 +180,7 @@ class RankWatch:
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self, step: int | None) -> None:
-        """Announce a clean exit, and wait until no peer needs this rank.
-
-        Args:
-            step: As in Leaving.
-        """
+        """Announce a clean exit, and wait until no peer needs this rank. `step` is as in Leaving."""
         self.is_closing = True
         stream = self._stream
         if stream is None:
@@ -232,11 +209,7 @@ class RankWatch:
         return told.reason if told is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Return the message that names the group lost by this quorum.
-
-        Returns:
-            The message, or None if none arrives within `within_s` or the watch ends first.
-        """
+        """Return the message that names the group lost by this quorum, or None without one within `within_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended.is_set() or self._names_lost_group(quorum_id), within_s)
         return self._revoked[quorum_id] if self._names_lost_group(quorum_id) else None
@@ -246,11 +219,7 @@ class RankWatch:
         return told is not None and bool(told.lost)
 
     def check_group(self) -> None:
-        """Check that no rank of the group is lost permanently.
-
-        Raises:
-            AgentError: A rank is lost.
-        """
+        """Raise AgentError if a rank of the group is lost permanently."""
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 

@@ -86,7 +86,6 @@ class Activity:
         self.data: Callable[[], DataUse | None] = lambda: None
 
     def heal_begins(self, source: str, step: int) -> HealMark:
-        """Mark that this rank requests the state of `step` from replica group `source`."""
         number = 1 if self.heal is None else self.heal.number + 1
         self.heal = HealMark(number, source, step, self.clock)
         return self.heal
@@ -97,7 +96,6 @@ class Activity:
         self.healed = HealTotals(before.heals + 1, before.seconds + seconds, before.bytes + nbytes)
 
     def reject(self, step: int, reason: str, *, is_own: bool) -> None:
-        """Mark that a step is discarded because of its gradients."""
         self.rejected = (RejectedStep(step, reason, is_own), self.clock())
 
     def read(self) -> ActivitySample:
@@ -132,8 +130,6 @@ def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int
 
 
 class Inside:
-    """Block in which the rank is in a collective."""
-
     __slots__ = ("marks", "number", "operation", "shape", "within_group")
 
     def __init__(self, marks: Activity, number: Number, operation: str, shape: Shape, within_group: bool) -> None:
@@ -151,8 +147,6 @@ class Inside:
 
 
 class Work(Protocol):
-    """The part of torch's Work that is used here."""
-
     def is_completed(self) -> bool: ...
 
 

@@ -45,11 +45,6 @@ class Progress:
     """Records where a rank is. The Agent marks; the watch of the manager takes samples."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start in the root phase.
-
-        Args:
-            clock: Monotonic clock in seconds.
-        """
         self.clock = clock
         self.begun = 0
         self.number = 0
@@ -64,25 +59,18 @@ class Progress:
     # -- marks, on the script's thread
 
     def step(self, number: int) -> None:
-        """Mark the beginning of step `number`."""
         self.begun, self.number = self.begun + 1, number
         self.marks.append((self.clock(), number))
         self.bound()
 
     def tick(self) -> None:
-        """Mark one more of the current phase's `total` ticks as done."""
         marks = self.marks
         marks.append(self.clock())
         if len(marks) > MAX_UNREAD:
             self.bound()
 
     def phase(self, name: str, total: int | None = None) -> Block:
-        """Return a block that marks a named part of the script's work.
-
-        Args:
-            name: Name of the phase. Names beyond MAX_NAMES share the name OTHER.
-            total: Expected number of ticks, or None if unknown.
-        """
+        """Return a block that marks a named part of the script's work, with the expected number of ticks."""
         try:
             phase = self._phases[name]
         except KeyError:
@@ -131,7 +119,6 @@ class Progress:
         return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
-        """Record that the rank enters one of torch's own collectives inside the group."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.own.enter(entered)
         return entered
@@ -166,8 +153,6 @@ class Progress:
 
 
 class Phase(Name):
-    """A named phase or wait, usable as a `with` block any number of times."""
-
     __slots__ = ("progress",)
 
     def __init__(self, name: str, is_wait: bool = False, *, progress: Progress) -> None:
@@ -244,10 +229,7 @@ class ScriptPlace:
     def look(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
         """Return the line, and the function of torch.distributed that it called, or an empty text for either.
 
-        Args:
-            frame: Innermost frame of the main thread.
-            now: Time of the frame, in seconds.
-            still_s: Time without progress.
+        `frame` is the innermost frame of the main thread at `now`, after `still_s` without progress.
         """
         lines, call = _read(frame)
         same = list(takewhile(lambda pair: pair[0][0] == pair[1], zip(self._lines, lines, strict=False)))

@@ -54,8 +54,6 @@ class ActivitySample(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Name:
-    """Name of a phase or a wait. Each instance is one key, compared by identity."""
-
     name: str
     is_wait: bool = False
     total: int | None = None
@@ -76,8 +74,6 @@ class _Record:
 
 @dataclass(slots=True)
 class _Visit:
-    """A visit of a phase that has not ended."""
-
     of: Name
     since: float
     moved_at: float
@@ -104,12 +100,6 @@ class PhaseTimes:
     """Adds up marks, which arrive in the order in which they were made."""
 
     def __init__(self, root: Name, now: float) -> None:
-        """Open the root visit.
-
-        Args:
-            root: Phase that is open when no other phase is.
-            now: Time, in seconds.
-        """
         self._open = [_Visit(root, now, now)]
         self._records: dict[Name, _Record] = {root: _Record()}
         self._begun = 0
@@ -137,11 +127,7 @@ class PhaseTimes:
             self._records[of] = _Record()
 
     def leave(self, of: Name, now: float) -> None:
-        """Close the phase, and every visit inside it.
-
-        Visits may end out of order, for example in a generator that is closed late. A phase that is not open is
-        ignored.
-        """
+        """Close the phase, and every visit inside it. Visits may end out of order, and a closed phase is ignored."""
         if len(self._open) == 1 or not (self._open[-1].of is of or any(visit.of is of for visit in self._open[1:])):
             return
         while self._leave_innermost(now) is not of:
@@ -241,26 +227,18 @@ class CollectiveIds:
 
     @property
     def over_groups(self) -> int:
-        """Number of collectives over the groups requested so far."""
         return self._last.over_groups
 
     def over(self) -> Entry:
-        """Return the entry of the next collective over all groups."""
         self._last = Entry(self._last.over_groups + 1)
         return self._last
 
     def inside(self) -> Entry:
-        """Return the entry of the next collective inside the group."""
         self._last = Entry(self._last.over_groups, self._last.inner + 1)
         return self._last
 
     def begin(self, quorum_id: int, over_groups: int) -> None:
-        """Start to count under a new quorum.
-
-        Args:
-            quorum_id: The quorum. The current one changes nothing.
-            over_groups: Number of collectives over the groups requested before the quorum's first step.
-        """
+        """Start to count under a new quorum. `over_groups` collectives were requested before its first step."""
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)
 

@@ -69,11 +69,7 @@ def _register() -> EvidenceOffer:
 
 
 def _free_signal(candidates: Iterable[int]) -> int:
-    """Return the first signal that is neither handled nor ignored.
-
-    Raises:
-        ValueError: All of them are in use.
-    """
+    """Return the first signal that is neither handled nor ignored. Raises ValueError if there is none."""
     status = Path("/proc/self/status").read_text()
     masks = [int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE)]
     taken = masks[0] | masks[1]
@@ -157,10 +153,7 @@ def flight_recorder() -> str:
 
 
 def read_recorders(*, with_entries: bool) -> list[dict[str, Any]]:
-    """Return the dumps of torch's Flight Recorders.
-
-    Newer versions of torch have one recorder for all backends, older ones only NCCL's.
-    """
+    """Return the dumps of torch's Flight Recorders: one for all backends, in older versions only NCCL's."""
     module: ModuleType | None = sys.modules.get(_RECORDER)
     dumps = (getattr(module, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
     return [json.loads(text) for text in dict.fromkeys(dump(with_entries) for dump in dumps if dump is not None)]
@@ -216,7 +209,6 @@ class ScriptGroups:
 
     @property
     def total(self) -> int:
-        """Number of collectives entered in the groups that exist."""
         return sum(self._entered.values())
 
     def read(self) -> tuple[GroupCalls, ...]:

@@ -28,11 +28,7 @@ LOG_VARIABLE = "LIGHTHOUSE_TRACE_DIR"
 
 
 def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) -> Progress:
-    """Return the progress of a rank, with a trace file if LOG_VARIABLE names a folder.
-
-    Raises:
-        ConfigurationError: The file cannot be written.
-    """
+    """Return the progress of a rank, with a trace file if LOG_VARIABLE names a folder."""
     folder = variables.get(LOG_VARIABLE)
     if not folder:
         return Progress()
@@ -52,11 +48,6 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file.
-
-        Raises:
-            OSError: The file cannot be opened.
-        """
         self._path = path
         self._descriptor = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         self._has_failed = False

@@ -156,14 +156,7 @@ class CallWrapper:
 
 
 class WrappedCall(Generic[T]):
-    """Runs one call of a wrapped function."""
-
     def __init__(self, function: Callable[[CallWrapper], T], options: Options) -> None:
-        """Read the environment.
-
-        Raises:
-            ConfigurationError: The environment does not fit the options.
-        """
         launch = options.launch()
         self._function = function
         self._options = options
@@ -184,13 +177,7 @@ class WrappedCall(Generic[T]):
         self._open_before: list[at_exit.Closable] = []
 
     def run(self) -> T | None:
-        """Run attempts until the call has ended. Return the function's result, or None on a spare.
-
-        Raises:
-            RestartAbort: The run is stopped.
-            LighthouseError: This process may not take part.
-            SystemExit, KeyboardInterrupt: The function raised it.
-        """
+        """Run attempts until the call has ended. Return the function's result, or None on a spare."""
         with contextlib.closing(self._groups), self._attempts:
             try:
                 ended = self._repeat()
@@ -214,7 +201,6 @@ class WrappedCall(Generic[T]):
         return verdict
 
     def _attempt(self, run: Run) -> bool:
-        """Run the function once. Return whether it has returned."""
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
         with _restored("RANK", "WORLD_SIZE"), self._groups.of(run.number):
@@ -289,7 +275,6 @@ class WrappedCall(Generic[T]):
 
 @contextlib.contextmanager
 def _restored(*names: str) -> Generator[None]:
-    """Restore variables of the environment at the end."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

@@ -26,15 +26,9 @@ class Stream(Protocol):
 
 
 class Process(Protocol):
-    """The process of a rank: its clock, its streams and the wrapped function."""
+    def now(self) -> float: ...
 
-    def now(self) -> float:
-        """Return the time of a monotonic clock in seconds."""
-        ...
-
-    def connect(self, session: int) -> Stream:
-        """Open the stream with that number."""
-        ...
+    def connect(self, session: int) -> Stream: ...
 
     def run(self, run: events.Run) -> None: ...
 
@@ -50,14 +44,10 @@ class Process(Protocol):
         """Interrupt the function, without waiting until it has ended."""
         ...
 
-    def kill(self, reason: str) -> None:
-        """End the process."""
-        ...
+    def kill(self, reason: str) -> None: ...
 
 
 class RankDriver:
-    """Runs one machine on one thread."""
-
     def __init__(self, machine: RankMachine, process: Process) -> None:
         self.machine = machine
         self._process = process
@@ -73,7 +63,6 @@ class RankDriver:
         self._perform(self.machine.tick(self._process.now()))
 
     def deadline(self) -> float | None:
-        """Return when to call `tick`, by the clock, or None."""
         return self.machine.deadline(self._process.now())
 
     def _perform(self, effects: Sequence[events.RankEffect]) -> None:
@@ -102,7 +91,6 @@ class RankDriver:
                     log.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
 
     def close(self) -> None:
-        """Cancel the stream, if there is one."""
         if self._stream is not None:
             self._stream[1].cancel()
             self._stream = None

@@ -61,12 +61,6 @@ class DriverThread(ABC):
     """
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
-        """Prepare the thread; `start` starts it.
-
-        Args:
-            machine: Machine of the rank.
-            open_stream: Opens a stream to the lighthouse.
-        """
         self.machine = machine
         self.driver = driver.RankDriver(machine, self)
         self._open_stream = open_stream
@@ -109,7 +103,6 @@ class DriverThread(ABC):
     def kill(self, reason: str) -> None: ...
 
     def failed(self, error: InternalError) -> None:
-        """Handle a failure of the driver's thread, which is a defect."""
         self.end(events.Ended(error))
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
@@ -167,11 +160,6 @@ class RankThread(DriverThread):
     """This process's part in a run, and the values that StoreMixin reads. A context manager; its end leaves the run."""
 
     def __init__(self, options: Options, launch: Launch, interrupter: Interrupter, state: State) -> None:
-        """Prepare without connecting.
-
-        Raises:
-            ConfigurationError: No lighthouse is set, or this process has completed the run already.
-        """
         if not launch.lighthouse:
             raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
         self._key = (launch.lighthouse, launch.job, launch.run)
@@ -222,10 +210,7 @@ class RankThread(DriverThread):
         self.put(events.Waiting())
 
     def wait(self) -> events.Run | events.Ended:
-        """Return the next order after `ready` or `returned`.
-
-        Blocks while this rank is a spare, and while other ranks are not ready.
-        """
+        """Return the next order. Blocks while this rank is a spare, and while other ranks are not ready."""
         verdict = self._ended or self._verdicts.get()
         if isinstance(verdict, events.Ended) and isinstance(verdict.outcome, RunCompleted):
             _completed.add(self._key)
@@ -270,7 +255,6 @@ class RankThread(DriverThread):
             self.put(events.StepDone(self._step))
 
     def is_over(self, number: int) -> bool:
-        """Check whether that generation must not run any longer."""
         return self._over >= number or self._ended is not None
 
     def _stop_run(self, end: SystemExit | KeyboardInterrupt) -> None:
@@ -301,7 +285,6 @@ class RankThread(DriverThread):
         self.interrupt(str(error))
 
     def before_event(self) -> None:
-        """Report the last step."""
         if self._step > self._steps_reported:
             self._steps_reported = self._step
             self.driver.feed(events.StepDone(self._step))
@@ -376,17 +359,7 @@ def fork_and_monitor(*options: str) -> None:
 def command(
     launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of `lighthouse-manager`.
-
-    Args:
-        launch: Place of this process.
-        variables: Environment.
-        invocation: Command that started this interpreter.
-        options: Further options.
-
-    Raises:
-        ConfigurationError: No lighthouse is set, or torchrun restarts ranks itself.
-    """
+    """Return the arguments of `lighthouse-manager`. `invocation` is the command that started this interpreter."""
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
     if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":

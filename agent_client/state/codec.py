@@ -112,11 +112,7 @@ class Encoding:
 
 
 def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
-    """Encode a state.
-
-    Raises:
-        TypeError, ValueError: The state contains something that cannot be sent (tree.py). The message names its path.
-    """
+    """Encode a state. Raises TypeError or ValueError with a path if something in it cannot be sent (tree.py)."""
     return Encoding(state, chunk_bytes)
 
 
@@ -215,7 +211,6 @@ class _Reader:
             self.consumed += count
 
     def take(self, count: int, checksum: xxh3_64) -> bytes:
-        """Read `count` bytes, with little more memory than for the bytes that have arrived."""
         pieces: list[bytes] = []
         while count:
             piece = bytearray(min(count, self._chunk_bytes))
@@ -236,15 +231,10 @@ def decode(
     chunk_bytes: int = CHUNK_BYTES,
     expect: Callable[[State], object] | None = None,
 ) -> State:
-    """Decode a state. Its tensors are on the CPU.
+    """Decode a state of `length` bytes; without a length, the source must end with the state.
 
-    Args:
-        source: Source of the bytes.
-        length: Announced number of bytes, of which exactly that many are read. Without it the source must end with the
-            state.
-        chunk_bytes: Size of a read.
-        expect: Called with the layout of the state before any tensor is read: tensors on the meta device, bytes empty.
-            Its exception ends the decoding.
+    The tensors are on the CPU. `expect` is called before any tensor is read, with the layout of the state: tensors on
+    the meta device, bytes empty. Its exception ends the decoding.
 
     Raises:
         CorruptState: The bytes are not a valid state.
@@ -272,16 +262,11 @@ class Head(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Size of the whole encoding in bytes."""
         return self.size + sum(map(encoded_size, self.layouts))
 
 
 def read_head(source: Source) -> Head:
-    """Read the head and nothing beyond it.
-
-    Raises:
-        CorruptState: The bytes are not a valid head.
-    """
+    """Read the head and nothing beyond it. Raises CorruptState."""
     return _read_head(_Reader(source, CHUNK_BYTES))
 
 

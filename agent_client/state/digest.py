@@ -50,19 +50,15 @@ class Digests:
 
     @property
     def count(self) -> int:
-        """Number of windows."""
         return len(self._windows)
 
     @torch.no_grad()
     def take(
         self, tensors: Sequence[Tensor], number: int, of: Callable[[Tensor], Tensor | None] = lambda tensor: tensor
     ) -> PendingDigest:
-        """Take the digest of one window. Only the local part of a sharded tensor counts.
+        """Take the digest of window `number`, modulo their count. Only the local part of a sharded tensor counts.
 
-        Args:
-            tensors: The tensors.
-            number: Number of the window, modulo their count.
-            of: Maps each tensor to the tensor to use, which has the same shape, or to None.
+        `of` maps each tensor to the tensor to use, which has the same shape, or to None.
         """
         names = list(map(id, tensors))
         if names != self._names:

@@ -54,8 +54,7 @@ def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
     """Return the skeleton of `state` and its tensors, which are not copied.
 
     Raises:
-        TypeError: The state contains something that cannot be sent. The message names its path.
-        ValueError: The state is nested too deeply, or contains itself.
+        TypeError, ValueError: Something in the state cannot be sent, is nested too deeply, or contains itself.
     """
     disassembly = _Disassembly()
     return disassembly.describe(state), disassembly.tensors

@@ -27,14 +27,11 @@ class StepAttempt:
         """When the current step failed, on the monotonic clock."""
 
     def run(self, what: str, act: Callable[[], object]) -> bool:
-        """Call `act`. If it fails, mark the step as failed and abort it on the peers.
-
-        Returns:
-            True if `act` succeeded.
+        """Call `act`. If it fails, mark the step as failed, abort it on the peers, and return False.
 
         Raises:
             ModelMismatch, AgentError: No later quorum can repair the failure. The manager receives a report before the
-                peers notice.
+            peers notice.
         """
         try:
             act()
@@ -55,7 +52,6 @@ class StepAttempt:
         return True
 
     def fail(self, what: str, reason: str) -> None:
-        """Mark the step as failed in `what`, and abort it on the peers."""
         log.debug("step %d: %s failed: %s", self._machine.step, what, reason)
         self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
         self._machine.failed(f"{what}: {reason}")

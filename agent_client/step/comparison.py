@@ -50,8 +50,6 @@ BARRIER_TIMEOUT_S = 2.0
 
 
 class Part(NamedTuple):
-    """A reduction that will follow."""
-
     name: str
     elements: int
     dtype: torch.dtype
@@ -68,8 +66,6 @@ class StepDigest:
 
 
 class Comparison:
-    """Compares the operations of a quorum's participants before they run."""
-
     def __init__(
         self,
         machine: StepMachine,
@@ -108,7 +104,6 @@ class Comparison:
         self._divergences = Divergences()
 
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
-        """Begin a step. `is_first` is True for the first one under a quorum."""
         self.is_on = assignment.compares and assignment.replica_world_size > 1
         if is_first:
             self.check_every, self.checks_finite = 0, self._config.on_nonfinite != "commit"
@@ -155,10 +150,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Exchange digests.
-
-        Returns:
-            The digests by replica_rank, with None for a participant that is not judged.
+        """Return the digests by replica_rank, with None for a participant that is not judged.
 
         Raises:
             RuntimeError: The step has failed.
@@ -171,10 +163,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, whose gradients belong to different states.
 
-        Args:
-            assignment: The quorum.
-            wrong: Replica ranks of the minority, which no longer hold a state.
-            times: How often they have differed. They have healed after each time but the last.
+        `wrong` are the replica ranks of the minority, which no longer hold a state. They have differed `times` times,
+        and healed after each time but the last.
         """
         machine, names = self._machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -226,13 +216,7 @@ class Comparison:
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
     ) -> list[str] | None:
-        """Announce a reduction.
-
-        Args:
-            tensor: Tensor of this rank.
-            name: Part of the script.
-            flags: Flags of this rank's tensor.
-            following: Reductions that certainly follow with nothing in between.
+        """Announce a reduction, together with those that certainly follow with nothing in between.
 
         Returns:
             The groups whose tensor is not finite, or None if the participants do not reduce the same.
@@ -279,13 +263,7 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants.
-
-        Args:
-            announced: Announcement of this rank.
-            within_s: Time limit. Default: that of a collective.
-            flags: Flags of this rank's tensor.
-            payload: Further numbers, up to PAYLOAD_WORDS.
+        """Exchange announcements with all participants, by default with the time limit of a collective.
 
         Returns:
             The rows by replica_rank, or None if they do not match. The step has then failed at all participants.

@@ -97,7 +97,6 @@ class AgentConfig:
 
     @property
     def counting(self) -> WorldSize:
-        """Return the mode and the size as one value."""
         return WorldSize(WorldSizeMode(self.world_size_mode), self.world_size)
 
 
@@ -113,11 +112,7 @@ DEFAULTS = AgentConfig()
 
 
 def config_of(options: Mapping[str, Any]) -> AgentConfig:
-    """Make an AgentConfig of keyword arguments.
-
-    Raises:
-        ConfigurationError: An option is unknown or has a value that it does not take. The message names the option.
-    """
+    """Make an AgentConfig of keyword arguments."""
     known = [field.name for field in fields(AgentConfig)]
     for name in options:
         if name not in known:
@@ -128,8 +123,6 @@ def config_of(options: Mapping[str, Any]) -> AgentConfig:
 
 
 class AgentOptions(TypedDict, total=False):
-    """The fields of AgentConfig as keyword arguments."""
-
     timeout_s: float
     connect_timeout_s: float
     quorum_timeout_s: float

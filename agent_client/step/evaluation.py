@@ -32,13 +32,7 @@ class RankRound:
     """Exchanges between all ranks of the last quorum. In each one a rank sends bytes and receives those of all."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
-        """Prepare the exchange.
-
-        Args:
-            internals: Internals of this rank's Agent.
-            what: Name for errors.
-            within_s: Time limit of each exchange.
-            may_begin: Whether to allow it inside the first step, before that has reduced anything.
+        """Prepare the exchange. With `may_begin` it may be inside the first step, before that has reduced anything.
 
         Raises:
             EvaluationInterrupted: There is no quorum.
@@ -70,15 +64,9 @@ class RankRound:
         }
 
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
-        """Exchange bytes with all ranks.
+        """Return the bytes of all ranks, by replica_rank and group rank.
 
-        Args:
-            own: Bytes of this rank.
-            operation: Name of the collective in which this rank is meanwhile.
-            waits_for: Name of a declared wait in which this rank is instead.
-
-        Returns:
-            The bytes by replica_rank and group rank.
+        Meanwhile this rank is in the collective `operation`, or in the declared wait `waits_for`.
 
         Raises:
             EvaluationInterrupted: A rank is lost. The next step requests another quorum.
@@ -115,7 +103,6 @@ MAX_VALUE_CHARS = 1000
 
 
 def check_equal(internals: Internals, what: str, value: object, within_s: float) -> None:
-    """Implement Agent.check_equal."""
     text = f"{what} = {value!r}"
     if len(text) > MAX_VALUE_CHARS:
         raise ConfigurationError(f"check_equal: {what} has {len(text)} characters; compare a hash of it")
@@ -125,11 +112,7 @@ def check_equal(internals: Internals, what: str, value: object, within_s: float)
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:
-    """Compare the texts of all ranks.
-
-    Raises:
-        RankMismatch: They differ. The message lists the smallest party first.
-    """
+    """Raise RankMismatch if the texts of the ranks differ. The message lists the smallest party first."""
     parties: dict[str, list[RankName]] = {}
     for name, text in texts.items():
         parties.setdefault(text, []).append(name)
@@ -147,7 +130,6 @@ OPERATION = "evaluate_on_rank0"
 def evaluate_on_rank0(
     internals: Internals, evaluate: Callable[[], T], what: str, whole_group: bool | None, within_s: float
 ) -> T:
-    """Implement Agent.evaluate_on_rank0."""
     has_shards = internals.state.has_shards
     if has_shards and whole_group is False:
         raise ConfigurationError(

@@ -70,8 +70,6 @@ def stop_observing() -> None:
 
 
 class Observer:
-    """Connects to the manager and reports, on a separate thread."""
-
     def __init__(self, environment: Environment) -> None:
         self.pid = os.getpid()
         self._environment = environment
@@ -96,7 +94,6 @@ class Observer:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
     def _follow(self, address: str) -> None:
-        """Keep a watch open, and reopen it after the manager restarts."""
         with ManagerClient(address) as client:
             watch = RankWatch(
                 client,
@@ -114,10 +111,7 @@ class Observer:
             watch.close(None)
 
     def _find_manager(self) -> str:
-        """Return the address of the manager that rank 0 starts, from the store of the script's process group.
-
-        Returns an empty text if the observer closes first.
-        """
+        """Return the address of the manager that rank 0 starts, or an empty text if the observer closes first."""
         while (store := _script_store()) is None:
             if self._closed.wait(RETRY_S):
                 return ""

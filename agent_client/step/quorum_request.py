@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 
 class QuorumRequester:
-    """Requests a quorum for each step of one rank."""
-
     def __init__(
         self,
         machine: StepMachine,
@@ -41,9 +39,7 @@ class QuorumRequester:
         """True if a healing group counts in the same step."""
 
     def request(self) -> Assignment | LighthouseError:
-        """Request the quorum, and retry while the manager is unreachable.
-
-        The other ranks of the group may wait for this request.
+        """Request the quorum, and retry while the manager is unreachable. Other ranks of the group may wait.
 
         Returns:
             The assignment, or the error of a manager that answers without a quorum. Then the next step repeats the
@@ -95,7 +91,6 @@ class QuorumRequester:
             machine.quorum_revoked()
 
     def find_revocation(self, assignment: Assignment) -> str | None:
-        """Return why the quorum was revoked, or None if it was not."""
         reason = self._manager.revoked(assignment.quorum_id)
         if reason is None and assignment.revoked:
             reason = "reported with the quorum"

@@ -51,8 +51,6 @@ same time."""
 
 
 class StepRunner:
-    """Runs the steps of one rank."""
-
     def __init__(
         self,
         machine: StepMachine,
@@ -90,8 +88,7 @@ class StepRunner:
     def begin(self, reductions_before: int) -> None:
         """Get the quorum, connect, serve the state and heal.
 
-        Args:
-            reductions_before: Number of reductions that the script requested before this step.
+        `reductions_before` is the number of reductions that the script requested before this step.
         """
         machine, comparison, attempt = self.machine, self.comparison, self.attempt
         attempt.failed_at, self._nonfinite = None, ""
@@ -135,11 +132,6 @@ class StepRunner:
         return None
 
     def _heal(self, assignment: Assignment) -> None:
-        """Receive a peer's state.
-
-        Raises:
-            AgentError: The state does not fit. Another peer's would not fit either.
-        """
         machine = self.machine
         if machine.must_install and not machine.heals_first:
             log.warning(
@@ -155,16 +147,10 @@ class StepRunner:
     def reduce(
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part] = ()
     ) -> torch.Tensor:
-        """Average `tensor` in place.
+        """Average `tensor` in place, over the group first if `within_group`.
 
-        The sum inside the group is computed even after a failure, because the other ranks wait in it.
-
-        Args:
-            tensor: Tensor of this rank.
-            within_group: Whether to sum inside the group first.
-            entry: Number of the collective.
-            name: Part of the script.
-            following: Reductions that certainly follow this one with nothing in between. They are announced with it.
+        The sum inside the group is computed even after a failure, because the other ranks wait in it. `following` are
+        reductions that certainly follow this one with nothing in between. They are announced with it.
         """
         group, divides_first = self._group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self._config.reduce_dtype))
@@ -199,17 +185,12 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Sum the tensor over the ranks of the group, in place.
-
-        Raises:
-            RuntimeError: A rank is lost.
-        """
+        """Sum the tensor over the ranks of the group, in place. Raises RuntimeError if a rank is lost."""
         if self._group is not None:
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
                 self._group.all_reduce(tensor)
 
     def collective(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
-        """Report a collective while the block runs."""
         quorum_id, number, inner = self.progress.numbers.number_of(entry, within_group=within_group)
         return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
 
@@ -252,12 +233,9 @@ class StepRunner:
                 self._reject(name)  # without a comparison the group is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because of gradients that are not finite.
+        """Discard the step because of gradients that are not finite. Return True if a GradScaler will skip it instead.
 
         Each group in `wrong` reports it. If none is known, the mean is to blame, and the first group reports it.
-
-        Returns:
-            True if the step is not discarded, because a GradScaler will skip it.
         """
         if self._scalers.may_skip or may_skip():
             return True
@@ -272,7 +250,6 @@ class StepRunner:
         return False
 
     def samples_text(self) -> str:
-        """Return the samples of the last batch, for a log."""
         if self.samples is None:
             return ""
         samples = self.samples().tolist()
@@ -298,11 +275,6 @@ class StepRunner:
     # -- on the script's thread
 
     def finish(self) -> bool:
-        """Vote and return the decision.
-
-        Raises:
-            AgentError: This rank cannot continue.
-        """
         self.comparison.end_step()
         if self.comparison.mismatch is not None:
             raise self.comparison.mismatch
@@ -324,11 +296,6 @@ class StepRunner:
         return commit
 
     def install(self) -> bool:
-        """Install the state that `begin` has received. Return whether there was one.
-
-        Raises:
-            AgentError: The state is only partly installed.
-        """
         machine = self.machine
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:

@@ -36,15 +36,7 @@ _installed: "weakref.WeakSet[StopSignals]" = weakref.WeakSet()
 
 
 class StopSignals:
-    """Handler of the stop signals of one rank."""
-
     def __init__(self, manager: ManagerConnection, rank: int) -> None:
-        """Prepare the handler; `install` installs it.
-
-        Args:
-            manager: Connection to the group's manager.
-            rank: Rank inside the replica group.
-        """
         self._manager = manager
         self._rank = rank
         self._taken: list[signal.Signals] = []
@@ -115,17 +107,14 @@ _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weak
 
 
 def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
-    """Close the object at the end.
+    """Close the object at the end of the process, or before the wrapped function that has opened it runs again.
 
-    Args:
-        closable: The object.
-        is_of_process: Whether it stays open when the wrapped function that has opened it runs again.
+    With `is_of_process` it stays open in that case.
     """
     (_of_process if is_of_process else _open).add(closable)
 
 
 def was_closed(closed: Closable) -> None:
-    """Forget a closed object."""
     _open.discard(closed)
     _of_process.discard(closed)
 

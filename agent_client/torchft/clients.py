@@ -285,16 +285,7 @@ class Channel(SyncClient):
     """Connection of a client, which translates our errors into torchft's exceptions."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
-        """Connect.
-
-        Args:
-            addr: Address of the server.
-            connect_timeout: Time limit.
-            files: TLS files for a lighthouse. A manager uses none.
-
-        Raises:
-            RuntimeError: The server does not answer in time.
-        """
+        """Connect. The TLS files are for a lighthouse; a manager uses none. Raises RuntimeError."""
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:
@@ -305,12 +296,7 @@ class Channel(SyncClient):
             raise RuntimeError(f"failed to connect: {e}; {advice}") from None
 
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
-        """Call the server once. Do not wait for a server that is down.
-
-        Raises:
-            TimeoutError: The call ran out of time.
-            RuntimeError: The call failed.
-        """
+        """Call the server once. Do not wait for a server that is down. Raises TimeoutError or RuntimeError."""
         with _torchft_errors():
             return self.invoke(dataclasses.replace(rpc, timeout_s=timeout.total_seconds(), wait_for_ready=False))
 

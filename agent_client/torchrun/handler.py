@@ -61,14 +61,10 @@ class LighthouseRendezvous(RendezvousHandler):
     def __init__(
         self, params: RendezvousParameters, client: LighthouseClient, named_by: str, host: str, options: Options
     ) -> None:
-        """Keep the parameters without connecting.
+        """Keep the parameters of torchrun without connecting.
 
-        Args:
-            params: Parameters of torchrun.
-            client: Client of the lighthouse, for the run of the nodes.
-            named_by: Option or variable that names the lighthouse, for errors.
-            host: Address at which other nodes reach this one.
-            options: Options of `--rdzv-conf`.
+        `named_by` is the option or variable that names the lighthouse, for errors. Other nodes reach this one at
+        `host`.
         """
         self.options = options
         self._params = params
@@ -91,11 +87,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, and wait for the next round that includes this node.
-
-        Raises:
-            RendezvousError: There is no such round.
-        """
+        """Leave the current round, and wait for the next round that includes this node."""
         node, limit_s = self._live_node(), self.options.join_timeout
         while (joined := node.join(limit_s)) is not None:
             if (info := self._join_round(node, joined, time.monotonic() + limit_s)) is not None:
@@ -114,11 +106,6 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and isinstance(self._node.outcome, RunCompleted | RunStopped)
 
     def set_closed(self) -> None:
-        """Close the run for all nodes.
-
-        Raises:
-            RendezvousTimeoutError: The lighthouse did not confirm that within `close_timeout`.
-        """
         if not self._close(self._live_node()):
             limit_s = self.options.close_timeout
             raise RendezvousTimeoutError(
@@ -139,11 +126,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._params.run_id
 
     def shutdown(self) -> bool:
-        """Leave the run. A node that was in a round closes the run for all, as torchrun's own backend does.
-
-        Returns:
-            True if the lighthouse has confirmed that.
-        """
+        """Leave the run. A node that was in a round closes the run for all, as torchrun's own backend does."""
         node, self._is_shut_down = self._node, True
         if node is None:
             self._client.close()
@@ -241,12 +224,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- joining and leaving
 
     def _live_node(self) -> Node:
-        """Return this node, creating it if it has left before.
-
-        Raises:
-            RendezvousConnectionError: No lighthouse answers.
-            RendezvousClosedError: After `shutdown`.
-        """
+        """Return this node, creating it if it has left before."""
         if self._node is None and self._is_shut_down:
             raise self._left_error()
         if self._node is None:
@@ -308,11 +286,6 @@ class LighthouseRendezvous(RendezvousHandler):
 
 
 def create(params: RendezvousParameters) -> LighthouseRendezvous:
-    """Create the handler from torchrun's parameters and the environment.
-
-    Raises:
-        ValueError: An option is missing or does not fit. The message names it.
-    """
     named_by, variables = "--rdzv-endpoint" if params.endpoint else _VARIABLE, Variables(os.environ)
     text, job = params.endpoint or variables.text(_VARIABLE), variables.text("LIGHTHOUSE_JOB")
     name = params.run_id if params.run_id != NO_NAME else variables.text("LIGHTHOUSE_RUN_ID")

@@ -30,13 +30,7 @@ class Node(DriverThread):
     """A node's membership in the run. All methods are thread-safe."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
-        """Prepare the node; `start` connects it.
-
-        Args:
-            entry: Greeting for the lighthouse.
-            limit_s: How long the node tolerates an unreachable lighthouse while it waits for a round.
-            open_stream: Opens a stream to the lighthouse.
-        """
+        """Prepare the node; `start` connects it. It tolerates an unreachable lighthouse for `limit_s`."""
         # torchrun ends the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
         super().__init__(RankMachine(entry, config), open_stream)
@@ -116,7 +110,6 @@ class Node(DriverThread):
         return None
 
     def finish(self) -> None:
-        """Report that the workers have succeeded."""
         self.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:

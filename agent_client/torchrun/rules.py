@@ -27,8 +27,6 @@ NOT_NEEDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of `--rdzv-conf`, all in seconds."""
-
     join_timeout: float = 600.0
     """How long a node waits for a round that includes it. A spare waits without limit."""
     last_call_timeout: float = 30.0
@@ -43,11 +41,6 @@ class Options:
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> "Options":
-        """Read the options that torchrun was given.
-
-        Raises:
-            ValueError: An option is unknown or has a bad value. The message names it.
-        """
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known - NOT_NEEDED):
             raise ValueError(f"--rdzv-conf has no option {unknown[0]!r}; its options are {', '.join(sorted(known))}")
@@ -69,11 +62,7 @@ _SUFFIX = "nodes"
 
 
 def run_of(run_id: str) -> str:
-    """Return the name of the nodes' run, which differs from the default name of their workers' run.
-
-    Raises:
-        InvalidRequest: The id is not a valid name. The message names the option.
-    """
+    """Return the name of the nodes' run, which differs from the default name of their workers' run."""
     return group_run(check_name(run_id, "--rdzv-id"), _SUFFIX)
 
 

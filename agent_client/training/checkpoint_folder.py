@@ -376,8 +376,7 @@ class CheckpointFolder:
     def _complete(self, *, every: bool = False) -> None:
         """Rename into place each save that has the parts of all ranks that share the folder.
 
-        Args:
-            every: Include saves of earlier processes.
+        With `every`, include saves of earlier processes.
         """
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
@@ -458,7 +457,6 @@ class CheckpointFolder:
 
 
 def newest_common(held: Sequence[Collection[Tag]]) -> Tag | None:
-    """Return the newest checkpoint that every rank holds, or None."""
     common = set(held[0]).intersection(*held[1:])
     return max(common, default=None)
 

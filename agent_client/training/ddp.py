@@ -120,7 +120,6 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @never_compiled
     def _follow(self, outputs: Any) -> None:
-        """Note when the graph of these outputs is freed."""
         found = (each.grad_fn for each in _find_tensors(outputs))
         node = next((node for node in found if node is not None), None)
         if node is not None and self.require_backward_grad_sync:
@@ -172,11 +171,6 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return True
 
     def give_up(self) -> None:
-        """Abandon a backward pass that has reduced some buckets.
-
-        Raises:
-            AgentError: The group has several ranks, and the others wait for this one in collectives inside the group.
-        """
         if self._reduction.buckets is None:
             return
         if self._agent.group_world_size > 1:
@@ -187,11 +181,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def agree(self) -> None:
-        """Begin to share the buffers at the end of a step.
-
-        Raises:
-            RuntimeError: torch's own error if parameters were not used, so that their buckets were not reduced.
-        """
+        """Begin to share the buffers. torch raises RuntimeError if parameters were not used, so not reduced."""
         self.reducer._check_reducer_finalized()
         self._shared.agree()
 
@@ -215,7 +205,6 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._lay_out_buckets()
 
     def _buffers_to_share(self) -> list[Tensor]:
-        """Return the buffers that torch broadcasts inside the group."""
         if not self.broadcast_buffers:
             return []
         self._assign_modules_buffers()
@@ -264,7 +253,6 @@ class _GroupAmongGroups(ObservedGroup):
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
     def contribute_zeros(self) -> None:
-        """Report that this rank has used no parameter."""
         here = torch.zeros(len(self.parameters))
         self._forget(self.agent.all_reduce(here, name=self._map).result() == 0)
 
@@ -298,8 +286,6 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Reduction:
-    """State of the gradient hook."""
-
     agent: Agent
     salvage: Salvage | None
     module: str
@@ -314,28 +300,19 @@ class _Reduction:
     _layout: list[Part] = field(default_factory=list[Part])
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
-        """Note the size and dtype of every bucket.
-
-        Args:
-            buckets: All buckets, in their order.
-        """
         self._layout = [Part(self.name(b.index()), b.buffer().numel(), b.buffer().dtype) for b in buckets]
 
     def name(self, bucket: int) -> str:
-        """Return the name of a bucket, which is the same in all replica groups."""
         return f"{self.module}, bucket {bucket}"
 
     def rest(self, bucket: int) -> list[Part]:
-        """Return the buckets that follow."""
         return self._layout[bucket + 1 :]
 
     def completed(self) -> None:
-        """Record that all buckets of the pass are reduced."""
         self.order.reduced()
         self.ended()
 
     def ended(self) -> None:
-        """Record the end of the running or expected pass."""
         self.buckets, self.is_expected = None, False
         self.passes.clear()
 

@@ -47,7 +47,6 @@ class OuterState:
 
     @property
     def local(self) -> list[Tensor]:
-        """The model's parameters, sharing their memory."""
         detached = [parameter.detach() for parameter in self.parameters]
         return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in detached]
 
@@ -195,12 +194,10 @@ class OuterSteps(FaultTolerantOptimizer):
         return is_committed
 
     def _mean(self, index: int, tensor: Tensor) -> "Future[Tensor]":
-        """Begin to average this rank's tensor for parameter `index`, in place."""
         is_sharded = isinstance(self._state.parameters[index], DTensor)
         return self._agent.all_reduce(tensor, within_group=not is_sharded, name=f"parameter {index}")
 
     def _contribute(self, step: int) -> None:
-        """Begin to average the tensors of outer step `step`."""
         raise NotImplementedError
 
     def _settle(self, is_committed: bool) -> None:
@@ -350,7 +347,6 @@ class DiLoCo(OuterSteps):
 
 
 def _split(parameters: Sequence[Tensor], fragments: int | Sequence[torch.nn.Module]) -> list[list[int]]:
-    """Return the indices of each fragment's parameters."""
     if isinstance(fragments, int):
         return _balanced([parameter.numel() for parameter in parameters], fragments)
     places = {parameter: index for index, parameter in enumerate(parameters)}

@@ -24,8 +24,6 @@ MIB = 2**20
 
 @dataclass(slots=True)
 class _Kept:
-    """Content of one bucket before its reduction."""
-
     parameters: list[Tensor]
     """Parameters of the bucket, in its order."""
     content: Tensor
@@ -38,8 +36,6 @@ class _Kept:
 
 @dataclass(slots=True)
 class Salvage:
-    """Keeps the buckets of one backward pass."""
-
     agent: Agent
     parameters: list[torch.nn.Parameter] = field(default_factory=list[torch.nn.Parameter])
     """Parameters in the order of the map of used parameters."""

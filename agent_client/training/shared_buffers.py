@@ -31,7 +31,6 @@ class _Alike:
     buffers: list[Tensor]
 
     def flat(self) -> Tensor:
-        """Return a flat copy."""
         flat = flatten(self.buffers)
         return flat.clone() if len(self.buffers) == 1 else flat  # torch returns a single buffer itself
 

@@ -51,14 +51,12 @@ class LeadChosen:
 
 @dataclass(frozen=True, slots=True)
 class ChecksumArrived:
-    """The next checksum of the lead has arrived."""
-
     checksum: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LeadLost:
-    """The lead will send no more checksums."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +177,6 @@ class StripePlan:
 
     @property
     def is_done(self) -> bool:
-        """True once all pieces of the lead have arrived."""
         return self._equal == len(self._sizes)
 
     @property
@@ -194,7 +191,6 @@ class StripePlan:
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Names of the sources that were passed over, with the reason."""
         return {name: source.reason for name, source in self._sources.items() if source.reason is not None}
 
     @property
@@ -233,7 +229,6 @@ class StripePlan:
         return effects
 
     def deadline(self, now: float) -> float:
-        """Return when to call `tick`."""
         moments = [source.free_at for source in self._usable() if not source.is_busy]
         moments += [at for source in self._sources.values() if (at := self._slow_at(source, now)) is not None]
         return min([at for at in moments if at > now], default=self._deadline)
@@ -326,7 +321,6 @@ class StripePlan:
         return [source for source in self._sources.values() if source.reason is None]
 
     def _free(self, now: float) -> list[_Source]:
-        """Return the free sources, the fastest first."""
         free = [source for source in self._usable() if source.is_free(now)]
         return sorted(free, key=lambda source: -(source.rate or 0.0))
 

@@ -58,8 +58,6 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """The function makes progress."""
-
     step: int
     """Number of the step, which never falls within a process."""
 
@@ -125,8 +123,6 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Log this text."""
-
     text: str
     is_warning: bool = True
 
@@ -136,8 +132,6 @@ RankEffect = Connect | Disconnect | Send | Run | Interrupt | Kill | Ended | Noti
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:
-    """Time limits and intervals of a rank."""
-
     beat_interval_s: float = 1.0
     report_interval_s: float = 0.1
     """Minimum time between two reports of a step."""
@@ -189,7 +183,6 @@ class InterruptTimer:
         self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
 
     def end(self) -> None:
-        """Record that the cleanup is done, too."""
         self._leaves_by = None
 
     @property

@@ -109,8 +109,6 @@ class Announced(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Exchanged row of one participant."""
-
     standing: int
     seniority: int
     """Steps that this participant has committed since it joined."""
@@ -162,7 +160,6 @@ def from_words(words: Sequence[int]) -> Row:
 
 
 def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
-    """Return the replica_rank of each participant at fault."""
     announcing = [row for row in rows if not row.is_silent]
     if all(row.words == announcing[0].words for row in announcing):
         return frozenset()
@@ -226,7 +223,6 @@ class DataChoice(NamedTuple):
 
 
 def announce_draw(choice: DataChoice | None) -> Announced:
-    """Return the announcement of a rank that draws its batches from `choice`."""
     if choice is None:
         return Announced(Kind.DRAW)
     length, _, rest = str(choice).partition(" ")
@@ -245,7 +241,6 @@ class DataUses:
     _drawn: tuple[int, int] = (-1, -1)
 
     def drawn(self, choice: DataChoice, step: int, quorum_id: int) -> None:
-        """Record that the batches of `step` are drawn from `choice`."""
         self.has_changed |= self.choice not in (None, choice)
         self.choice, self._drawn = choice, (step, quorum_id)
 

@@ -42,8 +42,6 @@ class InvalidTransition(RuntimeError):
 
 @dataclass(slots=True)
 class StepMachine:
-    """State of one rank's step."""
-
     step: int = 0
     tag_quorum_id: int | None = 0
     """Quorum that has committed the state, or None if this rank holds no complete state."""
@@ -104,12 +102,10 @@ class StepMachine:
 
     @property
     def tag(self) -> Tag:
-        """Tag of the state with which this rank works."""
         return Tag(self.step, self.tag_quorum_id)
 
     @property
     def has_peers(self) -> bool:
-        """True if the quorum of the step has other groups."""
         return self.assignment is not None and self.assignment.replica_world_size > 1
 
     @property
@@ -149,7 +145,6 @@ class StepMachine:
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
     def got_no_quorum(self, reason: str) -> None:
-        """Record that there is no quorum for this step, which will be discarded."""
         self._move("no_quorum", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
@@ -170,12 +165,7 @@ class StepMachine:
         self.failed(reason)
 
     def failed(self, reason: str, *, is_blamed: bool = False) -> None:
-        """Record a failure. The first reason stays.
-
-        Args:
-            reason: Text for the logs.
-            is_blamed: Whether another group is to blame.
-        """
+        """Record a failure. The first reason stays. `is_blamed` means that another group is to blame."""
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
@@ -200,15 +190,12 @@ class StepMachine:
 
     @property
     def divisor(self) -> int:
-        """Number of microbatches whose gradients are in the step's sums."""
         return self.share.divisor - self.skipped_weight
 
     def reduced(self) -> None:
-        """Record that an all-reduce over all participants has completed in this step."""
         self.has_reduced = True
 
     def installing(self) -> None:
-        """Record that the installation of a peer's state begins."""
         self.tag_quorum_id = None
         self.is_torn = self.is_installing = True
 
@@ -243,10 +230,7 @@ class StepMachine:
 
     @property
     def cannot_heal(self) -> bool:
-        """True if the quorum formed after this rank had reported its torn state.
-
-        In that case no peer can provide a state.
-        """
+        """True if the quorum formed after this rank had reported its torn state, so no peer can provide a state."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
@@ -364,9 +348,8 @@ class Applying:
     def begins(self, may_skip: Callable[[], bool]) -> str:
         """Return what is wrong with the last commit when the next step begins, or an empty text.
 
-        Args:
-            may_skip: Returns whether a GradScaler may skip steps. It is slow, so it is only called if something seems
-                wrong, and not again after it has returned True.
+        `may_skip` returns whether a GradScaler may skip steps. It is slow, so it is only called if something seems
+        wrong, and not again after it has returned True.
         """
         step, self._committed = self._committed, None
         if self.is_explicit or step is None:

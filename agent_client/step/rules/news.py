@@ -59,13 +59,11 @@ class StepNews:
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 
     def heal_begins(self, step: int, healing: Sequence[str], now: float) -> str:
-        """Return the line about groups that heal while this step waits for them."""
         names = ", ".join(healing)
         self._healing = names, step, now
         return f"step {step} waits for {names} to heal"
 
     def committed(self, step: int, participants: Sequence[str], now: float) -> list[str]:
-        """Return the lines for the commit of `step`."""
         (loss, self._loss), (healing, self._healing) = (self._loss, None), (self._healing, None)
         lines = list[str]()
         if loss is not None:
@@ -103,7 +101,6 @@ class Patience:
         """How long to wait before the next request."""
 
     def answered(self) -> None:
-        """Record that a request was granted."""
         self._tries = self._refusals = 0
 
     def refused(self, error: LighthouseError, now: float) -> str:

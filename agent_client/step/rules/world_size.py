@@ -30,8 +30,6 @@ class WorldSizeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of this group in a step."""
-
     microbatches: tuple[int, ...]
     """Numbers of this group's microbatches, below `divisor`."""
     divisor: int
@@ -42,7 +40,6 @@ class Share:
 
     @property
     def weight(self) -> int:
-        """Number of microbatches of this group in `divisor`."""
         return len(self.microbatches) if self.counts else 0
 
     def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
