@@ -13,24 +13,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Parameters of one rank's process group."""
-
     store_address: str
-    """Address of the store in which the ranks connect."""
     prefix: str
-    """Prefix of the keys in that store."""
     rank: int
     size: int
     host: str
-    """Address of this host that the peers can reach."""
     connect_timeout_s: float
     timeout_s: float
-    """Default time limit of a collective."""
 
 
 class RankGroup(Protocol):
-    """Process group that connects one rank to its peers."""
-
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
         """Sum the tensor over all ranks, in place.
 
@@ -45,8 +37,6 @@ class RankGroup(Protocol):
 
 
 class Connector(Protocol):
-    """Makes process groups of one kind."""
-
     def connect(self, spec: GroupSpec) -> RankGroup:
         """Connect to all peers.
 

@@ -46,14 +46,12 @@ class IsolatedConnector(Connector):
         return IsolatedGroup(*self._fork_child(), order, spec)
 
     def close(self) -> None:
-        """Kill the fork server and with it all children."""
         self._is_closed = True
         self._fork_server.kill()
         with self._lock:
             self._end_fork_server()
 
     def _fork_child(self) -> tuple[socket.socket, int]:
-        """Fork a child. Return the socket to it and its pidfd."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
             try:

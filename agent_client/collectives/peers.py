@@ -43,7 +43,6 @@ class Peers:
         self._process_group = process_group
         self._connector = connector(process_group)
         self.last_reconfiguration_s = 0.0
-        """Duration of the last change from one group to the next."""
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
         self._place, self._size = 0, 1

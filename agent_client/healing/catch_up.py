@@ -24,10 +24,9 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from agent_client.collectives.observed import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.healing.healing import BackgroundFetch
+from agent_client.healing.healing import BackgroundFetch, StateOwner
 from agent_client.healing.memory import has_room
 from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
-from agent_client.healing.source import StateOwner
 from agent_client.state.shards import like_parameter, local_part
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import Stateful, TrainState
@@ -57,7 +56,6 @@ class ScheduleReplay:
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
-        """States of the entries at the last `save`."""
         self._settings: list[dict[str, Any]] = []
         self._at_save: dict[str, int] = {}
         self._begun: dict[str, int] = {}
@@ -77,7 +75,7 @@ class ScheduleReplay:
         self._settings = [_settings(group) for group in self._groups]
         self._at_save = self._counts()
 
-    def take_back(self) -> StepCounts:
+    def undo(self) -> StepCounts:
         """Restore the states of the last `save`, and return the moves since then."""
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
@@ -250,7 +248,7 @@ class CatchUpDriver:
         owner.batches_committed = self._batches
         if assignment.heals and not assignment.catches_up:  # the blocking heal replaces the schedulers, too
             return
-        self._schedules.take_back()
+        self._schedules.undo()
         for step in first:
             self._move_to(step)
         self._schedules.save()
@@ -260,7 +258,7 @@ class CatchUpDriver:
         owner, machine = self._owner, self.machine
         parameters = self._parameters()
         gradients = [None if parameter.grad is None else local_part(parameter.grad) for parameter in parameters]
-        moves = self._schedules.take_back()
+        moves = self._schedules.undo()
         tag = owner.tag
         kept: PendingStep[_Step] | None = None
         buffers = list(self._state.model.buffers())
@@ -269,7 +267,7 @@ class CatchUpDriver:
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
-            kept = PendingStep(tag, owner.share.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
+            kept = PendingStep(tag, owner.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
         elif machine.keeps:
             log.warning("catching up: no memory for another step's gradients; healing by copying the state")
         machine.committed(kept, tag)

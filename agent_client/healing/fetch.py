@@ -169,7 +169,6 @@ class Connection:
         return check_challenge(self._response), secrets.token_hex(16)
 
     def cut(self) -> None:
-        """Shut the connection down, which wakes a thread that reads from it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -109,7 +109,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
             trainer.val_check_batch = float("inf")  # optimizer_step() ends the epoch
 
-    def take(self, microbatches: list[Any]) -> Any:
+    def first_of(self, microbatches: list[Any]) -> Any:
         """Return the first microbatch for Lightning's loop. `backward` computes the others."""
         first, *self._others = microbatches
         return first
@@ -193,5 +193,5 @@ class _Batches:
         return self._trainer.max_steps * self._trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
-        yield from map(self._strategy.take, self._loader.microbatches())
+        yield from map(self._strategy.first_of, self._loader.microbatches())
         self._trainer.should_stop = True  # needed if the state of a peer that has finished was installed

@@ -24,8 +24,7 @@ from typing import Self
 from agent_client.errors import AgentError, GroupDrained
 from agent_client.manager_client.watch import PendingVote, RankWatch, VoteChannel
 from agent_client.progress.progress import Progress
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, World
-from lighthouse_protocol.messages.session import Revoked
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
 from lighthouse_protocol.rules.quorum_change import QuorumWait
 from lighthouse_runtime.client.clients import ManagerClient
@@ -59,15 +58,7 @@ class Presence:
         progress = Progress()
         progress.waiting_for("the other ranks of its group").__enter__()
         self._client = ManagerClient(manager_address)
-        self._watch = RankWatch(
-            self._client,
-            self._group_rank,
-            self.rank_incarnation,
-            VoteChannel(),
-            lambda *_: None,
-            lambda _: None,
-            progress,
-        )
+        self._watch = RankWatch(self._client, self._group_rank, self.rank_incarnation, progress)
         self._watch.ensure_open(wait_for_ready=True)
         threading.Thread(target=self._log, args=(self._watch,), name="lighthouse presence", daemon=True).start()
 
@@ -82,11 +73,11 @@ class Presence:
             self._client.close()
 
     def _log(self, watch: RankWatch) -> None:
-        told = ""
+        logged = ""
         while not self._closed.wait(LOOKED_EVERY_S):
-            if watch.waiting_for not in ("", told):
-                told = watch.waiting_for
-                log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, told)
+            if watch.waiting_for not in ("", logged):
+                logged = watch.waiting_for
+                log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, logged)
 
 
 class ExitReport:
@@ -237,8 +228,9 @@ class ManagerConnection:
         self._client = ManagerClient(address)
         self.address = self._client.address  # without the secret
         self._votes = VoteChannel()
-        callbacks = (on_revoked, on_group_lost)
-        self._watch = RankWatch(self._client, group_rank, rank_incarnation, self._votes, *callbacks, progress)
+        self.watch = RankWatch(
+            self._client, group_rank, rank_incarnation, progress, self._votes, on_revoked, on_group_lost
+        )
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
         self._lost_since: float | None = None
@@ -248,30 +240,16 @@ class ManagerConnection:
         self._granted: Assignment | None = None
         self._has_answered = False
 
-    def open(self) -> None:
-        self._ensure_watched()
-
     def close(self, step: int | None = None) -> None:
-        """Leave the group. `step` is as in Leaving. A yes that was sent by `tell` is counted first."""
-        self._watch.is_closing = True
-        told, self._unanswered = self._unanswered, None
-        if told is not None:
+        """Leave the group. `step` is as in Leaving. A yes that was sent by `send_yes` is counted first."""
+        self.watch.is_closing = True
+        vote, self._unanswered = self._unanswered, None
+        if vote is not None:
             with suppress(LighthouseError):
-                self._votes.result(told, COUNTED_BEFORE_CLOSE_S)
+                self._votes.result(vote, COUNTED_BEFORE_CLOSE_S)
         self._waits.close()
-        self._watch.close(step)
+        self.watch.close(step)
         self._client.close()
-
-    @property
-    def world(self) -> World | None:
-        return self._watch.world
-
-    def revoked(self, quorum_id: int) -> str | None:
-        return self._watch.revoked(quorum_id)
-
-    def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Return the message that names the group lost by this quorum, or None if none arrives within `within_s`."""
-        return self._watch.why_lost(quorum_id, within_s)
 
     def ask(
         self,
@@ -290,14 +268,14 @@ class ManagerConnection:
         Raises:
             GroupDrained: The group has finished its last step.
         """
-        self._watch.check_group()
+        self.watch.check_group()
         self._await_unanswered()
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
             return granted
         try:
             with self._waits.waiting(step):
-                self._ensure_watched()
+                self.ensure_watched()
                 answer = self._client.quorum(
                     self.group_rank,
                     step,
@@ -313,9 +291,9 @@ class ManagerConnection:
                     wait_for_ready=not self._has_answered,  # later silence means that the manager is lost
                 )
         except Drained as e:
-            self._watch.is_drained = True
+            self.watch.is_drained = True
             log.warning("this rank stops training: %s", e)
-            self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
+            self.watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._lost_since = True, None
         return answer
@@ -327,7 +305,7 @@ class ManagerConnection:
         """
         return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
-    def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
+    def send_yes(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
         """Send a yes without waiting, when it already decides the step.
 
         The vote is binding like any other. The next request for a quorum waits for its answer.
@@ -335,15 +313,15 @@ class ManagerConnection:
         self._unanswered = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
-        """Collect the answer to `tell`. It cannot change the decision, but may bring the next grant."""
-        told, self._unanswered = self._unanswered, None
-        if told is None:
+        """Collect the answer to `send_yes`. It cannot change the decision, but may bring the next grant."""
+        vote, self._unanswered = self._unanswered, None
+        if vote is None:
             return
         try:
-            if not self._await_decision(told):
-                log.warning("step %d: the vote came too late: the manager already considered this rank lost", told.step)
+            if not self._await_decision(vote):
+                log.warning("step %d: the vote came too late: the manager already considered this rank lost", vote.step)
         except LighthouseError as e:
-            log.warning("step %d: the manager did not accept the vote: %s", told.step, e)
+            log.warning("step %d: the manager did not accept the vote: %s", vote.step, e)
 
     def _await_decision(self, vote: PendingVote) -> bool:
         backoff_s = FIRST_BACKOFF_S
@@ -363,7 +341,7 @@ class ManagerConnection:
                 return answer.commit
 
     def _send(self, vote: PendingVote) -> PendingVote:
-        self._ensure_watched()
+        self.ensure_watched()
         self._votes.send(vote, wants_next=self.asks_ahead)
         return vote
 
@@ -382,10 +360,6 @@ class ManagerConnection:
 
     def drain(self, reason: str) -> None:
         self._client.report(self.group_rank, self._rank_incarnation, reason, drains=True, timeout_s=DRAIN_TIMEOUT_S)
-
-    @property
-    def is_watched(self) -> bool:
-        return self._watch.is_open
 
     def check_alive(self, error: LighthouseError) -> bool:
         """Check whether the manager still answers, so that a failed request only means that there was no quorum.
@@ -410,9 +384,9 @@ class ManagerConnection:
         return now - self._lost_since >= self._returns_within_s
 
     def _waiting_for(self) -> str:
-        if self._watch.is_open:
-            return self._watch.waiting_for or f"the manager at {self.address} to answer"
+        if self.watch.is_open:
+            return self.watch.waiting_for or f"the manager at {self.address} to answer"
         return f"the manager at {self.address}, which does not answer: start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"
 
-    def _ensure_watched(self) -> None:
-        self._watch.ensure_open(wait_for_ready=not self._has_answered)
+    def ensure_watched(self) -> None:
+        self.watch.ensure_open(wait_for_ready=not self._has_answered)

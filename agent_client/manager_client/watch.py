@@ -55,7 +55,6 @@ class PendingVote:
     number: int = 0
     """Number of its latest transmission, or 0 before the first."""
     outcome: "queue.SimpleQueue[Decision | LighthouseError]" = field(default_factory=queue.SimpleQueue)
-    """Answer to its latest transmission."""
 
     @property
     def left_s(self) -> float:
@@ -76,7 +75,6 @@ class VoteChannel:
             self._watch = watch
 
     def end(self, error: LighthouseError) -> None:
-        """End every vote in transit with `error`, because the watch has ended."""
         with self._lock:
             self._watch = None
             ended, self._under_way = self._under_way, {}
@@ -94,7 +92,7 @@ class VoteChannel:
             self._under_way[vote.number] = vote
         watch.send(Vote(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
 
-    def take(self, counted: VoteAnswer) -> None:
+    def receive(self, counted: VoteAnswer) -> None:
         if (vote := self._under_way.pop(counted.number, None)) is not None:  # otherwise the answer came too late
             vote.outcome.put(counted.outcome)
 
@@ -120,17 +118,15 @@ SAMPLED_EVERY_S = 0.5
 
 
 class RankWatch:
-    """The watch of one rank, reopened when needed."""
-
     def __init__(
         self,
         client: ManagerClient,
         group_rank: int,
         rank_incarnation: str,
-        votes: VoteChannel,
-        on_revoked: Callable[[int | None, str], None],
-        on_group_lost: Callable[[str], None],
         progress: Progress | ScriptProgress | None,
+        votes: VoteChannel | None = None,
+        on_revoked: Callable[[int | None, str], None] = lambda *_: None,
+        on_group_lost: Callable[[str], None] = lambda _: None,
         *,
         is_observer: bool = False,
     ) -> None:
@@ -145,7 +141,7 @@ class RankWatch:
         self._client = client
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
-        self._votes = votes
+        self._votes = votes or VoteChannel()
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
         self._progress = progress
@@ -204,9 +200,8 @@ class RankWatch:
         self._has_ended.wait(within_s)
 
     def revoked(self, quorum_id: int) -> str | None:
-        """Return the reason for which the quorum was revoked, or None if it was not."""
-        told = self._revoked.get(quorum_id)
-        return told.reason if told is not None else None
+        revoked = self._revoked.get(quorum_id)
+        return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
         """Return the message that names the group lost by this quorum, or None without one within `within_s`."""
@@ -215,8 +210,8 @@ class RankWatch:
         return self._revoked[quorum_id] if self._names_lost_group(quorum_id) else None
 
     def _names_lost_group(self, quorum_id: int) -> bool:
-        told = self._revoked.get(quorum_id)
-        return told is not None and bool(told.lost)
+        revoked = self._revoked.get(quorum_id)
+        return revoked is not None and bool(revoked.lost)
 
     def check_group(self) -> None:
         """Raise AgentError if a rank of the group is lost permanently."""
@@ -229,7 +224,7 @@ class RankWatch:
         reason = f"the manager at {self._client.address} closed the watch"
         try:
             for message in stream:
-                self._take(message, stream)
+                self._receive(message, stream)
         except LighthouseError as e:
             reason = str(e)
         self._votes.end(Unreachable(reason))
@@ -263,10 +258,10 @@ class RankWatch:
                 del self._revoked[next(iter(self._revoked))]
             self._changed.notify_all()
 
-    def _take(self, message: ToRank, stream: Watch) -> None:
+    def _receive(self, message: ToRank, stream: Watch) -> None:
         match message:
             case VoteAnswer():
-                self._votes.take(message)
+                self._votes.receive(message)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):
                     log.info("waiting to join: %s", message.joining_names)

@@ -46,7 +46,6 @@ class HealMark:
         self.moved_at = self._clock()
 
     def over(self) -> None:
-        """Mark that the complete state has arrived and passed its checks."""
         self._ended_at = self._clock()
 
     def failed(self) -> None:
@@ -91,7 +90,6 @@ class Activity:
         return self.heal
 
     def heal_received(self, seconds: float, nbytes: int) -> None:
-        """Add a completed heal to the totals: its duration, and the size of its tensors."""
         before = self.healed or HealTotals()
         self.healed = HealTotals(before.heals + 1, before.seconds + seconds, before.bytes + nbytes)
 
@@ -186,8 +184,6 @@ def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, w
 
 
 class ActivityBlock:
-    """Block in which the Agent waits for or performs `what`."""
-
     __slots__ = ("is_wait", "marks", "what")
 
     def __init__(self, marks: Activity, what: str, *, is_wait: bool) -> None:

@@ -94,7 +94,6 @@ class Progress:
         return known[name]
 
     def bound(self) -> None:
-        """Add up the marks if too many of them are unread."""
         if len(self.marks) > MAX_UNREAD:
             with self._reckoning:
                 self._reckon()
@@ -139,7 +138,6 @@ class Progress:
             return self._times.sample(self.own.read(), self.clock())
 
     def _reckon(self) -> None:
-        """Pass all unread marks on to the phase times."""
         for _ in range(len(self.marks)):
             mark = self.marks.popleft()
             if not isinstance(mark, tuple):
@@ -206,7 +204,7 @@ class ScriptProgress:
         if self._is_first and done >= FIRST_COLLECTIVES:
             self._is_first = False
             self._progress.step(0)
-        at, call = self._place.look(_main_frame(), self._clock(), sample.still_s)
+        at, call = self._place.locate(_main_frame(), self._clock(), sample.still_s)
         is_held = sample.still_s >= STILL_S and not sample.is_inside
         phases = (replace(sample.innermost, done=done),)
         return replace(sample, phases=phases, at=at or "?", waits_for=call if is_held else "")
@@ -226,7 +224,7 @@ class ScriptPlace:
     def __init__(self) -> None:
         self._lines: list[tuple[Line, float]] = []  # outermost first, each with the time since which it is on the stack
 
-    def look(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
+    def locate(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
         """Return the line, and the function of torch.distributed that it called, or an empty text for either.
 
         `frame` is the innermost frame of the main thread at `now`, after `still_s` without progress.

@@ -40,9 +40,7 @@ class ActivitySample(NamedTuple):
 
     collective: Collective | None
     waits_for: str
-    """Name of the peers or answer that the Agent waits for, or empty."""
     busy: str
-    """Name of the Agent's own work, or empty."""
     since: float
     """Time of the last change, by the clock of the marks."""
     calls: tuple[GroupCalls, ...] = ()
@@ -62,14 +60,11 @@ class Name:
 
 @dataclass(slots=True)
 class _Record:
-    """Sums over the finished visits of a phase."""
-
     ended: int = 0
     ended_before: int = 0
     """Value of `ended` when this step began."""
     seconds: float = 0.0
     longest_s: float = 0.0
-    """Longest time without a mark."""
 
 
 @dataclass(slots=True)
@@ -77,10 +72,8 @@ class _Visit:
     of: Name
     since: float
     moved_at: float
-    """Time of the last mark."""
     done: int = 0
     longest_s: float = 0.0
-    """Longest time without a mark, up to `moved_at`."""
     nested_s: float = 0.0
     """Time spent in nested visits."""
 
@@ -92,7 +85,6 @@ class _Visit:
 
     @property
     def seconds(self) -> float:
-        """Time spent in the phase itself, up to the last mark."""
         return self.moved_at - self.since - self.nested_s
 
 
@@ -184,7 +176,6 @@ class PhaseTimes:
         return tuple(PhaseCount(name, times) for name, times in counts if times)
 
     def _times(self) -> tuple[PhaseTime, ...]:
-        """Add up finished and open visits, the open ones up to their last mark."""
         times: dict[str, PhaseTime] = {}
         for of, ended, seconds, longest_s in (
             *((of, r.ended, r.seconds, r.longest_s) for of, r in self._records.items()),
@@ -243,7 +234,6 @@ class CollectiveIds:
             self._began = (quorum_id, over_groups)
 
     def number_of(self, entry: Entry, *, within_group: bool) -> Number:
-        """Return the number to report for an entry under the current quorum."""
         quorum_id, before = self._began
         number = max(0, 2 * (entry.over_groups - before))
         return Number(quorum_id, max(0, number - (within_group and not entry.inner)), entry.inner)

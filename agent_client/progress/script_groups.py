@@ -221,7 +221,7 @@ class ScriptGroups:
             order = [*(group for group in self._entered if group in counts and group not in moved), *moved]
             self._entered = {group: counts[group] for group in order}
         elif counts and now - self.moved_at >= STILL_S:
-            self._recorder.look(counts)
+            self._recorder.note_counts(counts)
         self._was_inside = frozenset(inside)
         newest = list(reversed(self._entered.items()))[:MAX_GROUPS]
         return tuple(
@@ -258,7 +258,7 @@ class _Recorder:
         then, found = self._going_on
         return found if then == counts else {}
 
-    def look(self, counts: Counts) -> None:
+    def note_counts(self, counts: Counts) -> None:
         if self._looking is None or not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, args=(counts,), name="lighthouse recorder", daemon=True)
             self._looking.start()

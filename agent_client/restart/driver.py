@@ -32,9 +32,7 @@ class Process(Protocol):
 
     def run(self, run: events.Run) -> None: ...
 
-    def end(self, ended: events.Ended) -> None:
-        """Record that the function will not run again."""
-        ...
+    def end(self, ended: events.Ended) -> None: ...
 
     def sample(self) -> ProgressSample | None:
         """Return the progress while the function runs, or None if the last sample is recent."""

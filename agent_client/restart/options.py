@@ -48,9 +48,7 @@ class Launch:
     """Minimum number of ranks that train, if the supervisor sets it."""
     is_supervised: bool
     store_port: int | None
-    """Port of the TCPStore that a supervisor serves."""
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
-    """Secret of the supervisor, or else a random one."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
@@ -86,7 +84,6 @@ class Launch:
         return str(parse_coordinator(self.lighthouse, "LIGHTHOUSE_ADDRESS").addresses[0])
 
     def of_group(self, variables: Mapping[str, str] = os.environ) -> "Launch":
-        """Return the place inside the replica group, for groups that restart separately."""
         reader = Variables(variables)
         replica_id = reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
         if not replica_id:

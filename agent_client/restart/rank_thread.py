@@ -13,7 +13,6 @@ import random
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -54,7 +53,7 @@ class _Sign(Enum):
     LEAVE = "leave the run"
 
 
-class DriverThread(ABC):
+class DriverThread(driver.Process):
     """The process of a rank, whose machine runs on a thread of its own.
 
     The driver calls `run`, `end`, `sample`, `interrupt` and `kill` on that thread.
@@ -87,21 +86,6 @@ class DriverThread(ABC):
         threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
         return stream
 
-    @abstractmethod
-    def run(self, run: events.Run) -> None: ...
-
-    @abstractmethod
-    def end(self, ended: events.Ended) -> None: ...
-
-    @abstractmethod
-    def sample(self) -> ProgressSample | None: ...
-
-    @abstractmethod
-    def interrupt(self, reason: str) -> None: ...
-
-    @abstractmethod
-    def kill(self, reason: str) -> None: ...
-
     def failed(self, error: InternalError) -> None:
         self.end(events.Ended(error))
 
@@ -110,8 +94,8 @@ class DriverThread(ABC):
         if isinstance(message, EvidenceAsked):
             self._reporter.answer(message.number, stream.send)
 
-    def before_event(self) -> None:  # noqa: B027  does nothing by default
-        """Run a hook before the driver receives an event."""
+    def before_event(self) -> None:
+        pass
 
     def _live(self) -> None:
         try:
@@ -206,7 +190,6 @@ class RankThread(DriverThread):
     # -- for the function's thread
 
     def ready(self) -> None:
-        """Request the next generation. Call `wait` before the next `ready`."""
         self.put(events.Waiting())
 
     def wait(self) -> events.Run | events.Ended:
@@ -218,7 +201,7 @@ class RankThread(DriverThread):
 
     def begin(self, run: events.Run) -> None:
         """Set the place of this rank in a new generation. Log the generation if it follows a restart."""
-        self.state.take(run.counters, run.rank, run.world_size)
+        self.state.begin_generation(run.counters, run.rank, run.world_size)
         if self._previous is not None or self._launch.attempt > 0:
             previous = "unknown" if self._previous is None else self._previous
             log.info("Rank %d: Restart complete. Previous: %s, Current: %d", run.rank, previous, run.number)

@@ -169,7 +169,6 @@ def _clear_caches(frozen: Sequence[Any]) -> None:
 
 
 def _caches() -> list[Any]:
-    """Return the lru_caches of torch.distributed that are not frozen."""
     return [
         each
         for each in gc.get_objects()

@@ -39,8 +39,6 @@ class PendingDigest:
 
 
 class Digests:
-    """Takes digests of samples of tensors, one window after the other."""
-
     def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
         self._window_bytes = window_bytes
         self._names: list[int] = []
@@ -119,5 +117,4 @@ def _local(tensor: Tensor | None) -> Tensor | None:
 
 
 def _wrapped(value: int) -> int:
-    """Return the value modulo 2**64 as a signed number."""
     return (value + 2**63) % 2**64 - 2**63

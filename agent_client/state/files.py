@@ -45,15 +45,12 @@ class Chunk:
     """Path of the tensor in the state, joined by dots; with the rank in front unless all ranks share the tensor."""
     dtype: str
     whole: list[int]
-    """Shape of the whole tensor."""
     offset: list[int]
     size: list[int]
-    """Shape of this chunk."""
     stride: list[int]
     layout: Json
     """Description of a sharded tensor (shards.py) without its shard, or None."""
     start: int = 0
-    """First byte in the file."""
     length: int = 0
     """Bytes in the file; 0 for an empty shard, which is not stored."""
 
@@ -77,14 +74,12 @@ class Part:
     quorum_id: int
     rank: int
     ranks: int
-    """Number of ranks in the group that has saved."""
     disk: list[int]
     """Ranks whose parts are in the same folder."""
     skeleton: Json
     chunks: list[Chunk]
     file_bytes: int
     sha256: str
-    """Checksum of the file of tensors."""
 
 
 def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:

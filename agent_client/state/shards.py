@@ -34,11 +34,11 @@ class Shards:
     def __bool__(self) -> bool:
         return bool(self._meshes)
 
-    def take_out(self, state: State) -> State:
+    def describe(self, state: State) -> State:
         """Return `state` with a description in place of each shard. Tensors are not copied."""
         return _map(state, is_sharded, self._describe)
 
-    def put_back(self, state: State) -> State:
+    def rebuild(self, state: State) -> State:
         """Return `state` with a shard in place of each description. Raises CorruptState if one does not fit."""
         return _map(state, is_description, self._rebuild)
 

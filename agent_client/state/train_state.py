@@ -121,11 +121,11 @@ class TrainState:
             self._shards = self.find_shards()
             self.register_schedulers()
         shards = self._shards
-        others = {name: shards.take_out(other.state_dict()) for name, other in self.others.items()}
+        others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
         self._mark()
         # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
-        self._sharded = shards.take_out(dict(self.model.state_dict())) if shards else {}
+        self._sharded = shards.describe(dict(self.model.state_dict())) if shards else {}
 
     @property
     def others_begun(self) -> dict[str, Any]:
@@ -148,9 +148,9 @@ class TrainState:
         standing = {name: other.state_dict() for name, other in self.standing.items()}
         return {
             "model": model,
-            "optimizer": self._shards.take_out(self.optimizer.state_dict()),
+            "optimizer": self._shards.describe(self.optimizer.state_dict()),
             "others": self._moving["others"],
-            "standing": self._shards.take_out(standing),
+            "standing": self._shards.describe(standing),
         }
 
     def snapshot(self) -> dict[str, State]:
@@ -233,7 +233,7 @@ class TrainState:
     def check(self, received: dict[str, State]) -> None:
         """Raise StateMismatch or CorruptState unless `received` can be installed. Thread-safe."""
         self.check_layout(received)
-        self._shards.put_back(received)
+        self._shards.rebuild(received)
 
     def check_layout(self, received: dict[str, State]) -> None:
         """Raise StateMismatch unless keys, shapes and dtypes fit. Values are not checked. Thread-safe."""
@@ -241,7 +241,7 @@ class TrainState:
 
     def install(self, received: dict[str, Any]) -> None:
         """Load a peer's state, which `check` has accepted."""
-        received = self.find_shards().put_back(received)
+        received = self.find_shards().rebuild(received)
         self.model.load_state_dict(received["model"])
         self.optimizer.load_state_dict(received["optimizer"])
         for name, other in self.others.items():
@@ -314,7 +314,7 @@ class Scalers:
         """True if a scaler has changed since the step began, as it does when it skips the step."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
-    def take_back(self) -> None:
+    def restore(self) -> None:
         for name, begun in self._begun.items():
             self.state.others[name].load_state_dict(begun)
 

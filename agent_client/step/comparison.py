@@ -1,12 +1,15 @@
 """Exchange of announcements, options and digests with the other participants. rules/comparison.py has the rules.
 
+`StepAttempt` runs what may fail in a step, the exchanges among them.
+
 `compare_end` and `announce_reduction` run before the collectives that they announce, and cost one exchange each. The
 buckets of a backward pass are announced together with the first one, so the later ones cost none.
 """
 
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,11 +17,12 @@ from typing import NamedTuple
 import torch
 
 from agent_client.collectives.peers import Peers
-from agent_client.errors import ScriptMismatch
+from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
+from agent_client.healing.connection import StateRefused
+from agent_client.healing.healing import DoesNotFit
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.state.digest import PendingDigest
 from agent_client.state.rules import MAX_DIVERGENCES, Digest, Divergences, common_interval, differs, outliers
-from agent_client.step.attempt import StepAttempt
 from agent_client.step.config import AgentConfig
 from agent_client.step.rules.comparison import (
     Announced,
@@ -65,6 +69,55 @@ class StepDigest:
     """Number of parts, which take turns."""
 
 
+class StepAttempt:
+    """Runs actions of the current step. The first failure marks the step as failed."""
+
+    def __init__(self, machine: StepMachine, manager: ManagerConnection, peers: Peers, config: AgentConfig) -> None:
+        self._machine = machine
+        self._manager = manager
+        self._peers = peers
+        self._config = config
+        self.failed_at: float | None = None
+
+    def run(self, what: str, act: Callable[[], object]) -> bool:
+        """Call `act`. If it fails, mark the step as failed, abort it on the peers, and return False.
+
+        Raises:
+            ModelMismatch, AgentError: No later quorum can repair the failure. The manager receives a report before the
+            peers notice.
+        """
+        try:
+            act()
+        except DoesNotFit as e:
+            mismatch = ModelMismatch(
+                f"the received state does not match the local one: {e.difference or first_line(e)}; this group's model "
+                "or optimizer is not its peers': start it with theirs"
+            )
+            self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
+            raise mismatch from None
+        except StateRefused as e:
+            refused = AgentError(f"this group cannot heal: {e}")
+            self._manager.report(f"{refused}", ends_group=True)
+            raise refused from None
+        except Exception as e:  # noqa: BLE001  the next quorum repairs any failure
+            self.fail(what, first_line(e))
+            return False
+        return True
+
+    def fail(self, what: str, reason: str) -> None:
+        log.debug("step %d: %s failed: %s", self._machine.step, what, reason)
+        self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
+        self._machine.failed(f"{what}: {reason}")
+        self._peers.drop()
+
+    @property
+    def limit_s(self) -> float:
+        """Time limit of a collective or a vote. If a group heals, the others wait for it."""
+        assignment = self._machine.assignment
+        heals = assignment is not None and assignment.has_healing
+        return self._config.timeout_s + (self._config.heal_timeout_s if heals else 0.0)
+
+
 class Comparison:
     def __init__(
         self,
@@ -94,7 +147,6 @@ class Comparison:
         self.mismatch: ScriptMismatch | None = None
         """Error that ends this rank at its next vote."""
         self._collectives = 0
-        """Number of collectives so far in this step."""
         self.ahead: deque[Part] = deque()
         """Reductions that were announced with an earlier one and will follow. No exchange may come before them."""
         self._may_announce_ahead = True

@@ -101,20 +101,13 @@ class Internals:
         )
         self.progress = make_progress(place.group_rank)
         self.progress.own.data = self.data_use
-        self.healing = Healing(
-            state,
-            place.group_rank,
-            self._host,
-            config.heal_timeout_s,
-            on_received=self.progress.own.heal_received,
-            on_begun=self.progress.own.heal_begins,
-        )
+        self.healing = Healing(state, place.group_rank, self._host, config.heal_timeout_s, self.progress.own)
         self.manager = ManagerConnection(
             manager_address,
             place.group_rank,
             secrets.token_hex(6) if place.presence is None else place.presence.rank_incarnation,
             self._revoke,
-            on_group_lost=self._lose_group,
+            on_group_lost=self._abort_group,
             returns_within_s=0.0 if place.manager_process else config.manager_restart_timeout_s,
             progress=self.progress,
         )
@@ -148,14 +141,14 @@ class Internals:
         self._torch_groups = itertools.count()
         close_at_end(agent)
         if place.presence is not None:
-            self.manager.open()
+            self.manager.ensure_watched()
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
         """Abort collectives and transfers. Runs on the watch's thread."""
         self.peers.revoke(quorum_id, reason)
         self.healing.revoke(quorum_id, reason)
 
-    def _lose_group(self, reason: str) -> None:
+    def _abort_group(self, reason: str) -> None:
         """Abort everything that waits for the group. Runs on the watch's thread."""
         self._revoke(None, reason)
         if self.place.group is not None:
@@ -314,7 +307,7 @@ class Internals:
         may_heal = self.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
         self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
         if not machine.was_committed and not has_computed:  # the loss may be scaled already
-            self.scalers.take_back()
+            self.scalers.restore()
         self._begin_with_state()
         self._request_quorum(heals_first=heals_first)
         if heals_first:
@@ -408,14 +401,14 @@ class Internals:
         self.machine.is_in_backward = False
 
     @never_compiled
-    def take_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
+    def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
         """Replace a tensor by that of the first participant that counts, in place.
 
         `packed` is a one-dimensional uint8 tensor, with the same length at all participants. Byte 0 is 1 at every
         caller.
         """
         entry = self.progress.numbers.over()
-        return self.thread.submit(in_stream_order(packed, lambda: self.runner.take_from_first(packed, entry)))
+        return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
 
     def fail_step(self, reason: str) -> None:
         self.thread.submit(lambda: self.machine.erred(reason)).result()
@@ -439,7 +432,7 @@ class Internals:
             self.wait_quorum()
             self._reduce_again()
         for part in self.parts:
-            part.settle(is_committed=is_committed)
+            part.end_step(is_committed=is_committed)
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()

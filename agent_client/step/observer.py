@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from agent_client.manager_client.watch import RankWatch, VoteChannel
+from agent_client.manager_client.watch import RankWatch
 from agent_client.progress.progress import ScriptProgress
 from agent_client.step.environment import Environment
 from agent_client.step.stop_signals import close_at_end
@@ -95,16 +95,8 @@ class Observer:
 
     def _follow(self, address: str) -> None:
         with ManagerClient(address) as client:
-            watch = RankWatch(
-                client,
-                self._environment.group_rank,
-                secrets.token_hex(6),
-                VoteChannel(),
-                lambda *_: None,
-                lambda _: None,
-                ScriptProgress(),
-                is_observer=True,
-            )
+            rank, incarnation = self._environment.group_rank, secrets.token_hex(6)
+            watch = RankWatch(client, rank, incarnation, ScriptProgress(), is_observer=True)
             while not self._closed.is_set():
                 watch.ensure_open(wait_for_ready=True)
                 self._closed.wait(RETRY_S)

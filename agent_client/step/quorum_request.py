@@ -60,7 +60,7 @@ class QuorumRequester:
                 if self._manager_process is not None and not self._manager_process.is_alive:
                     raise AgentError("the group's manager ended; restart the group") from e
                 is_alive = self._manager.check_alive(e)
-                if news := patience.take_news(e, time.monotonic()):
+                if news := patience.pop_news(e, time.monotonic()):
                     log.error("step %d: %s", self._machine.step, news)
                 time.sleep(patience.backoff_s)
                 if is_alive:
@@ -91,7 +91,7 @@ class QuorumRequester:
             machine.quorum_revoked()
 
     def find_revocation(self, assignment: Assignment) -> str | None:
-        reason = self._manager.revoked(assignment.quorum_id)
+        reason = self._manager.watch.revoked(assignment.quorum_id)
         if reason is None and assignment.revoked:
             reason = "reported with the quorum"
         return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"

@@ -26,8 +26,7 @@ from agent_client.progress.activity import Shape
 from agent_client.progress.progress import Block, Progress
 from agent_client.progress.rules import Entry
 from agent_client.state.train_state import Scalers
-from agent_client.step.attempt import StepAttempt
-from agent_client.step.comparison import Comparison, Part, dtype_of_sum, is_half
+from agent_client.step.comparison import Comparison, Part, StepAttempt, dtype_of_sum, is_half
 from agent_client.step.config import AgentConfig
 from agent_client.step.quorum_request import QuorumRequester, log_quorum
 from agent_client.step.rendezvous import GroupPlace
@@ -66,7 +65,6 @@ class StepRunner:
         self.machine = machine
         self.progress = progress
         self.last: Assignment | None = None
-        """Assignment of the last quorum."""
         self.samples: Callable[[], torch.Tensor] | None = None
         """Returns the indices of this rank's last batch, if a StepSampler has drawn it."""
         self.attempt = StepAttempt(machine, manager, peers, config)
@@ -94,7 +92,7 @@ class StepRunner:
         attempt.failed_at, self._nonfinite = None, ""
         with self.progress.asking("quorum"):
             assignment = self.requester.request()
-        self._log_for_group(self._news.take_overdue(time.monotonic()))
+        self._log_for_group(self._news.pop_overdue(time.monotonic()))
         if isinstance(assignment, LighthouseError):
             return machine.got_no_quorum(str(assignment))
         machine.answered(assignment)
@@ -171,7 +169,7 @@ class StepRunner:
         self._reduce_over_peers(summed, entry, name, flags, following, divides_first=divides_first)
         return tensor if summed is tensor else tensor.copy_(summed)
 
-    def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
+    def receive_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Receive the bytes of the first participant that counts, in place.
 
         Byte 0 is 1 at that participant, and so it must be 1 in the sum.
@@ -315,7 +313,7 @@ class StepRunner:
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
         if machine.has_decided:
-            self._manager.tell(step, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
+            self._manager.send_yes(step, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
             return True
         try:
             with self.progress.waiting_for("vote"):
@@ -351,10 +349,9 @@ class StepRunner:
         return None
 
     def _why_lost(self, assignment: Assignment) -> tuple[str, str] | None:
-        """Return the other group whose loss has discarded the step, and the reason, or None if none is known."""
         if self.machine.has_erred or assignment.replica_world_size == 1:
             return None
-        loss = self._manager.why_lost(assignment.quorum_id, LOSS_TIMEOUT_S)
+        loss = self._manager.watch.why_lost(assignment.quorum_id, LOSS_TIMEOUT_S)
         if loss is None or loss.lost == assignment.replica_ids[assignment.replica_rank]:
             return None
         return loss.lost, loss.reason.removeprefix(f"{loss.lost}: ")
@@ -401,19 +398,18 @@ class BackgroundThread:
         return self._unfinished == 0
 
     def close(self, timeout_s: float) -> None:
-        """End after the submitted tasks. Wait up to `timeout_s` for that."""
         self._tasks.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (entry := self._tasks.get()) is not None:
             task, done = entry
-            settle: Callable[[Any], None]
+            resolve: Callable[[Any], None]
             try:
-                settle, outcome = done.set_result, task()
+                resolve, outcome = done.set_result, task()
             except BaseException as e:  # noqa: BLE001  the caller receives it with the result
-                settle, outcome = done.set_exception, e
+                resolve, outcome = done.set_exception, e
             with self._lock:
                 self._unfinished -= 1
-            settle(outcome)
-            del entry, task, done, settle, outcome
+            resolve(outcome)
+            del entry, task, done, resolve, outcome

@@ -120,8 +120,6 @@ def _refuse_wrapper(wrapper: Any, state: TrainState, *, has_reduced: bool) -> No
 
 
 class OptimizerWatch:
-    """Reports each optimizer step of this process to `applying`, until it is closed."""
-
     def __init__(self, state: TrainState, applying: Applying) -> None:
         self._state = state
         self._hooks = [

@@ -67,7 +67,7 @@ class StopSignals:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         now, asked_at = time.monotonic(), self._asked_at
         is_again = asked_at is not None and now >= asked_at + SAME_WITHIN_S
-        if not self._taken or self._has_failed or is_again or not self._manager.is_watched:
+        if not self._taken or self._has_failed or is_again or not self._manager.watch.is_open:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif asked_at is None:
@@ -120,7 +120,6 @@ def was_closed(closed: Closable) -> None:
 
 
 def close_with(owner: object, closable: Closable) -> None:
-    """Close `closable` in `close_attached(owner)`, too."""
     _attached.setdefault(owner, weakref.WeakSet()).add(closable)
 
 

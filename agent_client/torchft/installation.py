@@ -32,9 +32,6 @@ def install() -> None:
 
     Call it before torchft is imported, or at least before its first object is created. If torchft has been imported,
     every module that holds one of its native classes receives ours instead.
-
-    Raises:
-        ModuleNotFoundError: torchft, or a module that it needs, is not installed.
     """
     native = sys.modules.get(NATIVE)
     if native is not None and getattr(native, "ManagerClient", None) is clients.ManagerClient:

@@ -77,7 +77,6 @@ class Node(DriverThread):
 
     @property
     def is_over_by_failure(self) -> bool:
-        """True if the round has ended because workers failed, on any node."""
         return self._round is not None and self._failure >= self._round.number
 
     # -- requests

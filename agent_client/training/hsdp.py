@@ -120,7 +120,7 @@ class _ShardedPart:
     def agree(self) -> None:
         pass
 
-    def settle(self, *, is_committed: bool) -> None:
+    def end_step(self, *, is_committed: bool) -> None:
         pass
 
 

@@ -69,7 +69,6 @@ class InnerSteps:
 
     agent: Agent
     taken: int = 0
-    """Number of inner steps that this rank has taken."""
     ranks: int = 1
 
     def draw_counts(self) -> tuple[int, int, bool]:
@@ -188,7 +187,7 @@ class OuterSteps(FaultTolerantOptimizer):
                 (self._agent.batches_committed - before) * self._agent.group_world_size * self._interval
             )
         with self._agent.applying() if is_committed else nullcontext():
-            self._settle(is_committed)
+            self._update_parameters(is_committed)
         self._state.inner_steps = 0
         self._agent.internals.call_on_commit()
         return is_committed
@@ -200,7 +199,7 @@ class OuterSteps(FaultTolerantOptimizer):
     def _contribute(self, step: int) -> None:
         raise NotImplementedError
 
-    def _settle(self, is_committed: bool) -> None:
+    def _update_parameters(self, is_committed: bool) -> None:
         """Move the global parameters if the step was committed, and then the local ones."""
         raise NotImplementedError
 
@@ -249,7 +248,7 @@ class LocalSGD(OuterSteps):
     def _contribute(self, step: int) -> None:
         self._means = [self._mean(index, tensor.clone()) for index, tensor in enumerate(self._state.local)]
 
-    def _settle(self, is_committed: bool) -> None:
+    def _update_parameters(self, is_committed: bool) -> None:
         state = self._state
         if is_committed:
             for tensor, mean in zip(state.tensors, self._means, strict=True):
@@ -331,7 +330,7 @@ class DiLoCo(OuterSteps):
         local, tensors = self._state.local, self._state.tensors
         self._means = {index: self._mean(index, tensors[index] - local[index]) for index in fragment}
 
-    def _settle(self, is_committed: bool) -> None:
+    def _update_parameters(self, is_committed: bool) -> None:
         if is_committed:
             for index, mean in self._means.items():
                 self._state.tensors[index].grad = mean.result()

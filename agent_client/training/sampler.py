@@ -62,8 +62,6 @@ class DrawRecords(Protocol):
 
 @dataclass(slots=True)
 class Draws:
-    """Counts the batches that are drawn in a step. No I/O."""
-
     _ended: int = -1
     _moves: int = -1
     _count: int = 0
@@ -99,13 +97,11 @@ class Drawn:
     """Number of one batch of a rank, and its place among the rank's batches of the step."""
 
     first: int
-    """Number of the step's first batch."""
     offsets: tuple[int, ...]
     """Offsets of the rank's batches from `first`."""
     stride: int
     """Number of batches in the step, over all ranks."""
     index: int = 0
-    """Index into `offsets`."""
 
     @property
     def number(self) -> int:

@@ -59,7 +59,6 @@ class Closing:
 @dataclass(frozen=True, slots=True)
 class StepDone:
     step: int
-    """Number of the step, which never falls within a process."""
 
 
 RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closing | StepDone
@@ -134,7 +133,6 @@ RankEffect = Connect | Disconnect | Send | Run | Interrupt | Kill | Ended | Noti
 class RankConfig:
     beat_interval_s: float = 1.0
     report_interval_s: float = 0.1
-    """Minimum time between two reports of a step."""
     accept_timeout_s: float = 10.0
     lighthouse_timeout_s: float = 600.0
     """How long a rank that runs nothing tolerates an unreachable lighthouse before it ends with an error."""
@@ -149,7 +147,6 @@ class RankConfig:
 
 class RankPhase(StrEnum):
     IDLE = "idle"
-    """It runs nothing and is not ready."""
     READY = "ready"
     SPARE = "spare"
     RUNNING = "running"

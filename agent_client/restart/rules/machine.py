@@ -119,7 +119,6 @@ class Reconnect:
         self.is_open, self.next_at = False, None
 
     def is_due(self, now: float) -> bool:
-        """Check whether it is time to open a stream, or to cancel one that was never accepted."""
         return self.next_at is not None and now >= self.next_at
 
 

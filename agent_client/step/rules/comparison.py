@@ -49,7 +49,6 @@ class Flag(IntFlag):
 
     NONE = 0
     NOT_FINITE = 1
-    """An element is infinite or NaN."""
     SKIPS_BATCH = 2
     """The participant skips its batch. It sends zeros and does not count in this step."""
 
@@ -81,7 +80,6 @@ class Announced(NamedTuple):
     """REDUCE: number of the collective in the step. END: number of collectives. DRAW: 1, or 0 without a sampler of
     ours."""
     size: int = 0
-    """Size in bytes."""
     dtype: str = ""
     name: str = ""
     """Part of the script, if known."""
@@ -210,12 +208,10 @@ class DataChoice(NamedTuple):
     """Source of the batches. It must be the same in all groups, which otherwise train on each other's samples."""
 
     length: int
-    """Number of samples in the data set."""
     batch_size: int
     accumulate: int
     """Number of batches in a microbatch."""
     seed: int
-    """Seed of the order."""
 
     def __str__(self) -> str:
         accumulated = f" x {self.accumulate}" if self.accumulate > 1 else ""
@@ -237,7 +233,6 @@ class DataUses:
     irregular: int = 0
     """Number of committed steps whose batches were drawn for another quorum, or not at all."""
     has_changed: bool = False
-    """True if `choice` was a different one before."""
     _drawn: tuple[int, int] = (-1, -1)
 
     def drawn(self, choice: DataChoice, step: int, quorum_id: int) -> None:

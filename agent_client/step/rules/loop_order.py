@@ -54,7 +54,7 @@ class StepPart(Protocol):
         """Start to share values that must be equal in all groups. Called before the vote, when all is computed."""
         ...
 
-    def settle(self, *, is_committed: bool) -> None:
+    def end_step(self, *, is_committed: bool) -> None:
         """Keep the shared values if the step is committed, or restore those from its beginning."""
         ...
 

@@ -50,7 +50,6 @@ class StepMachine:
     assignment: Assignment | None = None
     """Quorum of the current or last step."""
     failure: str | None = None
-    """Reason why this step cannot commit."""
     is_blamed: bool = False
     """True if another group is to blame for `failure`."""
     discards: int = 0
@@ -58,7 +57,6 @@ class StepMachine:
     faults: int = 0
     """Number of these steps that no other group is known to have caused."""
     has_erred: bool = False
-    """True if the script has reported an error in this step."""
     has_reduced: bool = False
     """True if an all-reduce over all participants has completed in this step."""
     has_computed: bool = False
@@ -68,13 +66,9 @@ class StepMachine:
     skipped_weight: int = 0
     """Number of microbatches in the step that groups have skipped."""
     is_in_backward: bool = False
-    """True while a backward pass reduces."""
     was_committed: bool = False
-    """True if the last step was committed."""
     commits: int = 0
-    """Number of steps that this rank has committed since it started."""
     ended: int = 0
-    """Number of steps that were committed or discarded."""
     moves: int = 0
     """Counter of forward passes, reductions and votes."""
     accumulates: bool = False
@@ -86,17 +80,13 @@ class StepMachine:
     must_install: bool = False
     """True if a peer's state must be installed before this rank counts."""
     is_torn: bool = False
-    """True if this rank holds no complete state."""
     is_installing: bool = False
     distrust: Distrust | None = None
     """Reason why the state is torn, unless an installation was interrupted."""
     torn_under: int | None = None
-    """Quorum in which the state was torn."""
     is_alone: bool = False
-    """True if this rank is the only one of its group."""
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
-    """Share of this group in the step."""
     _began_with: Tag | None = None
     _history: list[str] = field(default_factory=list)
 
@@ -160,7 +150,6 @@ class StepMachine:
             self.failed(reason)
 
     def erred(self, reason: str) -> None:
-        """Record that the script reports its results as unusable."""
         self.has_erred = True
         self.failed(reason)
 

@@ -26,12 +26,9 @@ LOSS_HELD_S = 2.0
 @dataclass(frozen=True, slots=True)
 class Loss:
     name: str
-    """Name of the group."""
     why: str
-    """Reason as reported by the manager."""
     step: int
     at: float
-    """When this rank noticed."""
 
     def __str__(self) -> str:
         return f"lost {self.name} ({self.why})"
@@ -49,7 +46,7 @@ class StepNews:
         before, self._loss, self._healing = self._loss, loss, None
         return "" if before is None else f"step {before.step} discarded: {before}"
 
-    def take_overdue(self, now: float) -> str:
+    def pop_overdue(self, now: float) -> str:
         """Return the line that cannot wait for the step any longer, or an empty text."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
@@ -98,7 +95,6 @@ class Patience:
         self._tries = self._refusals = 0
         self._began_at = self._logged_at = 0.0
         self.backoff_s = 0.0
-        """How long to wait before the next request."""
 
     def answered(self) -> None:
         self._tries = self._refusals = 0
@@ -116,7 +112,7 @@ class Patience:
             return ""
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
-    def take_news(self, error: LighthouseError, now: float) -> str:
+    def pop_news(self, error: LighthouseError, now: float) -> str:
         """Return the text to log as an error now, or an empty text."""
         is_first = self._tries == FIRST_LOG_AFTER
         if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):

@@ -58,7 +58,6 @@ class WorldSize:
 
     @property
     def depends_on_quorum(self) -> bool:
-        """True if the quorum of a step determines which microbatches a group computes."""
         return self.mode is not WorldSizeMode.DYNAMIC
 
     def share(self, assignment: Assignment | None) -> Share:
