@@ -13,20 +13,30 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.run import KeyKind, RunCounters
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.client.clients import LighthouseClient
 
-if TYPE_CHECKING:
-    from agent_client.restart.rank_thread import RankThread
-
 T = TypeVar("T")
 
 FIRST_PAUSE_S = 0.01
 MAX_PAUSE_S = 0.5
+
+
+class PresentRun(Protocol):
+    """A run that this process takes part in (rank_thread.py)."""
+
+    client: LighthouseClient
+    run_id: str
+    state: "State"
+    slot: int
+    secret: str
+    timeout_s: float
+
+    def advance(self) -> int: ...
 
 
 _LIGHTHOUSE_COORDINATES = "no rank coordinates, the lighthouse does: state.advance() needs no coordinator"
@@ -57,7 +67,7 @@ _INSTEAD = {
     "add": _KEYS,
 }
 
-present_runs: "list[RankThread]" = []
+present_runs: list[PresentRun] = []
 """Runs that this process takes part in, the innermost last."""
 
 
@@ -195,7 +205,7 @@ def _last(rank: int) -> str:
     return f"rank_{rank}_last_iteration"
 
 
-def _run() -> "RankThread":
+def _run() -> PresentRun:
     if not present_runs:
         raise ConfigurationError("no wrapped function with use_global_iteration=True is running in this process")
     return present_runs[-1]
