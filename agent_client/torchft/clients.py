@@ -27,7 +27,23 @@ from lighthouse_runtime.security.client_tls import files_from
 
 @dataclass(slots=True)
 class QuorumResult:
-    """Quorum as seen by one rank. The fields are torchft's."""
+    """Quorum as seen by one rank.
+
+    Args:
+        quorum_id (int): Id of the quorum. It changes with the members, and after a failed commit.
+        replica_rank (int): Rank of this replica group in the quorum.
+        replica_world_size (int): Number of replica groups in the quorum.
+        recover_src_manager_address (str): Address of the manager of the group to heal from.
+        recover_src_replica_rank (Optional[int]): Replica rank of that group.
+        recover_dst_replica_ranks (list[int]): Replica ranks of the groups that heal from this rank.
+        store_address (str): Address of the store at which the members connect.
+        max_step (int): Highest step among the members.
+        max_replica_rank (Optional[int]): Rank among the groups at max_step, or None for a group that is behind.
+        max_world_size (int): Number of groups at max_step.
+        heal (bool): Whether this rank must heal.
+        commit_failures (int): Highest number of failed commits in a row that a member reported.
+        replica_ids (list[str]): Names of the members, by replica rank.
+    """
 
     quorum_id: int = 0
     replica_rank: int = 0
@@ -46,7 +62,17 @@ class QuorumResult:
 
 @dataclass(slots=True)
 class QuorumMember:
-    """A replica group of a quorum, with the values of its request. The fields are torchft's."""
+    """A replica group of a quorum, with the values of its request.
+
+    Args:
+        replica_id (str): Name of the group.
+        address (str): Address of its manager.
+        store_address (str): Address of its store.
+        step (int): Its step.
+        world_size (int): Number of its ranks.
+        shrink_only (bool): Whether it accepts only groups that were in the last quorum.
+        data (dict or None): Additional data from its request.
+    """
 
     replica_id: str
     address: str
@@ -59,12 +85,27 @@ class QuorumMember:
 
 @dataclass(slots=True)
 class Timestamp:
+    """A point in time.
+
+    Args:
+        seconds (int): Seconds since 1970.
+        nanos (int): Nanoseconds within the second.
+    """
+
     seconds: int
     nanos: int
 
 
 @dataclass(slots=True)
 class Quorum:
+    """Replica groups that train together.
+
+    Args:
+        quorum_id (int): Id of the quorum.
+        participants (list[QuorumMember]): Members, sorted by replica_id.
+        created (Timestamp): When the quorum formed.
+    """
+
     quorum_id: int
     participants: list[QuorumMember]
     created: Timestamp
@@ -102,7 +143,12 @@ _MANAGER = "/torchft.ManagerService/"
 
 
 class LighthouseClient:
-    """Client of the lighthouse, for scripts that form quorums without a ManagerServer."""
+    """Client of the lighthouse, for scripts that form quorums without a ManagerServer.
+
+    Args:
+        addr (str): Address of the lighthouse.
+        connect_timeout (timedelta): Time limit for connecting.
+    """
 
     def __init__(self, addr: str, connect_timeout: timedelta) -> None:
         self.addr = addr
@@ -122,7 +168,18 @@ class LighthouseClient:
     ) -> Quorum:
         """Request a place in the next quorum, and wait until the quorum has formed.
 
-        `data` is for the other members, and must be serializable as JSON.
+        Args:
+            replica_id (str): Name of the requesting replica group.
+            timeout (timedelta): Time limit.
+            address (str): Address of its manager.
+            store_address (str): Address of its store.
+            step (int): Its step.
+            world_size (int): Number of its ranks.
+            shrink_only (bool): Whether it accepts only groups that were in the last quorum.
+            data (Optional[dict]): Additional data for the other members; must be serializable as JSON.
+
+        Returns:
+            Quorum: The quorum.
         """
         try:
             text = json.dumps(data) if data is not None else ""
@@ -142,6 +199,12 @@ class LighthouseClient:
         return self._channel.call(Rpc(_LIGHTHOUSE + "Quorum", request, answer, quorum), timeout)
 
     def heartbeat(self, replica_id: str, timeout: timedelta = timedelta(seconds=5)) -> None:
+        """Send one heartbeat.
+
+        Args:
+            replica_id (str): Name of the replica group.
+            timeout (timedelta): Time limit.
+        """
         request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id)
         answer = torchft_pb2.LighthouseHeartbeatResponse
         self._channel.call(Rpc(_LIGHTHOUSE + "Heartbeat", request, answer, lambda _: None), timeout)
@@ -156,7 +219,12 @@ def has_connected() -> bool:
 
 
 class ManagerClient:
-    """Client of one rank for the manager of its replica group."""
+    """Client of one rank for the manager of its replica group.
+
+    Args:
+        addr (str): Address of the manager.
+        connect_timeout (timedelta): Time limit for connecting.
+    """
 
     def __init__(self, addr: str, connect_timeout: timedelta) -> None:
         self._channel = Channel(addr, connect_timeout)
@@ -197,7 +265,17 @@ class ManagerClient:
         )
 
     def should_commit(self, group_rank: int, step: int, should_commit: bool, timeout: timedelta) -> bool:
-        """Vote for a step. Return whether it succeeded at all ranks of the group."""
+        """Vote for a step, and wait for the votes of all ranks of the group.
+
+        Args:
+            group_rank (int): Rank that votes.
+            step (int): Its step.
+            should_commit (bool): Whether the step succeeded at this rank.
+            timeout (timedelta): Time limit.
+
+        Returns:
+            bool: Whether the step succeeded at all ranks.
+        """
         request = torchft_pb2.ShouldCommitRequest(group_rank=group_rank, step=step, should_commit=should_commit)
         answer = torchft_pb2.ShouldCommitResponse
         return self._channel.call(Rpc(_MANAGER + "ShouldCommit", request, answer, attrgetter("should_commit")), timeout)

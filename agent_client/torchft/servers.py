@@ -27,8 +27,13 @@ _JOIN_TIMEOUT_MS = 100
 class LighthouseServer:
     """A lighthouse for tests and small jobs. For anything else, start `lighthouse serve` once.
 
-    The arguments are torchft's. `join_timeout_ms` defaults to 100, as there; `lighthouse serve` waits for 60 s.
-    `quorum_tick_ms` is ignored: a quorum forms as soon as it can, without ticks.
+    Args:
+        bind (str): Address to listen on. Port 0 takes a free port.
+        min_replicas (int): Minimum number of replica groups in a quorum.
+        join_timeout_ms (Optional[int]): How long to wait for a live group that has not joined. Default: 100, as in
+            torchft; `lighthouse serve` waits for 60 s.
+        quorum_tick_ms (Optional[int]): Ignored: a quorum forms as soon as it can, without ticks.
+        heartbeat_timeout_ms (Optional[int]): Time without a heartbeat after which a group is dead. Default: 5 s.
     """
 
     def __init__(
@@ -68,9 +73,17 @@ class LighthouseServer:
 class ManagerServer:
     """Manager of a replica group. Rank 0 creates it, and all ranks connect to it with a ManagerClient.
 
-    The arguments are torchft's. Of a `replica_id` name:uuid only the name is used, because our manager chooses its own
-    incarnation. `heartbeat_interval` and `quorum_retries` are ignored: our lighthouse sets the interval, and a request
-    is retried until its time limit.
+    Args:
+        replica_id (str): Name of the group. Of torchft's name:uuid only the name is used, because our manager
+            chooses its own incarnation.
+        lighthouse_addr (str): Address of the lighthouse.
+        hostname (str): Name of this host that its peers can reach.
+        bind (str): Address to listen on. Port 0 takes a free port.
+        store_addr (str): Address of the group's store.
+        world_size (int): Number of ranks in the group.
+        heartbeat_interval (timedelta): Ignored: our lighthouse sets the interval.
+        connect_timeout (timedelta): How long to wait for the lighthouse.
+        quorum_retries (int): Ignored: a request is retried until its time limit.
     """
 
     def __init__(
