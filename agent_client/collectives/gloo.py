@@ -172,7 +172,6 @@ def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float
 
 
 def keep(works: Sequence[Any], backend: Any) -> None:
-    """Keep `backend` alive until its `works` have completed, because its destructor would wait for them."""
     if not all(work.is_completed() for work in works):
         threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
 
@@ -261,8 +260,6 @@ def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
 
 
 class GlooGroup:
-    """One rank of a process group over gloo, which can be aborted."""
-
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
@@ -296,15 +293,6 @@ class GlooGroup:
         register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place.
-
-        Args:
-            tensor: CPU tensor. Shape and dtype must be the same at all ranks.
-            timeout_s: Time limit in seconds. Default: that of the group.
-
-        Raises:
-            RuntimeError: A peer is lost or the time limit has passed. The group is then unusable.
-        """
         options: Any = AllreduceOptions()
         if timeout_s is not None:
             options.timeout = timedelta(seconds=timeout_s)
@@ -353,7 +341,6 @@ class GlooGroup:
         return group
 
     def abort(self) -> None:
-        """Abort all running collectives on this rank and its peers. Thread-safe and idempotent."""
         for group in self._for_torch:
             group.abort()
         self._connections.shut_down()

@@ -13,24 +13,16 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupSpec:
-    """Parameters for creating one rank's process group."""
-
     store_address: str
-    """Address of the store in which the ranks connect."""
     prefix: str
-    """Prefix of the keys in that store."""
     rank: int
     size: int
     host: str
-    """Address of this host at which the peers can reach it."""
     connect_timeout_s: float
     timeout_s: float
-    """Default time limit of a collective in seconds."""
 
 
 class RankGroup(Protocol):
-    """Interface of a process group that connects one rank to its peers."""
-
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
         """Sum the tensor over all ranks, in place.
 
@@ -45,8 +37,6 @@ class RankGroup(Protocol):
 
 
 class Connector(Protocol):
-    """Creates process groups of one kind, one per quorum."""
-
     def connect(self, spec: GroupSpec) -> RankGroup:
         """Create a group, connected to all peers.
 
@@ -80,7 +70,6 @@ def registered() -> list[Abortable]:
 
 
 def abort_all() -> None:
-    """Abort all registered groups. Thread-safe."""
     for group in list(_groups):
         with contextlib.suppress(RuntimeError):  # it had failed already
             group.abort()

@@ -60,7 +60,6 @@ class InterruptibleGroup(ProcessGroup):
             self._gloo[backend] = of_gloo(self._before, store, self.size()) if self.size() > 1 else Connections()
 
     def abort(self) -> None:
-        """Abort all running collectives on this rank and its peers. Thread-safe and idempotent."""
         if self._is_aborted:
             return
         self._is_aborted = True

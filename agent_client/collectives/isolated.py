@@ -56,18 +56,12 @@ class IsolatedConnector(Connector):
         return IsolatedGroup(*self._fork_child(), order, spec)
 
     def close(self) -> None:
-        """Kill the fork server. The kernel then kills its children."""
         self._is_closed = True
         self._fork_server.kill()
         with self._lock:
             self._end_fork_server()
 
     def _fork_child(self) -> tuple[socket.socket, int]:
-        """Fork a child, and return a socket to it and its pidfd.
-
-        Raises:
-            RuntimeError: The fork server does not answer.
-        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, self._lock:
             try:
@@ -88,7 +82,6 @@ class IsolatedConnector(Connector):
 
 
 def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
-    """Start a fork server. Return its process, and the socket for requests to it."""
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     orders.settimeout(START_TIMEOUT_S)
     # -P: the working directory may contain modules with the same names.
@@ -124,11 +117,6 @@ class IsolatedGroup:
         os.close(self._pidfd)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place.
-
-        Raises:
-            RuntimeError: A peer is lost. The group is then unusable.
-        """
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
         descriptors: list[int] = []

@@ -140,11 +140,6 @@ class NcclGroup:
     def __init__(
         self, store: Store, rank: int, size: int, device: torch.device, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers, which must use the same `store`.
-
-        Raises:
-            RuntimeError: A peer did not connect within `connect_timeout_s` seconds.
-        """
         self._device = device
         self._timeout_s = timeout_s
         self._fence = Fence()
@@ -184,7 +179,6 @@ class NcclGroup:
                 tensor.copy_(there)
 
     def abort(self) -> None:
-        """Abort all running collectives. Thread-safe and idempotent."""
         if self._fence.announce_abort():
             self._backend.abort()
 

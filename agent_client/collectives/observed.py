@@ -104,7 +104,6 @@ class ObservedGroup(ProcessGroup):
 
 
 def first_tensor(args: tuple[Any, ...]) -> Tensor | None:
-    """Return the first tensor in the arguments of a collective, or None."""
     first: object = args
     while isinstance(first, list | tuple) and first:
         first = cast("Any", first)[0]

@@ -54,7 +54,6 @@ class Peers:
         self._process_group = process_group
         self._connector = connector(process_group)
         self.last_reconfiguration_s = 0.0
-        """Seconds that the last change from one process group to the next has taken."""
         self._lock = threading.Lock()
         self._quorum_id: int | None = None
         self._place, self._size = 0, 1
@@ -97,11 +96,7 @@ class Peers:
         log.info("quorum %d: process group (%s) of %d made in %.3f s", assignment.quorum_id, kind, size, took_s)
 
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
-        """Sum the tensor over the participants, in place.
-
-        Raises:
-            RuntimeError: A peer is lost.
-        """
+        """Sum the tensor over the participants, in place. Raises RuntimeError if a peer is lost."""
         if self._quorum_id is None:
             raise RuntimeError("no process group exists before the first quorum")
         if (group := self._connected.result()) is not None:
@@ -162,7 +157,6 @@ class Peers:
                 group.abort()
 
     def _connect_in_thread(self, assignment: Assignment, connected: "Future[RankGroup | None]") -> None:
-        """Connect and set the result of `connected`. Runs on a separate thread."""
         try:
             group = self._connect(assignment) if assignment.replica_world_size > 1 else None
         except Exception as e:  # noqa: BLE001  `configure` raises it
@@ -178,8 +172,8 @@ class Peers:
     def _connect(self, assignment: Assignment) -> RankGroup:
         prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}"
         if assignment.compares and assignment.secret:
-            # A digest that only the members can compute separates quorums. It is not a secret: torch's store lists its
-            # keys to any client. Groups with another client have no secret; with one of them, use the plain prefix.
+            # A digest that only the members can compute keeps quorums apart. It hides nothing: torch's store lists its
+            # keys to any caller. Scripts with another client know no secret; if one takes part, use the plain name.
             prefix += f"/{prove(assignment.secret, STORE_WORD, prefix)}"
         spec = GroupSpec(
             store_address=assignment.store_address,

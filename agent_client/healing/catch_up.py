@@ -1,8 +1,9 @@
-"""Catching up: carries out the decisions of `CatchUpMachine` (rules.py) with tensors, a transfer and an optimizer.
+"""Catching up: carries out the decisions of `CatchUpMachine` (rules/catch_up.py) with tensors and an optimizer.
 
 This rank keeps a step's gradients at the point at which the optimizer would apply them: after the averaging, and after
 changes by the script, such as clipping, which are the same in every group. So the backward pass needs no hook, and the
-gradients that the rank applies later are bitwise equal to its peers'.
+gradients that the rank applies later are bitwise equal to its peers'. Of a sharded model (FSDP2), it keeps the
+gradients of its shards. The ranks of a group apply them in different steps, so the optimizer must not communicate.
 
 Schedulers belong to the held state, but the script keeps moving them in each step. `ScheduleReplay` counts these moves,
 undoes them, and repeats them when the kept step is applied.
@@ -23,10 +24,10 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from agent_client.collectives.observed import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.healing.healing import BackgroundFetch
+from agent_client.healing.healing import BackgroundFetch, StateOwner
 from agent_client.healing.memory import has_room
 from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
-from agent_client.healing.source import StateOwner
+from agent_client.state.shards import like_parameter, local_part
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.train_state import Stateful, TrainState
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
@@ -50,51 +51,37 @@ class StepCounts:
 
 
 class ScheduleReplay:
-    """Undoes and repeats the script's moves of schedulers and other entries of the TrainState."""
-
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Check that each entry of the TrainState can be replayed.
-
-        Raises:
-            ConfigurationError: An entry is neither a scheduler that counts its steps nor `Replayable`.
-        """
+        """Check that each entry of the TrainState is `Replayable`, or a scheduler that counts its steps."""
         self._others = others
         self._optimizer: Optimizer | None = None
-        self._states: dict[str, Any] = {}
+        self.saved: dict[str, Any] = {}
         self._settings: list[dict[str, Any]] = []
-        self._saved: dict[str, int] = {}
+        self._at_save: dict[str, int] = {}
         self._begun: dict[str, int] = {}
         for name, other in others.items():
             _check(name, other)
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Set the optimizer whose settings (learning rate, momentum) the schedulers change."""
         self._optimizer = optimizer
 
-    @property
-    def saved(self) -> dict[str, Any]:
-        """States of the entries at the last `save`."""
-        return self._states
-
     def begin(self) -> None:
-        """Count the moves from here on as `inside` the step."""
         self._begun = self._counts()
 
     def save(self) -> None:
-        """Save the current states, which belong to the held state."""
-        for name in self._others.keys() - self._states.keys():  # registered after the start
+        for name in self._others.keys() - self.saved.keys():  # registered after the start
             _check(name, self._others[name])
-        self._states = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
+        self.saved = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
         self._settings = [_settings(group) for group in self._groups]
-        self._saved = self._counts()
+        self._at_save = self._counts()
 
-    def take_back(self) -> StepCounts:
+    def undo(self) -> StepCounts:
         """Restore the states of the last `save`, and return the moves since then."""
         now = self._counts()
-        between = {name: self._begun.get(name, count) - self._saved.get(name, count) for name, count in now.items()}
+        between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}
         for name, other in self._others.items():
-            other.load_state_dict(copy.deepcopy(self._states[name]))
+            other.load_state_dict(copy.deepcopy(self.saved[name]))
             if name not in now:
                 between[name] = 1  # a Replayable counts nothing; the script moves it once after each step
         for group, settings in zip(self._groups, self._settings, strict=True):
@@ -102,7 +89,6 @@ class ScheduleReplay:
         return StepCounts(between, inside)
 
     def move(self, counts: dict[str, int]) -> None:
-        """Step each entry forward, `counts[name]` times."""
         for name, count in counts.items():
             other = self._others[name]
             for _ in range(count):
@@ -132,8 +118,6 @@ def _check(name: str, other: object) -> None:
 
 @dataclass(slots=True)
 class _Step:
-    """Content of one kept step."""
-
     gradients: list[Tensor | None]  # one per parameter, None if it has no gradient
     buffers: list[Tensor]  # the model's buffers at the end of the step, which a scheduler may read
     moves: StepCounts
@@ -142,16 +126,8 @@ class _Step:
 
 
 class CatchUpDriver:
-    """Carries out the decisions of `CatchUpMachine` for one rank."""
-
     def __init__(self, state: TrainState, owner: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
-        """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment.
-
-        Raises:
-            ConfigurationError: The model is sharded, or an entry of the state cannot be replayed.
-        """
-        if state.has_shards:
-            raise ConfigurationError("heal_mode catch_up: not for a model that is sharded; use heal_mode='blocking'")
+        """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment."""
         self.machine: CatchUpMachine[_Step] = CatchUpMachine()
         self._state = state
         self._owner = owner
@@ -165,7 +141,6 @@ class CatchUpDriver:
         """The model's buffers at the end of the last kept step that was applied."""
 
     def attach(self, optimizer: Optimizer) -> None:
-        """Set the optimizer that applies the gradients."""
         self._optimizer = optimizer
         self._schedules.attach(optimizer)
 
@@ -177,7 +152,6 @@ class CatchUpDriver:
         return self._owner.tag, self._owner.batches_committed
 
     def request_fields(self) -> CatchUp:
-        """Return the fields about catching up in the next request for a quorum."""
         self._poll()
         machine = self.machine
         is_wanted = not (machine.heals_blocking or self._owner.is_torn)  # a torn state needs a blocking heal
@@ -190,11 +164,6 @@ class CatchUpDriver:
     # -- a step
 
     def begin_step(self) -> None:
-        """Begin a step: register new schedulers, and start to count their moves.
-
-        Raises:
-            ConfigurationError: No FaultTolerantOptimizer can apply the kept gradients.
-        """
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
         self._state.register_schedulers()
@@ -279,7 +248,7 @@ class CatchUpDriver:
         owner.batches_committed = self._batches
         if assignment.heals and not assignment.catches_up:  # the blocking heal replaces the schedulers, too
             return
-        self._schedules.take_back()
+        self._schedules.undo()
         for step in first:
             self._move_to(step)
         self._schedules.save()
@@ -288,8 +257,8 @@ class CatchUpDriver:
     def _keep(self) -> None:
         owner, machine = self._owner, self.machine
         parameters = self._parameters()
-        gradients = [parameter.grad for parameter in parameters]
-        moves = self._schedules.take_back()
+        gradients = [None if parameter.grad is None else local_part(parameter.grad) for parameter in parameters]
+        moves = self._schedules.undo()
         tag = owner.tag
         kept: PendingStep[_Step] | None = None
         buffers = list(self._state.model.buffers())
@@ -298,7 +267,7 @@ class CatchUpDriver:
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
-            kept = PendingStep(tag, owner.share.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
+            kept = PendingStep(tag, owner.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
         elif machine.keeps:
             log.warning("catching up: no memory for another step's gradients; healing by copying the state")
         machine.committed(kept, tag)
@@ -334,7 +303,7 @@ class CatchUpDriver:
         self._move_to(step)
         self._schedules.move(step.moves.inside)
         for parameter, gradient in zip(self._parameters(), step.gradients, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None if gradient is None else like_parameter(gradient, parameter)
 
     @never_compiled
     def _applied(self, kept: PendingStep[_Step]) -> None:
@@ -354,7 +323,6 @@ class CatchUpDriver:
             self._schedules.save()
 
     def _move_to(self, step: _Step) -> None:
-        """Move buffers and schedulers to the beginning of that step."""
         if not step.is_first:
             self._install_buffers()
             self._schedules.move(step.moves.between)

@@ -19,8 +19,6 @@ from lighthouse_protocol.rules.access import is_proven
 
 
 class StateKey(NamedTuple):
-    """Identifies a state."""
-
     quorum_id: int  # the quorum that assigned the readers
     step: int
     group_rank: int
@@ -64,9 +62,6 @@ def connect(host: str, port: int, deadline: float, silence_s: float) -> Deadline
     """Connect to the first address of `host` that answers. The addresses share the remaining time equally.
 
     The limits also apply to later operations of the socket.
-
-    Raises:
-        OSError: No address answers in time.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
@@ -94,7 +89,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def host_in_url(host: str) -> str:
-    """Put brackets around an IPv6 address."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
@@ -118,12 +112,9 @@ def check_challenge(response: HTTPResponse) -> str:
 
 
 def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
-    """Check that the response to this request comes from a member of the quorum.
+    """Check that the response comes from a member of the quorum: its proof must cover `words`.
 
-    The source's proof must cover `words`. Nothing is checked if `secret`, the quorum's, is empty.
-
-    Raises:
-        StateUnavailable: The proof is missing or wrong.
+    Nothing is checked if `secret`, the quorum's, is empty. Raises StateUnavailable.
     """
     matters = response.status < 300 or response.status == CANNOT_BE_SENT
     if secret and matters and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
@@ -131,13 +122,7 @@ def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
-    """Check that the source sends a state, and the length of the body unless `length` is None.
-
-    Raises:
-        StateRefused: The source cannot send its state.
-        StateUnavailable: The source refuses.
-        CorruptState: The length is wrong.
-    """
+    """Check that the source sends a state, and the length of the body unless `length` is None."""
     _check_status(response, 200)
     if length not in (None, response.length):
         raise CorruptState(f"asked for {length} bytes, the answer has {response.length}")

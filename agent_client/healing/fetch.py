@@ -99,19 +99,13 @@ class Requests:
 
     @property
     def is_over(self) -> bool:
-        """True if the transfer was cancelled or the deadline has passed."""
         return self.is_cancelled or time.monotonic() >= self.deadline
 
     def silence_s(self, limit_s: float) -> float:
-        """Return `limit_s`, or the remaining time if that is less."""
         return max(0.0, min(limit_s, self.deadline - time.monotonic()))
 
     def connect(self, address: str, silence_s: float) -> "Connection":
-        """Connect to a source. `silence_s` limits each operation.
-
-        Raises:
-            ConnectionError: The transfer was cancelled.
-        """
+        """Connect to a source. `silence_s` limits each operation. Raises ConnectionError after `cancel`."""
         host, port = split_address(address)
         connection = Connection(self, address, connect(host, port, self.deadline, silence_s))
         with self._lock:
@@ -123,7 +117,6 @@ class Requests:
         return connection
 
     def cancel(self, reason: str) -> None:
-        """Close all connections and refuse new ones."""
         with self._lock:
             if not self._cancelled.is_set():
                 self.why_cancelled = reason
@@ -155,14 +148,7 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Send a request with a proof, and check the source's proof. The last response must have been read.
-
-        Returns:
-            The response, which may be a refusal.
-
-        Raises:
-            StateUnavailable: The source has not proved that it is a member of the quorum.
-        """
+        """Send a request with a proof, and check the source's proof. The last response must have been read."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         nonces, headers = self._challenge(), {}
@@ -183,7 +169,6 @@ class Connection:
         return check_challenge(self._response), secrets.token_hex(16)
 
     def cut(self) -> None:
-        """Shut the connection down, which wakes a thread that reads from it."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -291,7 +276,6 @@ class Fetch:
             self._end_transfer()
 
     def cancel(self, reason: str) -> None:
-        """Make `run` raise StateUnavailable at once. Thread-safe."""
         self._requests.cancel(reason)
 
     # -- the lead
@@ -363,7 +347,6 @@ class Fetch:
         return head
 
     def _own_tensors(self, head: Head, checksums: Iterator[bytes]) -> list[Tensor] | None:
-        """Return copies of this rank's own tensors, or None if they differ from those of the lead."""
         if self._own is None or (own := encode(self._own)).layout != layout_digest(head.layouts):
             return None
         if not all(map(operator.eq, checksums, own.checksums())):  # stops at the first piece that differs
@@ -512,7 +495,6 @@ class _Transfer:
 
     @property
     def failures(self) -> dict[str, tuple[type[Exception], str]]:
-        """Class and text of the failure, for each source that was passed over."""
         with self._changed:
             rejected = self._plan.rejected
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
@@ -544,7 +526,6 @@ class _Transfer:
                 self._wait()
 
     def end(self) -> None:
-        """Stop all readers and release the tensors."""
         with self._changed:
             self._is_ended = True
             for connection in self._connections.values():

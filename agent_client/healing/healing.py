@@ -1,4 +1,12 @@
-"""One rank's side of healing: as a source (source.py), as a target, and the log of a heal.
+"""Both sides of healing in one rank, and the log of a heal.
+
+A rank that is ahead serves the state of its step to the peers that heal. They read it in place: its next write waits
+until the readers have finished, up to `timeout_s`, or until the quorum is revoked. Ranks without an assigned target
+also serve their state: they send parts of a large state, and replace a source that fails.
+
+A source serves a copy in two cases. If its state moves during the step (`TrainState.stands_still` is False), the copy
+replaces the state until the next step. For a target that catches up, the source retains the copy after the step;
+without memory for the copy, it refuses.
 
 A target that heals in the blocking way fetches and installs before it computes anything in the step. So when a source
 has completed a collective over all participants, every target has received the state or failed. No rank writes its
@@ -10,22 +18,24 @@ A target that catches up fetches on a separate thread (`BackgroundFetch`), and n
 import logging
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
-from agent_client.healing.connection import StateUnavailable
+from agent_client.healing.connection import StateKey, StateUnavailable
 from agent_client.healing.fetch import Fetch, FindAddress, OnBytes
-from agent_client.healing.memory import available_bytes
-from agent_client.healing.source import HealSource, StateOwner, key_of
-from agent_client.progress.activity import HealMark
+from agent_client.healing.memory import available_bytes, has_room
+from agent_client.healing.server import StateServer
+from agent_client.progress.activity import Activity, HealMark
 from agent_client.state.snapshot import StateMismatch, size_bytes
 from agent_client.state.train_state import TrainState
-from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment, Tag
 from lighthouse_protocol.rules.heal import GroupHeal
 from lighthouse_runtime.client.clients import ManagerClient
+from lighthouse_runtime.net.address import listening_host
 
 log = logging.getLogger(__name__)
 
@@ -74,17 +84,33 @@ SILENCE_SHARE = 0.1
 """Share of the heal timeout for which a source may send nothing while there is another source."""
 
 Sources = dict[str, FindAddress]
-"""Maps the name of a source to a function that looks up the address at which it serves its state."""
-
-OnReceived = Callable[[float, int], None]
-"""Receives the seconds of a transfer and the bytes of its tensors."""
-OnBegun = Callable[[str, int], HealMark]
-"""Creates the mark of a heal from the source, at the step."""
 
 
-def unread_mark(source: str, step: int) -> HealMark:
-    """Return a mark that is not reported anywhere."""
-    return HealMark(1, source, step, time.monotonic)
+class StateOwner(Protocol):
+    """The part of `StepMachine` that healing uses."""
+
+    step: int
+    tag_quorum_id: int | None
+    batches_committed: int
+    must_install: bool
+    is_torn: bool
+
+    @property
+    def tag(self) -> Tag: ...
+
+    @property
+    def divisor(self) -> int: ...
+
+    def work_at(self, step: int, tag_quorum_id: int | None) -> None: ...
+
+    def installing(self) -> None:
+        """Mark the state as torn until `installed`, because it is being overwritten."""
+        ...
+
+    def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
+
+
+MAX_REASON_CHARS = 300
 
 
 class DoesNotFit(StateMismatch):
@@ -93,7 +119,6 @@ class DoesNotFit(StateMismatch):
 
 @contextmanager
 def _unfit() -> Generator[None]:
-    """Turn a StateMismatch in the block into DoesNotFit."""
     try:
         yield
     except StateMismatch as error:
@@ -101,14 +126,11 @@ def _unfit() -> Generator[None]:
 
 
 class BackgroundFetch:
-    """A transfer on a separate thread."""
-
-    def __init__(self, fetch: Fetch, mark: HealMark, on_received: OnReceived = lambda seconds, nbytes: None) -> None:
+    def __init__(self, fetch: Fetch, mark: HealMark, activity: Activity) -> None:
         self._fetch = fetch
         self._mark = mark
-        self._on_received = on_received
+        self._activity = activity
         self.received: Future[Any] = Future()
-        """The received state, or the error."""
         threading.Thread(target=self._run, name="lighthouse catch-up", daemon=True).start()
 
     def cancel(self, reason: str) -> None:
@@ -119,31 +141,31 @@ class BackgroundFetch:
         try:
             with logged(self._mark, is_beside=True):
                 received = self._fetch.run()
-            self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
+            self._activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
             self.received.set_result(received)
         except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
             self.received.set_exception(e)
+
+
+@dataclass(frozen=True, slots=True)
+class _KeptCopy:
+    targets: frozenset[str]  # replica_ids of the groups that this rank must serve
+    until: float  # by time.monotonic()
 
 
 class Healing:
     """Both sides of healing in one rank. Only `revoke` is thread-safe."""
 
     def __init__(
-        self,
-        state: TrainState,
-        group_rank: int,
-        host: str,
-        timeout_s: float,
-        *,
-        on_received: OnReceived = lambda seconds, nbytes: None,
-        on_begun: OnBegun = unread_mark,
+        self, state: TrainState, group_rank: int, host: str, timeout_s: float, activity: Activity | None = None
     ) -> None:
-        self._source = HealSource(state, group_rank, host, timeout_s)
         self._state = state
         self._group_rank = group_rank
         self._timeout_s = timeout_s
-        self._on_received = on_received
-        self._on_begun = on_begun
+        self._activity = activity or Activity(time.monotonic)
+        self._server = StateServer(listening_host(host), advertise=host)
+        self._is_read_in_place = False
+        self._kept: dict[StateKey, _KeptCopy] = {}
         self._quorum_id = 0
         """The last quorum in which this rank served or fetched."""
         self._received: dict[str, Any] | None = None
@@ -154,20 +176,36 @@ class Healing:
 
     @property
     def address(self) -> str:
-        """Address at which this rank serves its state."""
-        return self._source.address
+        return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Offer this step's state if a participant heals."""
+        """Offer this step's state if a participant heals. Call `release` for the last step first."""
         self._quorum_id = assignment.quorum_id
-        self._source.serve(assignment, machine)
+        self._is_read_in_place = False
+        self._forget_kept(assignment)
+        beside = [target for target in assignment.serve_to if target in assignment.catching_up]
+        is_source = len(beside) < len(assignment.serve_to)
+        is_up_to_date = not (assignment.heals or machine.must_install or assignment.catches_up)
+        offers = assignment.has_healing and is_up_to_date and (is_source or self._state.stands_still)
+        if offers or beside:
+            try:
+                self._offer(assignment, machine, beside, offers=offers)
+            except (TypeError, ValueError) as error:  # ends the healing group: a retry would not help
+                self._server.withdraw()
+                log.error("cannot send the state to the healing group: %s", error)
+                self._server.refuse(self._key(assignment), str(error)[:MAX_REASON_CHARS], assignment.secret)
+        if not offers:
+            self._server.withdraw()
+        self._server.refuse_up_to(assignment.quorum_id, assignment.max_step)
 
     def withdraw(self) -> None:
-        self._source.withdraw()
+        self._server.withdraw()
 
     def release(self, *, is_committed: bool) -> None:
-        """Wait until the state may be overwritten. After a discarded step, end its readers at once."""
-        self._source.release(is_committed=is_committed)
+        """Wait until no peer reads the state in place. After a discarded step, end the readers at once."""
+        if self._is_read_in_place:
+            self._server.withdraw(self._timeout_s if is_committed else 0.0)
+            self._is_read_in_place = False
 
     def fetch(self, assignment: Assignment) -> None:
         """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
@@ -175,14 +213,13 @@ class Healing:
         if not assignment.heals:
             return
         sources = self._sources(assignment)
-        began_at, mark = time.monotonic(), self._on_begun(next(iter(sources)), assignment.max_step)
+        began_at, mark = time.monotonic(), self._activity.heal_begins(next(iter(sources)), assignment.max_step)
         with logged(mark):
             received = self._begin(assignment, sources, mark.received).run()
         self._received = received
-        self._on_received(time.monotonic() - began_at, size_bytes(received["train"]))
+        self._activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
     def install(self, machine: StateOwner) -> None:
-        """Install the received state, if there is one."""
         received, self._received = self._received, None
         if received is None:
             return
@@ -194,9 +231,9 @@ class Healing:
     def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
         """Start to receive the state of the assigned source while the steps continue."""
         name, find = next(iter(self._sources(assignment).items()))
-        mark = self._on_begun(name, assignment.max_step)
+        mark = self._activity.heal_begins(name, assignment.max_step)
         fetch = self._new_fetch(assignment, {name: find}, mark.received, is_background=True)
-        return BackgroundFetch(fetch, mark, self._on_received)
+        return BackgroundFetch(fetch, mark, self._activity)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
         """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None.
@@ -210,11 +247,55 @@ class Healing:
         if fetch is not None:
             fetch.cancel(reason)
         if ended >= self._quorum_id:
-            self._source.cut_off()
+            self._server.cut_off()
 
     def close(self) -> None:
         self.revoke(None, "the Agent was closed")
-        self._source.close()
+        self._server.close()
+
+    def _key(self, assignment: Assignment) -> StateKey:
+        return StateKey(assignment.quorum_id, assignment.max_step, self._group_rank)
+
+    # -- as a source
+
+    def _offer(self, assignment: Assignment, machine: StateOwner, beside: list[int], *, offers: bool) -> None:
+        agent = {
+            "step": machine.step,
+            "tag_quorum_id": machine.tag_quorum_id,
+            "batches_committed": machine.batches_committed,
+        }
+        train = self._state.in_place()
+        keeps = bool(beside) and has_room(size_bytes(train))
+        copies = keeps or (offers and not self._state.stands_still)
+        state = {"train": self._state.snapshot() if copies else train, "agent": agent}
+        if keeps:
+            self._keep(assignment, state, beside)
+        elif beside:
+            log.warning("no memory for a copy of the state: a group that catches up must use another source, or block")
+        if offers:
+            self._server.publish(self._key(assignment), state, assignment.secret)
+            self._is_read_in_place = not copies
+
+    def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
+        names = frozenset(assignment.replica_ids[target] for target in targets)
+        for key in [key for key, kept in self._kept.items() if kept.targets & names]:
+            self._forget(key)
+        key = self._key(assignment)
+        self._server.keep(key, state, len(targets), assignment.secret)
+        self._kept[key] = _KeptCopy(names, time.monotonic() + self._timeout_s)
+
+    def _forget_kept(self, assignment: Assignment) -> None:
+        if self._kept:
+            catching_up = {assignment.replica_ids[rank] for rank in assignment.catching_up}
+            for key, kept in list(self._kept.items()):
+                if not kept.targets & catching_up or time.monotonic() >= kept.until:
+                    self._forget(key)
+
+    def _forget(self, key: StateKey) -> None:
+        del self._kept[key]
+        self._server.forget(key)
+
+    # -- as a target
 
     def _begin(self, assignment: Assignment, sources: Sources, on_bytes: OnBytes) -> Fetch:
         with self._lock:
@@ -233,7 +314,7 @@ class Healing:
     ) -> Fetch:
         return Fetch(
             sources,
-            key_of(assignment, self._group_rank),
+            self._key(assignment),
             self._timeout_s,
             secret=assignment.secret,
             accept=lambda received: self._check(assignment, received),
@@ -255,7 +336,6 @@ class Healing:
         return {name: partial(self._find_address, assignment, manager) for name, manager in named.items()}
 
     def _find_address(self, assignment: Assignment, manager: str) -> str:
-        """Return the address at which the rank with the same group_rank serves its state."""
         with ManagerClient(manager) as client:
             return client.checkpoint_address(
                 self._group_rank,

@@ -29,15 +29,20 @@ import itertools
 import json
 import logging
 import math
+import os
 import re
 import secrets
 import socket
 import threading
+import time
+import weakref
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from http.server import BaseHTTPRequestHandler
+from socketserver import TCPServer
 from typing import Any
 
 from agent_client.healing.connection import (
@@ -49,9 +54,9 @@ from agent_client.healing.connection import (
     StateKey,
     host_in_url,
 )
-from agent_client.healing.listener import Listener
 from agent_client.state.codec import CHECKSUM_BYTES, CHUNK_BYTES, Encoding, encode
 from agent_client.state.tree import State
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, is_proven, prove
 
 logger = logging.getLogger(__name__)
@@ -64,6 +69,165 @@ _ROUTE = re.compile(
 HEADERS_TIMEOUT_S = 5.0
 _STRIPE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 ABORT_TIMEOUT_S = 10.0
+
+
+JOIN_TIMEOUT_S = 5.0
+MAX_CONNECTIONS = 64
+MAX_CONNECTIONS_OF_A_HOST = 32
+REFUSAL_TIMEOUT_S = 1.0
+REFUSAL = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_ACCEPT_RETRY_S = 0.05
+
+
+class Listener(TCPServer):
+    """Accepts connections in a daemon thread, and serves each in another.
+
+    The number of connections is limited, in total and per host, so that strangers cannot exhaust this process's
+    threads. A connection whose peer has proved its membership is never closed to make room for another. A forked child
+    closes its copies of the sockets, so that peers notice when the parent dies.
+    """
+
+    allow_reuse_address = True
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, handler: Any, on_cut: Callable[[], None] = lambda: None) -> None:
+        """Listen on `host` (empty: all addresses) and `port` (0: a free one), and start to accept.
+
+        After a connection was marked with `is_cut`, `on_cut` is called, so that a waiting handler checks the mark.
+        """
+        self._on_cut = on_cut
+        self._connections: dict[DeadlineSocket, threading.Thread] = {}
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self.address_family = _family(host)
+        try:
+            super().__init__((host, port), handler)
+        except OSError as error:
+            error.add_note(f"while listening for readers of the state on {Address(host or '*', port)}")
+            raise
+        _listeners.add(self)
+        self._acceptor = threading.Thread(target=self._accept, name="checkpoint-accept", daemon=True)
+        self._acceptor.start()
+
+    def server_bind(self) -> None:
+        if self.address_family == socket.AF_INET6:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        super().server_bind()
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        try:
+            accepted, address = super().get_request()
+            return DeadlineSocket(fileno=accepted.detach()), address
+        except OSError as error:
+            if not self._is_closed:
+                logger.warning("cannot accept a connection for the state: %s", error)
+                time.sleep(_ACCEPT_RETRY_S)
+            raise
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._is_full(client_address) and not self._makes_room(client_address):
+            with suppress(OSError):
+                request.begin(REFUSAL_TIMEOUT_S)
+                request.sendall(REFUSAL)
+            return self.shutdown_request(request)
+        serve = partial(self._serve, request, client_address)
+        thread = threading.Thread(target=serve, name="checkpoint-stream", daemon=True)
+        with self._lock:
+            self._connections[request] = thread  # before the thread starts, so that a forked child closes it
+            try:
+                thread.start()
+            except RuntimeError:
+                del self._connections[request]
+                raise
+        return None
+
+    def _is_full(self, client_address: Any) -> bool:
+        with self._lock:
+            hosts = [_peer(connection) for connection in self._connections]
+        if len(hosts) < MAX_CONNECTIONS and hosts.count(client_address[0]) < MAX_CONNECTIONS_OF_A_HOST:
+            return False
+        logger.warning("too many connections for the state: %d; refused one from %s", len(hosts), client_address[0])
+        return True
+
+    def _makes_room(self, client_address: Any) -> bool:
+        """Make room for a client by closing a connection of another host whose peer has not proved its membership.
+
+        The other host must have more of these than the client's host would then have connections. So strangers cannot
+        keep a reader out with idle connections.
+        """
+        with self._lock:
+            hosts = [_peer(connection) for connection in self._connections]
+            waiting = [each for each in self._connections if not each.is_proven and not each.is_cut]
+        if not waiting or hosts.count(client_address[0]) >= MAX_CONNECTIONS_OF_A_HOST:
+            return False
+        [(most, count)] = Counter(map(_peer, waiting)).most_common(1)
+        if most == client_address[0] or count <= hosts.count(client_address[0]) + 1:
+            return False
+        victim = next(each for each in waiting if _peer(each) == most)
+        victim.is_cut = True
+        with suppress(OSError):
+            victim.shutdown(socket.SHUT_RDWR)
+        self._on_cut()
+        return True
+
+    def close(self) -> None:
+        self._is_closed = True
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self._acceptor.join(JOIN_TIMEOUT_S)
+        self.server_close()
+        with self._lock:
+            connections = dict(self._connections)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        for thread in connections.values():
+            thread.join(JOIN_TIMEOUT_S)
+
+    def abandon(self) -> None:
+        """Close this process's copies of the sockets in a forked child. The parent's connections stay open."""
+        for held in [self.socket, *self._connections]:
+            with suppress(OSError):
+                os.close(held.detach())
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            self.handle_request()
+
+    def _serve(self, request: DeadlineSocket, client_address: Any) -> None:
+        try:
+            self.finish_request(request, client_address)
+        except OSError as error:
+            logger.info("lost the connection to %s, which was reading the state: %s", client_address, error)
+        except Exception:
+            logger.exception("cannot send the state to %s", client_address)
+        finally:
+            self.shutdown_request(request)
+            with self._lock:
+                del self._connections[request]
+
+
+def _peer(connection: socket.socket) -> str:
+    with suppress(OSError):
+        return str(connection.getpeername()[0])
+    return ""
+
+
+def _family(host: str) -> socket.AddressFamily:
+    if host:
+        return socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
+    return socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+
+_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
+
+
+def _abandon_all() -> None:
+    for listener in list(_listeners):
+        listener.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 class NotHeldError(Exception):
@@ -111,15 +275,10 @@ class StateServer:
         max_wait_s: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Start to listen.
+        """Start to listen on `bind_host` (empty: all addresses). Peers reach this host at `advertise`.
 
-        Args:
-            bind_host: Address to listen on, or empty for all.
-            advertise: Host name or IP address at which peers reach this host.
-            port: TCP port, or 0 for a free one.
-            stall_timeout_s: Maximum time that a reader may take for one chunk.
-            max_wait_s: Maximum time that a request may wait for its key.
-            chunk_bytes: Size of a chunk.
+        `stall_timeout_s` is the maximum time that a reader may take for one chunk, `max_wait_s` that of a request for
+        its key.
         """
         self._chunk_bytes = chunk_bytes
         self._changed = threading.Condition()
@@ -129,19 +288,16 @@ class StateServer:
         self._kept: dict[StateKey, StateOffer] = {}
         self._refused: tuple[StateKey, str, str] | None = None
         """Key, reason and secret of the state that cannot be sent."""
-        self._settled = (0, -1)
+        self._closed_to = (0, -1)
         self._is_closed = False
         handler = partial(_Handler, self, stall_timeout_s, max_wait_s)
         self._listener = Listener(bind_host, port, handler, self._wake)
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
     def publish(self, key: StateKey, state: State, secret: str = "") -> None:
-        """Offer `state` as the current one. Withdraws the state before it.
+        """Offer `state` as the current one. It is not copied, and must not change before `withdraw`.
 
-        Args:
-            key: Key of the state.
-            state: Must not change before `withdraw`. It is not copied.
-            secret: Readers must prove that they know it. If empty, any client can read the state.
+        Readers must prove that they know `secret`. If it is empty, any client can read the state.
 
         Raises:
             TypeError, ValueError: The state cannot be sent. The offer is unchanged.
@@ -156,10 +312,8 @@ class StateServer:
     def withdraw(self, grace_s: float = 0.0) -> None:
         """Withdraw the current state. Its readers may finish within `grace_s`, then their connections end.
 
-        When this returns, no thread reads the state, so it may change again.
-
-        Raises:
-            TimeoutError: A reader does not end, for example because the device of a tensor hangs.
+        When this returns, no thread reads the state, so it may change again. Raises TimeoutError if a reader does not
+        end, for example because the device of a tensor hangs.
         """
         with self._changed:
             held, self._held = self._held, None
@@ -179,24 +333,20 @@ class StateServer:
             self._changed.notify_all()
 
     def forget(self, key: StateKey) -> None:
-        """Withdraw a copy and end its readers."""
         with self._changed:
             if (held := self._kept.pop(key, None)) is not None:
                 _cut_off(held.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer requests for this state by members of its quorum with the reason why it cannot be sent.
-
-        Call `settle`, too.
-        """
+        """Answer requests for this state with the reason why it cannot be sent. Call `refuse_up_to`, too."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()
 
-    def settle(self, quorum_id: int, step: int) -> None:
+    def refuse_up_to(self, quorum_id: int, step: int) -> None:
         """Refuse requests up to that quorum and step at once if their state is not on offer. It never will be."""
         with self._changed:
-            self._settled = max(self._settled, (quorum_id, step))
+            self._closed_to = max(self._closed_to, (quorum_id, step))
             self._changed.notify_all()
 
     def cut_off(self) -> None:
@@ -224,11 +374,6 @@ class StateServer:
         """Yield the state under `key` once it is on offer, and count `reader` as its reader while the block runs.
 
         `may_read` receives the secret of the state, and returns whether the reader has proved that it knows the secret.
-
-        Raises:
-            NotHeldError: The state was not offered in time.
-            CannotBeSentError: The state cannot be sent.
-            StrangerError: The reader must not read it.
         """
         held = self._await(key, wait_s, reader, may_read)
         try:
@@ -251,7 +396,9 @@ class StateServer:
         self, key: StateKey, wait_s: float, reader: DeadlineSocket, may_read: Callable[[str], bool]
     ) -> StateOffer:
         with self._changed:
-            self._wait(lambda: self._is_closed or self._find(key) or key[:2] <= self._settled or reader.is_cut, wait_s)
+            self._wait(
+                lambda: self._is_closed or self._find(key) or key[:2] <= self._closed_to or reader.is_cut, wait_s
+            )
             if (held := self._find(key)) is None:
                 if self._refused is None or self._refused[0] != key:
                     raise NotHeldError(self._held.key if self._held else None)
@@ -373,8 +520,8 @@ class _Handler(BaseHTTPRequestHandler):
                 pace.rest()
 
     def _refuse(self, status: int, asked: StateKey, held: StateKey | None) -> None:
-        told = {"asked": asked._asdict(), "held": held and held._asdict()}
-        self._answer_text(status, json.dumps(told), {"Content-Type": "application/json"})
+        keys = {"asked": asked._asdict(), "held": held and held._asdict()}
+        self._answer_text(status, json.dumps(keys), {"Content-Type": "application/json"})
 
     def _answer_text(self, status: int, text: str, headers: dict[str, Any]) -> None:
         body = text.encode()

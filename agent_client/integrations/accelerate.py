@@ -152,11 +152,6 @@ class _OnDevice:
         return True
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches.
-
-        Raises:
-            ConfigurationError: A step may have several batches, but the loop does not use `accumulate()`.
-        """
         accelerator = self._accelerator
         for drawn, batch in self._loader.drawn(several=True):
             accelerator.drawn = drawn

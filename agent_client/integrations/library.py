@@ -31,7 +31,6 @@ def library(name: str, requirement: str) -> Generator[None]:
 
 
 def check_max_steps(max_steps: int) -> None:
-    """Raise ConfigurationError unless `max_steps` is positive, so that it limits the training."""
     if max_steps <= 0:
         raise ConfigurationError(
             "max_steps: give the number of steps to commit; an epoch has another number of steps whenever a replica "

@@ -78,11 +78,6 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return self.global_rank == 0
 
     def setup_optimizers(self, trainer: Any) -> None:
-        """Create the optimizer and the Agent.
-
-        Raises:
-            ConfigurationError: A setting of the module or the Trainer is not supported.
-        """
         super().setup_optimizers(trainer)
         module = self.lightning_module
         _refuse(trainer, module, self.optimizers, self.lr_scheduler_configs)
@@ -114,8 +109,8 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
             trainer.val_check_batch = float("inf")  # optimizer_step() ends the epoch
 
-    def take(self, microbatches: list[Any]) -> Any:
-        """Return the first microbatch of a step for Lightning's loop. backward() computes the others."""
+    def first_of(self, microbatches: list[Any]) -> Any:
+        """Return the first microbatch for Lightning's loop. `backward` computes the others."""
         first, *self._others = microbatches
         return first
 
@@ -127,7 +122,6 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return super().training_step(*args, **kwargs)
 
     def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run the backward pass, and the forward and backward passes of this rank's other microbatches."""
         loss = super().backward(closure_loss, *args, **kwargs)
         module, trainer = self.lightning_module, self.lightning_module.trainer
         while self._others:
@@ -202,5 +196,5 @@ class _Batches:
         return self._trainer.max_steps * self._trainer.accumulate_grad_batches
 
     def __iter__(self) -> Iterator[Any]:
-        yield from map(self._strategy.take, self._loader.microbatches())
+        yield from map(self._strategy.first_of, self._loader.microbatches())
         self._trainer.should_stop = True  # needed if the state of a peer that has finished was installed

@@ -24,8 +24,7 @@ from typing import Self
 from agent_client.errors import AgentError, GroupDrained
 from agent_client.manager_client.watch import PendingVote, RankWatch, VoteChannel
 from agent_client.progress.progress import Progress
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, World
-from lighthouse_protocol.messages.session import Revoked
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
 from lighthouse_protocol.rules.quorum_change import QuorumWait
 from lighthouse_runtime.client.clients import ManagerClient
@@ -58,15 +57,7 @@ class Presence:
         progress = Progress()
         progress.waiting_for("the other ranks of its group").__enter__()
         self._client = ManagerClient(manager_address)
-        self._watch = RankWatch(
-            self._client,
-            self._group_rank,
-            self.rank_incarnation,
-            VoteChannel(),
-            lambda *_: None,
-            lambda _: None,
-            progress,
-        )
+        self._watch = RankWatch(self._client, self._group_rank, self.rank_incarnation, progress)
         self._watch.ensure_open(wait_for_ready=True)
         threading.Thread(target=self._log, args=(self._watch,), name="lighthouse presence", daemon=True).start()
 
@@ -81,12 +72,11 @@ class Presence:
             self._client.close()
 
     def _log(self, watch: RankWatch) -> None:
-        """Log which ranks are missing according to the manager, whenever that changes."""
-        told = ""
+        logged = ""
         while not self._closed.wait(LOOKED_EVERY_S):
-            if watch.waiting_for not in ("", told):
-                told = watch.waiting_for
-                log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, told)
+            if watch.waiting_for not in ("", logged):
+                logged = watch.waiting_for
+                log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, logged)
 
 
 class ExitReport:
@@ -237,8 +227,9 @@ class ManagerConnection:
         self._client = ManagerClient(address)
         self.address = self._client.address  # without the secret
         self._votes = VoteChannel()
-        callbacks = (on_revoked, on_group_lost)
-        self._watch = RankWatch(self._client, group_rank, rank_incarnation, self._votes, *callbacks, progress)
+        self.watch = RankWatch(
+            self._client, group_rank, rank_incarnation, progress, self._votes, on_revoked, on_group_lost
+        )
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
         self._lost_since: float | None = None
@@ -248,10 +239,6 @@ class ManagerConnection:
         self._granted: Assignment | None = None
         self._has_answered = False
 
-    def open(self) -> None:
-        """Open the watch now, instead of on the first request."""
-        self._ensure_watched()
-
     def close(self, step: int | None = None) -> None:
         """Leave the group and close the connection.
 
@@ -260,30 +247,14 @@ class ManagerConnection:
         Args:
             step: Next step that this rank would have requested, or None within a step (see Leaving).
         """
-        self._watch.is_closing = True
-        told, self._unanswered = self._unanswered, None
-        if told is not None:
+        self.watch.is_closing = True
+        vote, self._unanswered = self._unanswered, None
+        if vote is not None:
             with suppress(LighthouseError):
-                self._votes.result(told, COUNTED_BEFORE_CLOSE_S)
+                self._votes.result(vote, COUNTED_BEFORE_CLOSE_S)
         self._waits.close()
-        self._watch.close(step)
+        self.watch.close(step)
         self._client.close()
-
-    @property
-    def world(self) -> World | None:
-        """Latest World message from the manager, or None before the first."""
-        return self._watch.world
-
-    def revoked(self, quorum_id: int) -> str | None:
-        """Return why a quorum was revoked, or None if it was not."""
-        return self._watch.revoked(quorum_id)
-
-    def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Return the revocation that names the group that the quorum has lost.
-
-        Waits up to `within_s` seconds for it, and then returns None.
-        """
-        return self._watch.why_lost(quorum_id, within_s)
 
     def ask(
         self,
@@ -303,14 +274,14 @@ class ManagerConnection:
             GroupDrained: The group was drained and has completed its last step.
             LighthouseError: The request failed.
         """
-        self._watch.check_group()
+        self.watch.check_group()
         self._await_unanswered()
         granted, self._granted = self._granted, None
         if granted is not None and granted.max_step == step and commit_failures == 0:
             return granted
         try:
             with self._waits.waiting(step):
-                self._ensure_watched()
+                self.ensure_watched()
                 answer = self._client.quorum(
                     self.group_rank,
                     step,
@@ -326,9 +297,9 @@ class ManagerConnection:
                     wait_for_ready=not self._has_answered,  # later silence means that the manager is lost
                 )
         except Drained as e:
-            self._watch.is_drained = True
+            self.watch.is_drained = True
             log.warning("this rank stops training: %s", e)
-            self._watch.wait_ended(STAYS_AFTER_DRAIN_S)
+            self.watch.wait_ended(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._lost_since = True, None
         return answer
@@ -343,23 +314,23 @@ class ManagerConnection:
         """
         return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
-    def tell(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
-        """Send a yes without waiting for the answer, if this rank is alone in its group and so decides by itself.
+    def send_yes(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
+        """Send a yes without waiting, when it already decides the step.
 
-        The vote is binding like any other. The next ask() waits for the answer.
+        The vote is binding like any other. The next request for a quorum waits for its answer.
         """
         self._unanswered = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
         """Wait for the answer to a vote sent by tell(). It may contain the assignment for the next step."""
-        told, self._unanswered = self._unanswered, None
-        if told is None:
+        vote, self._unanswered = self._unanswered, None
+        if vote is None:
             return
         try:
-            if not self._await_decision(told):
-                log.warning("step %d: the vote came too late: the manager already considered this rank lost", told.step)
+            if not self._await_decision(vote):
+                log.warning("step %d: the vote came too late: the manager already considered this rank lost", vote.step)
         except LighthouseError as e:
-            log.warning("step %d: the manager did not accept the vote: %s", told.step, e)
+            log.warning("step %d: the manager did not accept the vote: %s", vote.step, e)
 
     def _await_decision(self, vote: PendingVote) -> bool:
         backoff_s = FIRST_BACKOFF_S
@@ -379,7 +350,7 @@ class ManagerConnection:
                 return answer.commit
 
     def _send(self, vote: PendingVote) -> PendingVote:
-        self._ensure_watched()
+        self.ensure_watched()
         self._votes.send(vote, wants_next=self.asks_ahead)
         return vote
 
@@ -399,16 +370,7 @@ class ManagerConnection:
             log.info("cannot report to the manager why this rank ends: %s", e)
 
     def drain(self, reason: str) -> None:
-        """Request that this group leave the job after its current step.
-
-        Raises:
-            LighthouseError: The manager refused or did not answer.
-        """
         self._client.report(self.group_rank, self._rank_incarnation, reason, drains=True, timeout_s=DRAIN_TIMEOUT_S)
-
-    @property
-    def is_watched(self) -> bool:
-        return self._watch.is_open
 
     def check_alive(self, error: LighthouseError) -> bool:
         """Return whether the manager is alive after a request to it has failed with `error`.
@@ -435,10 +397,9 @@ class ManagerConnection:
         return now - self._lost_since >= self._returns_within_s
 
     def _waiting_for(self) -> str:
-        """Return what requests for a quorum wait for: what the manager reports, or the manager itself."""
-        if self._watch.is_open:
-            return self._watch.waiting_for or f"the manager at {self.address} to answer"
+        if self.watch.is_open:
+            return self.watch.waiting_for or f"the manager at {self.address} to answer"
         return f"the manager at {self.address}, which does not answer: start it, or fix LIGHTHOUSE_MANAGER_ADDRESS"
 
-    def _ensure_watched(self) -> None:
-        self._watch.ensure_open(wait_for_ready=not self._has_answered)
+    def ensure_watched(self) -> None:
+        self.watch.ensure_open(wait_for_ready=not self._has_answered)

@@ -48,8 +48,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class PendingVote:
-    """A vote and, once it has arrived, the manager's answer."""
-
     step: int
     vote: bool
     quorum_id: int | None
@@ -58,7 +56,6 @@ class PendingVote:
     number: int = 0
     """Number of the latest transmission of this vote, or 0 before the first."""
     outcome: "queue.SimpleQueue[Decision | LighthouseError]" = field(default_factory=queue.SimpleQueue)
-    """Answer to the latest transmission."""
 
     @property
     def left_s(self) -> float:
@@ -75,12 +72,10 @@ class VoteChannel:
         self._under_way: dict[int, PendingVote] = {}
 
     def open(self, watch: Watch) -> None:
-        """Send votes over `watch` from now on."""
         with self._lock:
             self._watch = watch
 
     def end(self, error: LighthouseError) -> None:
-        """Fail every unanswered vote with `error`, because the watch has closed."""
         with self._lock:
             self._watch = None
             ended, self._under_way = self._under_way, {}
@@ -98,7 +93,7 @@ class VoteChannel:
             self._under_way[vote.number] = vote
         watch.send(Vote(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
 
-    def take(self, counted: VoteAnswer) -> None:
+    def receive(self, counted: VoteAnswer) -> None:
         if (vote := self._under_way.pop(counted.number, None)) is not None:  # otherwise the answer came too late
             vote.outcome.put(counted.outcome)
 
@@ -129,17 +124,15 @@ SAMPLED_EVERY_S = 0.5
 
 
 class RankWatch:
-    """The watch of one rank. It is reopened when needed."""
-
     def __init__(
         self,
         client: ManagerClient,
         group_rank: int,
         rank_incarnation: str,
-        votes: VoteChannel,
-        on_revoked: Callable[[int | None, str], None],
-        on_group_lost: Callable[[str], None],
         progress: Progress | ScriptProgress | None,
+        votes: VoteChannel | None = None,
+        on_revoked: Callable[[int | None, str], None] = lambda *_: None,
+        on_group_lost: Callable[[str], None] = lambda _: None,
         *,
         is_observer: bool = False,
     ) -> None:
@@ -163,7 +156,7 @@ class RankWatch:
         self._client = client
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
-        self._votes = votes
+        self._votes = votes or VoteChannel()
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
         self._progress = progress
@@ -229,9 +222,8 @@ class RankWatch:
         self._has_ended.wait(within_s)
 
     def revoked(self, quorum_id: int) -> str | None:
-        """Return why a quorum was revoked, or None if it was not."""
-        told = self._revoked.get(quorum_id)
-        return told.reason if told is not None else None
+        revoked = self._revoked.get(quorum_id)
+        return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
         """Wait for the revocation that names the group that the quorum has lost.
@@ -244,8 +236,8 @@ class RankWatch:
         return self._revoked[quorum_id] if self._names_lost_group(quorum_id) else None
 
     def _names_lost_group(self, quorum_id: int) -> bool:
-        told = self._revoked.get(quorum_id)
-        return told is not None and bool(told.lost)
+        revoked = self._revoked.get(quorum_id)
+        return revoked is not None and bool(revoked.lost)
 
     def check_group(self) -> None:
         """Raise AgentError if a rank of the group is lost for good, so that the group must restart."""
@@ -258,7 +250,7 @@ class RankWatch:
         reason = f"the manager at {self._client.address} closed the watch"
         try:
             for message in stream:
-                self._take(message, stream)
+                self._receive(message, stream)
         except LighthouseError as e:
             reason = str(e)
         self._votes.end(Unreachable(reason))
@@ -292,10 +284,10 @@ class RankWatch:
                 del self._revoked[next(iter(self._revoked))]
             self._changed.notify_all()
 
-    def _take(self, message: ToRank, stream: Watch) -> None:
+    def _receive(self, message: ToRank, stream: Watch) -> None:
         match message:
             case VoteAnswer():
-                self._votes.take(message)
+                self._votes.receive(message)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):
                     log.info("waiting to join: %s", message.joining_names)

@@ -47,7 +47,6 @@ class HealMark:
         self.moved_at = self._clock()
 
     def over(self) -> None:
-        """Record that the whole state has arrived and is verified."""
         self._ended_at = self._clock()
 
     def failed(self) -> None:
@@ -87,18 +86,15 @@ class Activity:
         self.data: Callable[[], DataUse | None] = lambda: None
 
     def heal_begins(self, source: str, step: int) -> HealMark:
-        """Record that this rank requests the state of `step` from the replica group `source`."""
         number = 1 if self.heal is None else self.heal.number + 1
         self.heal = HealMark(number, source, step, self.clock)
         return self.heal
 
     def heal_received(self, seconds: float, nbytes: int) -> None:
-        """Add a completed heal to the totals. `nbytes` is the size of the received tensors."""
         before = self.healed or HealTotals()
         self.healed = HealTotals(before.heals + 1, before.seconds + seconds, before.bytes + nbytes)
 
     def reject(self, step: int, reason: str, *, is_own: bool) -> None:
-        """Record that a step is discarded because gradients were not finite. `is_own`: this rank's gradients."""
         self.rejected = (RejectedStep(step, reason, is_own), self.clock())
 
     def read(self) -> ActivitySample:
@@ -136,8 +132,6 @@ def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int
 
 
 class Inside:
-    """Context manager that records that the rank is in a collective of the Agent."""
-
     __slots__ = ("marks", "number", "operation", "shape", "within_group")
 
     def __init__(self, marks: Activity, number: Number, operation: str, shape: Shape, within_group: bool) -> None:
@@ -155,8 +149,6 @@ class Inside:
 
 
 class Work(Protocol):
-    """The method of torch's Work that this module uses."""
-
     def is_completed(self) -> bool: ...
 
 
@@ -196,8 +188,6 @@ def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, w
 
 
 class ActivityBlock:
-    """Context manager that records that the Agent waits for `what` (`is_wait`), or is busy with it."""
-
     __slots__ = ("is_wait", "marks", "what")
 
     def __init__(self, marks: Activity, what: str, *, is_wait: bool) -> None:

@@ -39,7 +39,7 @@ MAX_UNREAD = 4096  # marks
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
-# A tick; a phase that is entered (True) or left (False); or the number of a step that starts.
+# A tick; a phase that is entered (True) or left (False); the number of a step that begins.
 _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 
 
@@ -47,11 +47,6 @@ class Progress:
     """Records the progress of a rank. The Agent makes the marks, and the rank's watch takes the samples."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Start in the phase STEP.
-
-        Args:
-            clock: Monotonic clock in seconds.
-        """
         self.clock = clock
         self.begun = 0
         self.number = 0
@@ -66,7 +61,6 @@ class Progress:
     # -- marks, on the script's thread
 
     def step(self, number: int) -> None:
-        """Mark the beginning of step `number`."""
         self.begun, self.number = self.begun + 1, number
         self.marks.append((self.clock(), number))
         self.bound()
@@ -78,7 +72,6 @@ class Progress:
         """Record the digest of the state before a step. Does nothing here; traces override it."""
 
     def tick(self) -> None:
-        """Mark one tick of the current phase."""
         marks = self.marks
         marks.append(self.clock())
         if len(marks) > MAX_UNREAD:
@@ -114,7 +107,6 @@ class Progress:
         return known[name]
 
     def bound(self) -> None:
-        """Process the queued marks if there are more than MAX_UNREAD."""
         if len(self.marks) > MAX_UNREAD:
             with self._reckoning:
                 self._reckon()
@@ -139,7 +131,6 @@ class Progress:
         return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
-        """Record that the rank enters a collective that one of torch's modules runs inside the group."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.own.enter(entered)
         return entered
@@ -160,7 +151,6 @@ class Progress:
             return self._times.sample(self.own.read(), self.clock())
 
     def _reckon(self) -> None:
-        """Process all queued marks. The caller holds the lock."""
         for _ in range(len(self.marks)):
             mark = self.marks.popleft()
             if not isinstance(mark, tuple):
@@ -174,8 +164,6 @@ class Progress:
 
 
 class Phase(Name):
-    """A named phase or wait. A reusable context manager."""
-
     __slots__ = ("progress",)
 
     def __init__(self, name: str, is_wait: bool = False, *, progress: Progress) -> None:
@@ -229,7 +217,7 @@ class ScriptProgress:
         if self._is_first and done >= FIRST_COLLECTIVES:
             self._is_first = False
             self._progress.step(0)
-        at, call = self._place.look(_main_frame(), self._clock(), sample.still_s)
+        at, call = self._place.locate(_main_frame(), self._clock(), sample.still_s)
         is_held = sample.still_s >= STILL_S and not sample.is_inside
         phases = (replace(sample.innermost, done=done),)
         return replace(sample, phases=phases, at=at or "?", waits_for=call if is_held else "")
@@ -249,13 +237,10 @@ class ScriptPlace:
     def __init__(self) -> None:
         self._lines: list[tuple[Line, float]] = []  # outermost first, each with the time since which it is on the stack
 
-    def look(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
-        """Return the line, and the function of torch.distributed that it called. Either may be empty.
+    def locate(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
+        """Return the line, and the function of torch.distributed that it called, or an empty text for either.
 
-        Args:
-            frame: Innermost frame of the main thread.
-            now: Time of the frame, in seconds.
-            still_s: Time without progress.
+        `frame` is the innermost frame of the main thread at `now`, after `still_s` without progress.
         """
         lines, call = _read(frame)
         same = list(takewhile(lambda pair: pair[0][0] == pair[1], zip(self._lines, lines, strict=False)))

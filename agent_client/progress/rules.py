@@ -37,9 +37,7 @@ class ActivitySample(NamedTuple):
 
     collective: Collective | None
     waits_for: str
-    """What the Agent waits for, or empty."""
     busy: str
-    """What the Agent is busy with, or empty."""
     since: float
     """Time of the last change, on the clock of the marks."""
     calls: tuple[GroupCalls, ...] = ()
@@ -51,8 +49,6 @@ class ActivitySample(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Name:
-    """A phase or a wait, as a dict key that is compared by identity."""
-
     name: str
     is_wait: bool = False
     total: int | None = None
@@ -61,27 +57,20 @@ class Name:
 
 @dataclass(slots=True)
 class _Record:
-    """Totals over the finished visits of a phase."""
-
     ended: int = 0
     ended_before: int = 0
     """Value of `ended` at the start of this step."""
     seconds: float = 0.0
     longest_s: float = 0.0
-    """Longest time without a mark."""
 
 
 @dataclass(slots=True)
 class _Visit:
-    """An unfinished visit of a phase."""
-
     of: Name
     since: float
     moved_at: float
-    """Time of the last mark."""
     done: int = 0
     longest_s: float = 0.0
-    """Longest time without a mark, up to `moved_at`."""
     nested_s: float = 0.0
     """Time spent in nested visits."""
 
@@ -93,7 +82,6 @@ class _Visit:
 
     @property
     def seconds(self) -> float:
-        """Time spent in the phase, excluding nested visits, up to the last mark."""
         return self.moved_at - self.since - self.nested_s
 
 
@@ -101,12 +89,6 @@ class PhaseTimes:
     """Computes times per phase from marks, which must be passed in the order in which they were made."""
 
     def __init__(self, root: Name, now: float) -> None:
-        """Start in the root phase.
-
-        Args:
-            root: Phase outside of all other phases.
-            now: Time in seconds.
-        """
         self._open = [_Visit(root, now, now)]
         self._records: dict[Name, _Record] = {root: _Record()}
         self._begun = 0
@@ -196,7 +178,6 @@ class PhaseTimes:
         return tuple(PhaseCount(name, times) for name, times in counts if times)
 
     def _times(self) -> tuple[PhaseTime, ...]:
-        """Return the totals per phase over finished visits, and over open ones up to their last mark."""
         times: dict[str, PhaseTime] = {}
         for of, ended, seconds, longest_s in (
             *((of, r.ended, r.seconds, r.longest_s) for of, r in self._records.items()),
@@ -239,16 +220,13 @@ class CollectiveIds:
 
     @property
     def over_groups(self) -> int:
-        """Number of collectives over the replica groups so far."""
         return self._last.over_groups
 
     def over(self) -> Entry:
-        """Return the position of the next collective over the replica groups."""
         self._last = Entry(self._last.over_groups + 1)
         return self._last
 
     def inside(self) -> Entry:
-        """Return the position of the next collective inside the group."""
         self._last = Entry(self._last.over_groups, self._last.inner + 1)
         return self._last
 
@@ -263,12 +241,6 @@ class CollectiveIds:
             self._began = (quorum_id, over_groups)
 
     def number_of(self, entry: Entry, *, within_group: bool) -> Number:
-        """Return the number of a collective in the current quorum.
-
-        Args:
-            entry: Position of the collective.
-            within_group: It is a collective inside the group, or the part inside the group of one over the groups.
-        """
         quorum_id, before = self._began
         number = max(0, 2 * (entry.over_groups - before))
         return Number(quorum_id, max(0, number - (within_group and not entry.inner)), entry.inner)

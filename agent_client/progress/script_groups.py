@@ -69,11 +69,7 @@ def _register() -> EvidenceOffer:
 
 
 def _free_signal(candidates: Iterable[int]) -> int:
-    """Return the first signal that is neither handled nor ignored.
-
-    Raises:
-        ValueError: All of them are in use.
-    """
+    """Return the first signal that is neither handled nor ignored. Raises ValueError if there is none."""
     status = Path("/proc/self/status").read_text()
     masks = [int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE)]
     taken = masks[0] | masks[1]
@@ -216,7 +212,6 @@ class ScriptGroups:
 
     @property
     def total(self) -> int:
-        """Number of collectives entered in all existing process groups, as of the last read()."""
         return sum(self._entered.values())
 
     def read(self) -> tuple[GroupCalls, ...]:
@@ -229,7 +224,7 @@ class ScriptGroups:
             order = [*(group for group in self._entered if group in counts and group not in moved), *moved]
             self._entered = {group: counts[group] for group in order}
         elif counts and now - self.moved_at >= STILL_S:
-            self._recorder.look(counts)
+            self._recorder.note_counts(counts)
         self._was_inside = frozenset(inside)
         newest = list(reversed(self._entered.items()))[:MAX_GROUPS]
         return tuple(
@@ -266,7 +261,7 @@ class _Recorder:
         then, found = self._going_on
         return found if then == counts else {}
 
-    def look(self, counts: Counts) -> None:
+    def note_counts(self, counts: Counts) -> None:
         if self._looking is None or not self._looking.is_alive():
             self._looking = threading.Thread(target=self._look, args=(counts,), name="lighthouse recorder", daemon=True)
             self._looking.start()

@@ -55,11 +55,6 @@ class Lines:
     """
 
     def __init__(self, path: Path) -> None:
-        """Open the file.
-
-        Raises:
-            OSError: The file cannot be opened.
-        """
         self._path = path
         self._descriptor = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
         self._has_failed = False

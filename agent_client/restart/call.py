@@ -11,8 +11,7 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Generator
-from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from agent_client.restart.interrupter import Interrupter, InterruptibleSection, Interruption
 from agent_client.restart.options import Hook, Options
@@ -27,28 +26,8 @@ from lighthouse_protocol.rules.rate_limits import RestartBudget
 log = logging.getLogger(__name__)
 
 
-class Attempts(Protocol):
-    """Source of attempts.
-
-    Call `ready` or `returned`, then `wait`. After a Run call `begin`, then `raised` or `returned`; after Ended call
-    nothing.
-    """
-
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None, /
-    ) -> None: ...
-    def ready(self) -> None: ...
-    def wait(self) -> Run | Ended: ...
-    def begin(self, run: Run) -> None: ...
-    def raised(self, reason: str) -> None: ...
-    def returned(self) -> None: ...
-    def stepped(self, step: int | None) -> None: ...
-    def is_over(self, number: int) -> bool: ...
-
-
 class LocalAttempts:
-    """Attempts without a lighthouse, numbered from 0.
+    """Attempts without a lighthouse, numbered from 0. It has the methods of `RankThread` that a call uses.
 
     Only faults of this process count. Faults of other processes do not interrupt it.
     """
@@ -88,7 +67,7 @@ class LocalAttempts:
         return Run(self._counters, *self._place)
 
     def begin(self, run: Run) -> None:
-        self._state.take(run.counters, run.rank, run.world_size)
+        self._state.begin_generation(run.counters, run.rank, run.world_size)
 
     def raised(self, reason: str) -> None:
         now = time.monotonic()
@@ -123,7 +102,7 @@ class CallWrapper:
         agent: For the script: an object that it wants to find again in the next iteration, such as its Agent.
     """
 
-    def __init__(self, state: State, attempts: Attempts) -> None:
+    def __init__(self, state: State, attempts: RankThread | LocalAttempts) -> None:
         self.state = state
         self.store = StoreMixin()
         self.agent: Any = None
@@ -156,14 +135,7 @@ class CallWrapper:
 
 
 class WrappedCall(Generic[T]):
-    """Runs one call of a wrapped function."""
-
     def __init__(self, function: Callable[[CallWrapper], T], options: Options) -> None:
-        """Read the environment.
-
-        Raises:
-            ConfigurationError: The environment does not fit the options.
-        """
         launch = options.launch()
         self._function = function
         self._options = options
@@ -171,7 +143,7 @@ class WrappedCall(Generic[T]):
         self._section = InterruptibleSection()
         self._groups = ProcessGroups(launch.lighthouse_address if options.use_global_iteration else "")
         self._interrupter = Interrupter(self._section, [self._groups.abort, lambda: self._hook(options.abort)])
-        self._attempts: Attempts
+        self._attempts: RankThread | LocalAttempts
         if options.use_global_iteration:
             self._attempts = RankThread(options, launch, self._interrupter, self._state)
             self._state.store = StoreMixin()
@@ -184,13 +156,7 @@ class WrappedCall(Generic[T]):
         self._open_before: list[at_exit.Closable] = []
 
     def run(self) -> T | None:
-        """Run attempts until the call has ended. Return the function's result, or None on a spare.
-
-        Raises:
-            RestartAbort: The run is stopped.
-            LighthouseError: This process may not take part.
-            SystemExit, KeyboardInterrupt: The function raised it.
-        """
+        """Run attempts until the call has ended. Return the function's result, or None on a spare."""
         with contextlib.closing(self._groups), self._attempts:
             try:
                 ended = self._repeat()
@@ -214,7 +180,6 @@ class WrappedCall(Generic[T]):
         return verdict
 
     def _attempt(self, run: Run) -> bool:
-        """Run the function once. Return whether it has returned."""
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
         with _restored("RANK", "WORLD_SIZE"), self._groups.of(run.number):
@@ -289,7 +254,6 @@ class WrappedCall(Generic[T]):
 
 @contextlib.contextmanager
 def _restored(*names: str) -> Generator[None]:
-    """Restore variables of the environment at the end."""
     before = {name: os.environ.get(name) for name in names}
     try:
         yield

@@ -26,21 +26,13 @@ class Stream(Protocol):
 
 
 class Process(Protocol):
-    """The process of a rank: its clock, its streams and the wrapped function."""
+    def now(self) -> float: ...
 
-    def now(self) -> float:
-        """Return the time of a monotonic clock in seconds."""
-        ...
-
-    def connect(self, session: int) -> Stream:
-        """Open the stream with that number."""
-        ...
+    def connect(self, session: int) -> Stream: ...
 
     def run(self, run: events.Run) -> None: ...
 
-    def end(self, ended: events.Ended) -> None:
-        """Record that the function will not run again."""
-        ...
+    def end(self, ended: events.Ended) -> None: ...
 
     def sample(self) -> ProgressSample | None:
         """Return the progress while the function runs, or None if the last sample is recent."""
@@ -50,14 +42,10 @@ class Process(Protocol):
         """Interrupt the function, without waiting until it has ended."""
         ...
 
-    def kill(self, reason: str) -> None:
-        """End the process."""
-        ...
+    def kill(self, reason: str) -> None: ...
 
 
 class RankDriver:
-    """Runs one machine on one thread."""
-
     def __init__(self, machine: RankMachine, process: Process) -> None:
         self.machine = machine
         self._process = process
@@ -73,7 +61,6 @@ class RankDriver:
         self._perform(self.machine.tick(self._process.now()))
 
     def deadline(self) -> float | None:
-        """Return when to call `tick`, by the clock, or None."""
         return self.machine.deadline(self._process.now())
 
     def _perform(self, effects: Sequence[events.RankEffect]) -> None:
@@ -102,7 +89,6 @@ class RankDriver:
                     log.log(logging.WARNING if is_warning else logging.INFO, "%s", text)
 
     def close(self) -> None:
-        """Cancel the stream, if there is one."""
         if self._stream is not None:
             self._stream[1].cancel()
             self._stream = None

@@ -69,11 +69,7 @@ class InterruptibleSection:
         self._asked_at: float | None = None
 
     def run(self, function: Callable[[], T], is_over: Callable[[], bool]) -> T:
-        """Call `function` and return its result.
-
-        Raises:
-            Interruption: `is_over` was true before it began, or the function was interrupted.
-        """
+        """Call `function`. Raises Interruption if `is_over` was true before, or the function was interrupted."""
         self._can_wake = _listen()
         try:
             with self._lock:
@@ -169,7 +165,6 @@ class Interrupter:
         self._aborting: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Record that a generation runs."""
         with self._lock:
             self._runs, self._aborting = True, None
 

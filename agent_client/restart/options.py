@@ -30,8 +30,6 @@ NO_NAME = "none"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Place of this process in its run, from the environment."""
-
     lighthouse: str
     """An address, several addresses, or a join string."""
     job: str
@@ -50,17 +48,10 @@ class Launch:
     """Minimum number of ranks that train, if the supervisor sets it."""
     is_supervised: bool
     store_port: int | None
-    """Port of the TCPStore that a supervisor serves."""
     secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
-    """Secret of the supervisor, or else a random one."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
-        """Read the environment.
-
-        Raises:
-            ConfigurationError: A variable has a bad value. The message names it.
-        """
         reader = Variables(variables)
         supervised, slot = reader.text("LIGHTHOUSE_INCARNATION"), reader.number("LIGHTHOUSE_SLOT", "RANK") or 0
         offset, restarts = reader.number("LIGHTHOUSE_SLOT_OFFSET"), reader.number("TORCHELASTIC_RESTART_COUNT")
@@ -87,21 +78,12 @@ class Launch:
 
     @property
     def lighthouse_address(self) -> str:
-        """First address in `lighthouse`, without a token, or empty if there is none.
-
-        Raises:
-            InvalidRequest: `lighthouse` is malformed.
-        """
+        """First address in `lighthouse`, without a token, or empty if there is none."""
         if not self.lighthouse:
             return ""
         return str(parse_coordinator(self.lighthouse, "LIGHTHOUSE_ADDRESS").addresses[0])
 
     def of_group(self, variables: Mapping[str, str] = os.environ) -> "Launch":
-        """Return the place inside the replica group, for groups that restart separately.
-
-        Raises:
-            ConfigurationError: The process belongs to no replica group.
-        """
         reader = Variables(variables)
         replica_id = reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
         if not replica_id:
@@ -152,11 +134,6 @@ _FOR_RUNS = ("restart_scope", "active_world_size", "min_active", "divisible_by",
 
 
 def seconds(value: Duration, name: str) -> float:
-    """Convert a duration to seconds.
-
-    Raises:
-        ConfigurationError: It is not positive and finite.
-    """
     number = value.total_seconds() if isinstance(value, timedelta) else float(value)
     if not 0 < number < float("inf"):
         raise ConfigurationError(f"{name}={value!r} is not a positive duration")
@@ -220,11 +197,6 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":
-        """Check the names of the options and set them.
-
-        Raises:
-            ConfigurationError: An option is unknown or does not fit.
-        """
         known = [each.name for each in dataclasses.fields(cls)]
         unknown = sorted(set(given) - set(known))
         if unknown:
@@ -258,11 +230,6 @@ class Options:
             )
 
     def launch(self) -> Launch:
-        """Return the place of this process among the ranks that restart together.
-
-        Raises:
-            ConfigurationError: The environment does not fit.
-        """
         launch = Launch.read()
         return launch.of_group() if self.restart_scope == "group" else launch
 

@@ -17,14 +17,7 @@ if typing.TYPE_CHECKING:
 
 
 class ProcessGroups:
-    """Process groups of one call of a wrapped function."""
-
     def __init__(self, lighthouse: str) -> None:
-        """Start without groups.
-
-        Args:
-            lighthouse: Address of the run's lighthouse, or empty without one.
-        """
         self._lighthouse = lighthouse
         self._torch: TorchScope | None = None
         self._aborted: list[Abortable] = []
@@ -32,7 +25,6 @@ class ProcessGroups:
 
     @contextlib.contextmanager
     def of(self, generation: int) -> Generator[None]:
-        """Return a block that encloses the function while it runs in `generation`."""
         if self._torch is None and "torch" in sys.modules and sys.modules["torch"].distributed.is_available():
             from agent_client.restart.torch_scope import TorchScope
 
@@ -47,12 +39,10 @@ class ProcessGroups:
             self._torch.end()
 
     def close(self) -> None:
-        """Release everything at the end of the call."""
         if self._torch is not None:
             self._torch.close()
 
     def abort(self) -> None:
-        """Abort every process group of this process. Thread-safe."""
         with self._lock:
             open_groups = sys.modules.get("agent_client.collectives.group_spec")
             if open_groups is not None:
@@ -70,7 +60,6 @@ class ProcessGroups:
         return open_groups is not None and open_groups.have_lost_a_peer()
 
     def recover(self) -> None:
-        """Release the aborted groups after a generation that failed."""
         if self._torch is not None:
             self._torch.recover()
         self._aborted.clear()

@@ -13,7 +13,6 @@ import random
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -54,19 +53,13 @@ class _Sign(Enum):
     LEAVE = "leave the run"
 
 
-class DriverThread(ABC):
+class DriverThread(driver.Process):
     """The process of a rank, whose machine runs on a thread of its own.
 
     The driver calls `run`, `end`, `sample`, `interrupt` and `kill` on that thread.
     """
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
-        """Prepare the thread; `start` starts it.
-
-        Args:
-            machine: Machine of the rank.
-            open_stream: Opens a stream to the lighthouse.
-        """
         self.machine = machine
         self.driver = driver.RankDriver(machine, self)
         self._open_stream = open_stream
@@ -93,23 +86,7 @@ class DriverThread(ABC):
         threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
         return stream
 
-    @abstractmethod
-    def run(self, run: events.Run) -> None: ...
-
-    @abstractmethod
-    def end(self, ended: events.Ended) -> None: ...
-
-    @abstractmethod
-    def sample(self) -> ProgressSample | None: ...
-
-    @abstractmethod
-    def interrupt(self, reason: str) -> None: ...
-
-    @abstractmethod
-    def kill(self, reason: str) -> None: ...
-
     def failed(self, error: InternalError) -> None:
-        """Handle a failure of the driver's thread, which is a defect."""
         self.end(events.Ended(error))
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
@@ -117,8 +94,8 @@ class DriverThread(ABC):
         if isinstance(message, EvidenceAsked):
             self._reporter.answer(message.number, stream.send)
 
-    def before_event(self) -> None:  # noqa: B027  does nothing by default
-        """Run a hook before the driver receives an event."""
+    def before_event(self) -> None:
+        pass
 
     def _live(self) -> None:
         try:
@@ -167,11 +144,6 @@ class RankThread(DriverThread):
     """This process's part in a run, and the values that StoreMixin reads. A context manager; its end leaves the run."""
 
     def __init__(self, options: Options, launch: Launch, interrupter: Interrupter, state: State) -> None:
-        """Prepare without connecting.
-
-        Raises:
-            ConfigurationError: No lighthouse is set, or this process has completed the run already.
-        """
         if not launch.lighthouse:
             raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; use_global_iteration=True needs a lighthouse")
         self._key = (launch.lighthouse, launch.job, launch.run)
@@ -218,14 +190,10 @@ class RankThread(DriverThread):
     # -- for the function's thread
 
     def ready(self) -> None:
-        """Request the next generation. Call `wait` before the next `ready`."""
         self.put(events.Waiting())
 
     def wait(self) -> events.Run | events.Ended:
-        """Return the next order after `ready` or `returned`.
-
-        Blocks while this rank is a spare, and while other ranks are not ready.
-        """
+        """Return the next order. Blocks while this rank is a spare, and while other ranks are not ready."""
         verdict = self._ended or self._verdicts.get()
         if isinstance(verdict, events.Ended) and isinstance(verdict.outcome, RunCompleted):
             _completed.add(self._key)
@@ -233,7 +201,7 @@ class RankThread(DriverThread):
 
     def begin(self, run: events.Run) -> None:
         """Set the place of this rank in a new generation. Log the generation if it follows a restart."""
-        self.state.take(run.counters, run.rank, run.world_size)
+        self.state.begin_generation(run.counters, run.rank, run.world_size)
         if self._previous is not None or self._launch.attempt > 0:
             previous = "unknown" if self._previous is None else self._previous
             log.info("Rank %d: Restart complete. Previous: %s, Current: %d", run.rank, previous, run.number)
@@ -270,7 +238,6 @@ class RankThread(DriverThread):
             self.put(events.StepDone(self._step))
 
     def is_over(self, number: int) -> bool:
-        """Check whether that generation must not run any longer."""
         return self._over >= number or self._ended is not None
 
     def _stop_run(self, end: SystemExit | KeyboardInterrupt) -> None:
@@ -301,7 +268,6 @@ class RankThread(DriverThread):
         self.interrupt(str(error))
 
     def before_event(self) -> None:
-        """Report the last step."""
         if self._step > self._steps_reported:
             self._steps_reported = self._step
             self.driver.feed(events.StepDone(self._step))
@@ -376,17 +342,7 @@ def fork_and_monitor(*options: str) -> None:
 def command(
     launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of `lighthouse-manager`.
-
-    Args:
-        launch: Place of this process.
-        variables: Environment.
-        invocation: Command that started this interpreter.
-        options: Further options.
-
-    Raises:
-        ConfigurationError: No lighthouse is set, or torchrun restarts ranks itself.
-    """
+    """Return the arguments of `lighthouse-manager`. `invocation` is the command that started this interpreter."""
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
     if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":

@@ -175,15 +175,7 @@ class StoreMixin:
 
 
 def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool] = lambda: False) -> T | None:
-    """Call `read` until it no longer raises UnknownName.
-
-    Args:
-        read: Reads a key.
-        limit_s: Time limit.
-        gives_up: Ends the wait early when it returns True.
-
-    Returns:
-        The result of `read`, or None if `gives_up` ended the wait.
+    """Call `read` until it no longer raises UnknownName. Return None if `gives_up` returned True before.
 
     Raises:
         TimeoutError: The key was not set in time.
@@ -261,7 +253,7 @@ class State:
     """Whether all ranks of the run restart together."""
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
-    def take(self, counters: RunCounters, rank: int, world_size: int) -> None:
+    def begin_generation(self, counters: RunCounters, rank: int, world_size: int) -> None:
         """Set the numbers of a new generation, and RANK and WORLD_SIZE."""
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
         self.rank, self.world_size = rank, world_size

@@ -62,7 +62,6 @@ class TorchScope:
         self._frozen = gc.get_freeze_count()
 
     def close(self) -> None:
-        """Undo the freeze after the last generation."""
         gc.unfreeze()
 
     def begin(self, generation: int) -> None:
@@ -108,7 +107,6 @@ class TorchScope:
             trim(0)
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
-        """Replace torch's `rendezvous` with one in this generation's store."""
         self._rendezvous_count += 1
         prefix = f"{self._generation}.{self._rendezvous_count}"
         if not self._lighthouse or url != "env://":
@@ -120,12 +118,7 @@ class TorchScope:
             yield PrefixStore(prefix, store), own, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
 
     def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
-        """Return the generation's store. The first rank serves it and publishes its address.
-
-        Raises:
-            LighthouseError: The generation has ended.
-            TimeoutError: The first rank has not published the address in time.
-        """
+        """Return the generation's store. The first rank serves it and publishes its address."""
         if self._store is None:
             before = gloo_connections.open_sockets()
             if is_first:
@@ -176,7 +169,6 @@ def _clear_caches(frozen: Sequence[Any]) -> None:
 
 
 def _caches() -> list[Any]:
-    """Return the lru_caches of torch.distributed that are not frozen."""
     return [
         each
         for each in gc.get_objects()

@@ -29,11 +29,7 @@ _served: dict[int, object] = {}
 
 
 def serve_store(options: Options, launch: Launch) -> None:
-    """Serve the TCPStore of `store_kwargs` if this process is responsible for it.
-
-    Raises:
-        ConfigurationError: The store cannot be served.
-    """
+    """Serve the TCPStore of `store_kwargs` if this process is responsible for it."""
     if not options.store_kwargs:
         return
     given: dict[str, Any] = {"wait_for_workers": False, **options.store_kwargs}

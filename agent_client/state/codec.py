@@ -47,15 +47,12 @@ class Encoding:
     def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
         skeleton, tensors = disassemble(state)
         self.head = _encode_head(skeleton, tensors)
-        """Everything but the tensors."""
         self._chunk_bytes = chunk_bytes
         self._tensors = [in_memory_order(tensor.detach()) for tensor in tensors]
         self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
         self._first_pieces = list(accumulate(map(count_pieces, self._tensors), initial=0))
         self.length = self._starts[-1]
-        """Total number of bytes."""
         self.body_length = self.length - len(self.head)
-        """Number of bytes after the head."""
         self.pieces = self._first_pieces[-1]
         self.layout = layout_digest(tensors)
         self._checksums: dict[int, bytes] = {}
@@ -85,7 +82,6 @@ class Encoding:
                 return
 
     def checksums(self) -> Iterator[bytes]:
-        """Yield the checksum of each piece. Each is computed only once."""
         begins = ((it, first) for it in self._tensors for first in range(0, max(it.nbytes, 1), PIECE_BYTES))
         for piece, (tensor, first) in enumerate(begins):
             if piece not in self._checksums:
@@ -112,11 +108,7 @@ class Encoding:
 
 
 def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
-    """Encode a state.
-
-    Raises:
-        TypeError, ValueError: The state contains something that cannot be sent (tree.py). The message names its path.
-    """
+    """Encode a state. Raises TypeError or ValueError with a path if something in it cannot be sent (tree.py)."""
     return Encoding(state, chunk_bytes)
 
 
@@ -214,8 +206,7 @@ class _Reader:
             filled += count
             self.consumed += count
 
-    def take(self, count: int, checksum: xxh3_64) -> bytes:
-        """Read `count` bytes, with little more memory than for the bytes that have arrived."""
+    def read(self, count: int, checksum: xxh3_64) -> bytes:
         pieces: list[bytes] = []
         while count:
             piece = bytearray(min(count, self._chunk_bytes))
@@ -225,7 +216,7 @@ class _Reader:
         return b"".join(pieces)
 
     def check(self, checksum: xxh3_64, what: str) -> None:
-        if self.take(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
+        if self.read(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
             raise CorruptState(f"the checksum of {what} is wrong: damaged in transit, or changed while it was sent")
 
 
@@ -236,15 +227,10 @@ def decode(
     chunk_bytes: int = CHUNK_BYTES,
     expect: Callable[[State], object] | None = None,
 ) -> State:
-    """Decode a state. Its tensors are on the CPU.
+    """Decode a state of `length` bytes; without a length, the source must end with the state.
 
-    Args:
-        source: Source of the bytes.
-        length: Announced number of bytes, of which exactly that many are read. Without it the source must end with the
-            state.
-        chunk_bytes: Size of a read.
-        expect: Called with the layout of the state before any tensor is read: tensors on the meta device, bytes empty.
-            Its exception ends the decoding.
+    The tensors are on the CPU. `expect` is called before any tensor is read, with the layout of the state: tensors on
+    the meta device, bytes empty. Its exception ends the decoding.
 
     Raises:
         CorruptState: The bytes are not a valid state.
@@ -268,26 +254,20 @@ class Head(NamedTuple):
     layouts: Sequence[torch.Tensor]
     """The tensors, on the meta device."""
     size: int
-    """Size of the head in bytes."""
 
     @property
     def length(self) -> int:
-        """Size of the whole encoding in bytes."""
         return self.size + sum(map(encoded_size, self.layouts))
 
 
 def read_head(source: Source) -> Head:
-    """Read the head and nothing beyond it.
-
-    Raises:
-        CorruptState: The bytes are not a valid head.
-    """
+    """Read the head and nothing beyond it. Raises CorruptState."""
     return _read_head(_Reader(source, CHUNK_BYTES))
 
 
 def _read_head(reader: _Reader) -> Head:
     checksum = xxh3_64()
-    prefix = reader.take(PREFIX.size, checksum)
+    prefix = reader.read(PREFIX.size, checksum)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise CorruptState(
@@ -297,8 +277,8 @@ def _read_head(reader: _Reader) -> Head:
         raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
     if length > MAX_HEADER_BYTES:
         raise CorruptState(f"the state announces a header of {length} bytes, more than {MAX_HEADER_BYTES}")
-    sent = reader.take(CHECKSUM_BYTES, xxh3_64())
-    header = reader.take(length, checksum)
+    sent = reader.read(CHECKSUM_BYTES, xxh3_64())
+    header = reader.read(length, checksum)
     if sent != checksum.digest():
         raise CorruptState("the checksum of the header is wrong: it was damaged in transit")
     try:

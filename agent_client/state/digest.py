@@ -39,8 +39,6 @@ class PendingDigest:
 
 
 class Digests:
-    """Takes digests of samples of tensors, one window after the other."""
-
     def __init__(self, window_bytes: int = WINDOW_BYTES) -> None:
         self._window_bytes = window_bytes
         self._names: list[int] = []
@@ -50,19 +48,15 @@ class Digests:
 
     @property
     def count(self) -> int:
-        """Number of windows."""
         return len(self._windows)
 
     @torch.no_grad()
     def take(
         self, tensors: Sequence[Tensor], number: int, of: Callable[[Tensor], Tensor | None] = lambda tensor: tensor
     ) -> PendingDigest:
-        """Take the digest of one window. Only the local part of a sharded tensor counts.
+        """Take the digest of window `number`, modulo their count. Only the local part of a sharded tensor counts.
 
-        Args:
-            tensors: The tensors.
-            number: Number of the window, modulo their count.
-            of: Maps each tensor to the tensor to use, which has the same shape, or to None.
+        `of` maps each tensor to the tensor to use, which has the same shape, or to None.
         """
         names = list(map(id, tensors))
         if names != self._names:
@@ -123,5 +117,4 @@ def _local(tensor: Tensor | None) -> Tensor | None:
 
 
 def _wrapped(value: int) -> int:
-    """Return the value modulo 2**64 as a signed number."""
     return (value + 2**63) % 2**64 - 2**63

@@ -45,15 +45,12 @@ class Chunk:
     """Path of the tensor in the state, joined by dots; with the rank in front unless all ranks share the tensor."""
     dtype: str
     whole: list[int]
-    """Shape of the whole tensor."""
     offset: list[int]
     size: list[int]
-    """Shape of this chunk."""
     stride: list[int]
     layout: Json
     """Description of a sharded tensor (shards.py) without its shard, or None."""
     start: int = 0
-    """First byte in the file."""
     length: int = 0
     """Bytes in the file; 0 for an empty shard, which is not stored."""
 
@@ -73,33 +70,23 @@ class FrozenState:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Content of `part.json`."""
-
     step: int
     quorum_id: int
     rank: int
     ranks: int
-    """Number of ranks in the group that has saved."""
     disk: list[int]
     """Ranks whose parts are in the same folder."""
     skeleton: Json
     chunks: list[Chunk]
     file_bytes: int
     sha256: str
-    """Checksum of the file of tensors."""
 
 
 def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:
-    """Copy a state to the CPU.
+    """Copy a state, whose sharded tensors are descriptions (shards.py), to the CPU.
 
-    Args:
-        state: Sharded tensors in it are descriptions (shards.py).
-        rank: This rank in its group.
-        find_shards: Called only if something in `state` is sharded.
-
-    Raises:
-        TypeError: Something in the state cannot be kept; the message names its path.
-        ValueError: The state is nested too deep.
+    `find_shards` is called only if something in `state` is sharded. Raises TypeError or ValueError with a path if
+    something cannot be kept.
     """
     skeleton, tensors = disassemble(state)
     chunks: list[Chunk] = []
@@ -125,11 +112,7 @@ def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> Frozen
 def write_part(
     folder: Path, state: FrozenState, *, step: int, quorum_id: int, rank: int, ranks: int, disk: list[int]
 ) -> None:
-    """Write the part of one rank. It is complete once `folder` exists.
-
-    Raises:
-        OSError, RuntimeError: The part cannot be written.
-    """
+    """Write the part of one rank. It is complete once `folder` exists."""
     temporary = folder.with_name(f"{folder.name}.saving")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -153,10 +136,7 @@ def write_part(
 
 
 def read_parts(folder: Path) -> dict[int, Part]:
-    """Read everything in a checkpoint except its tensors.
-
-    Returns:
-        The parts of all ranks that have saved into this folder, by rank.
+    """Read everything in a checkpoint except its tensors. Return the parts by rank.
 
     Raises:
         CorruptState: The checkpoint is damaged, incomplete or of another version. The message names the file.
@@ -173,13 +153,9 @@ def read_parts(folder: Path) -> dict[int, Part]:
 
 
 def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: Callable[[], Shards]) -> State:
-    """Read the state that one rank loads. Its tensors are on the CPU.
+    """Read the state that one rank loads, with its plain values and unsharded tensors. Its tensors are on the CPU.
 
-    Args:
-        folder: Folder of the checkpoint.
-        parts: Result of `read_parts`.
-        rank: Rank whose plain values and unsharded tensors are read.
-        find_shards: Returns the present sharding. Only called if the saved state is sharded.
+    `find_shards` returns the present sharding. It is only called if the saved state is sharded.
 
     Raises:
         CorruptState: The checkpoint is damaged or lacks chunks of a tensor. The message names the file.

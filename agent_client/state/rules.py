@@ -30,12 +30,7 @@ class Piece:
 
 
 def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) -> list[list[Piece]]:
-    """Divide tensors into windows, so that each element is in exactly one of them.
-
-    Args:
-        sizes: Number of elements and bytes per element of every tensor.
-        window_bytes: Size of a window.
-    """
+    """Divide tensors (number of elements, bytes per element) into windows, so that each element is in one of them."""
     found: list[list[Piece]] = [[]]
     room = window_bytes
     for index, (count, item_bytes) in enumerate(sizes):
@@ -64,7 +59,6 @@ def differs(own: Digest, digests: Sequence[Digest | None]) -> bool:
 
 
 def outliers(digests: Sequence[Digest | None]) -> tuple[int, ...]:
-    """Return the replica_rank of each participant with a wrong digest."""
     sets: dict[Digest, list[int]] = {}
     for place, digest in enumerate(digests):
         if digest is not None:
@@ -83,14 +77,9 @@ class Divergences:
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Count a comparison.
+        """Count a comparison in which the participants `wrong` differ. Return the highest count among them, or 0.
 
-        Args:
-            wrong: Names of the participants that differ.
-            windows: Number of windows in a full round.
-
-        Returns:
-            The highest count among them, or 0.
+        `windows` is the number of windows in a full round.
         """
         if not wrong:
             self._equal += 1

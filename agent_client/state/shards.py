@@ -27,39 +27,23 @@ class Shards:
     """Replaces the shards in a state by descriptions, and descriptions by shards."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Find the meshes.
-
-        Args:
-            parameters: Parameters of optimizer and model. After an FSDP forward pass the model's may be unsharded.
-        """
+        """Find the meshes. Pass the optimizer's parameters, too: FSDP's forward pass may gather the model's."""
         sharded: list[Any] = [parameter for parameter in parameters if is_sharded(parameter)]
         self._meshes: list[DeviceMesh] = list(dict.fromkeys(parameter.device_mesh for parameter in sharded))
 
     def __bool__(self) -> bool:
         return bool(self._meshes)
 
-    def take_out(self, state: State) -> State:
-        """Return `state` with a description in place of each shard. Tensors are not copied.
-
-        Raises:
-            TypeError: A tensor has a layout that cannot be sent.
-        """
+    def describe(self, state: State) -> State:
+        """Return `state` with a description in place of each shard. Tensors are not copied."""
         return _map(state, is_sharded, self._describe)
 
-    def put_back(self, state: State) -> State:
-        """Return `state` with a shard in place of each description.
-
-        Raises:
-            CorruptState: A description does not match this rank's meshes.
-        """
+    def rebuild(self, state: State) -> State:
+        """Return `state` with a shard in place of each description. Raises CorruptState if one does not fit."""
         return _map(state, is_description, self._rebuild)
 
     def place(self, description: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return shape and offset of this rank's shard of a tensor.
-
-        Raises:
-            CorruptState: The description fits no mesh.
-        """
+        """Return shape and offset of this rank's shard of a tensor. Raises CorruptState if it fits no mesh."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         try:
@@ -101,6 +85,20 @@ def is_sharded(node: object) -> bool:
     from torch.distributed.tensor import DTensor
 
     return isinstance(node, DTensor)
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """Return the tensor, or this rank's shard of it."""
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor
+
+
+def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
+    """Return `local` on the parameter's device, sharded if the parameter is."""
+    if not is_sharded(parameter):
+        return local.to(parameter.device)
+    sharded: Any = torch.empty_like(parameter)
+    sharded.to_local().copy_(local)
+    return sharded
 
 
 def is_description(node: object) -> TypeGuard[dict[str, Any]]:

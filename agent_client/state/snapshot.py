@@ -16,11 +16,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def empty_bytes(size: int) -> torch.Tensor:
-    """Return a uint8 tensor of shape (size,) on the CPU. The system commits memory only as it is filled.
-
-    Raises:
-        RuntimeError: This host cannot allocate the memory.
-    """
+    """Return a uint8 tensor of shape (size,) on the CPU. The system commits memory only as it is filled."""
     if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
     try:
@@ -67,7 +63,6 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def with_layout(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    """View bytes on the CPU as a tensor with that layout."""
     return raw.view(dtype).as_strided(shape, strides)
 
 
@@ -84,17 +79,12 @@ class StateMismatch(Exception):
 
 
 def snapshot(state: State) -> State:
-    """Return a deep copy that shares nothing with `state`: detached tensors on the CPU with separate memory.
-
-    Raises:
-        TypeError, ValueError: As in `disassemble`.
-    """
+    """Return a deep copy that shares nothing with `state`: detached tensors on the CPU with separate memory."""
     skeleton, tensors = disassemble(state)
     return assemble(skeleton, [copy_of(tensor.detach()) for tensor in tensors])
 
 
 def size_bytes(state: State) -> int:
-    """Return the number of bytes that a copy would take."""
     return sum(tensor.nbytes for tensor in disassemble(state)[1])
 
 

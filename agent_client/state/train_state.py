@@ -111,7 +111,6 @@ class TrainState:
         return list(dict.fromkeys([*self.model.parameters(), *self._optimized()]))
 
     def gradients_of(self) -> list[torch.Tensor]:
-        """Return the parameters whose gradients the optimizer applies."""
         return list(self._optimized())
 
     def begin_step(self) -> None:
@@ -122,15 +121,14 @@ class TrainState:
             self._shards = self.find_shards()
             self.register_schedulers()
         shards = self._shards
-        others = {name: shards.take_out(other.state_dict()) for name, other in self.others.items()}
+        others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
         self._mark()
         # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
-        self._sharded = shards.take_out(dict(self.model.state_dict())) if shards else {}
+        self._sharded = shards.describe(dict(self.model.state_dict())) if shards else {}
 
     @property
     def others_begun(self) -> dict[str, Any]:
-        """Further entries as they were when the step began."""
         return self._moving["others"]  # type: ignore[return-value]
 
     def others_were(self, states: dict[str, State]) -> None:
@@ -150,9 +148,9 @@ class TrainState:
         standing = {name: other.state_dict() for name, other in self.standing.items()}
         return {
             "model": model,
-            "optimizer": self._shards.take_out(self.optimizer.state_dict()),
+            "optimizer": self._shards.describe(self.optimizer.state_dict()),
             "others": self._moving["others"],
-            "standing": self._shards.take_out(standing),
+            "standing": self._shards.describe(standing),
         }
 
     def snapshot(self) -> dict[str, State]:
@@ -176,11 +174,7 @@ class TrainState:
                 )
 
     def register_schedulers(self) -> None:
-        """Register schedulers that drive a registered optimizer and are not registered, before the first step begins.
-
-        Raises:
-            ConfigurationError: There are several of one class, so their order may differ between groups.
-        """
+        """Register schedulers that drive a registered optimizer, before the first step begins."""
         if self._looked_for_schedulers:
             return
         self._looked_for_schedulers = True
@@ -237,26 +231,17 @@ class TrainState:
         return (each for each in (self.optimizer, *self.others.values()) if hasattr(each, "param_groups"))
 
     def check(self, received: dict[str, State]) -> None:
-        """Check that `received` can be installed. Thread-safe.
-
-        Raises:
-            StateMismatch: The structure differs.
-            CorruptState: A shard does not fit.
-        """
+        """Raise StateMismatch or CorruptState unless `received` can be installed. Thread-safe."""
         self.check_layout(received)
-        self._shards.put_back(received)
+        self._shards.rebuild(received)
 
     def check_layout(self, received: dict[str, State]) -> None:
-        """Check keys, shapes and dtypes, but no values. Thread-safe.
-
-        Raises:
-            StateMismatch: They differ.
-        """
+        """Raise StateMismatch unless keys, shapes and dtypes fit. Values are not checked. Thread-safe."""
         install_matches(self.in_place(), received)
 
     def install(self, received: dict[str, Any]) -> None:
         """Load a peer's state, which `check` has accepted."""
-        received = self.find_shards().put_back(received)
+        received = self.find_shards().rebuild(received)
         self.model.load_state_dict(received["model"])
         self.optimizer.load_state_dict(received["optimizer"])
         for name, other in self.others.items():
@@ -312,13 +297,10 @@ def _sample(tensor: Tensor) -> Tensor:
 
 @dataclass(slots=True)
 class Scalers:
-    """The GradScalers that are registered in `state`."""
-
     state: TrainState
     _begun: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def begin_step(self) -> None:
-        """Note the values of the scalers. Call it after the state's `begin_step`."""
         others, begun = self.state.others, self.state.others_begun
         self._begun = {name: begun[name] for name, other in others.items() if isinstance(other, torch.amp.GradScaler)}
 
@@ -332,11 +314,9 @@ class Scalers:
         """True if a scaler has changed since the step began, as it does when it skips the step."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
-    def take_back(self) -> None:
-        """Restore the noted values after a discarded step."""
+    def restore(self) -> None:
         for name, begun in self._begun.items():
             self.state.others[name].load_state_dict(begun)
 
     def forget(self) -> None:
-        """Drop the noted values, because the scalers were loaded."""
         self._begun = {}

@@ -54,8 +54,7 @@ def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
     """Return the skeleton of `state` and its tensors, which are not copied.
 
     Raises:
-        TypeError: The state contains something that cannot be sent. The message names its path.
-        ValueError: The state is nested too deeply, or contains itself.
+        TypeError, ValueError: Something in the state cannot be sent, is nested too deeply, or contains itself.
     """
     disassembly = _Disassembly()
     return disassembly.describe(state), disassembly.tensors
@@ -165,9 +164,9 @@ class _Assembly:
     def _tagged(self, tag: str, body: Json, depth: int) -> State:
         match tag, body:
             case "b", int():
-                return self._take(body)
+                return self._tensor(body)
             case "y", int():
-                tensor = self._take(body)
+                tensor = self._tensor(body)
                 if tensor.dtype is not torch.uint8 or tensor.dim() != 1:
                     raise CorruptState(f"{tensor.dtype} of shape {tuple(tensor.shape)} cannot be bytes")
                 return b"" if tensor.is_meta else tensor.numpy().tobytes()
@@ -177,7 +176,7 @@ class _Assembly:
                 except (ValueError, struct.error) as error:
                     raise CorruptState(f"{body[:40]!r} is not a number") from error
             case "n", [str() as name, int() as index]:
-                tensor = self._take(index)
+                tensor = self._tensor(index)
                 if name not in NUMPY_DTYPES or DTYPES.get(name) is not tensor.dtype:
                     raise CorruptState(f"{tensor.dtype} cannot be an array of {name[:20]!r}")
                 return np.empty(0, name) if tensor.is_meta else tensor.numpy()
@@ -212,7 +211,7 @@ class _Assembly:
             items[key] = self.build(pair[1], depth)
         return items
 
-    def _take(self, index: int) -> torch.Tensor:
+    def _tensor(self, index: int) -> torch.Tensor:
         if index not in self.unused:
             raise CorruptState(f"the state names tensor {index} twice, or has no such tensor")
         self.unused.remove(index)

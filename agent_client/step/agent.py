@@ -189,8 +189,8 @@ class Agent:
 
         Reading it costs nothing.
         """
-        groups = max(1, self.num_participants)
-        return self.internals.manager.world or World(groups * self.group_world_size, groups, 0, self.group_world_size)
+        groups, ranks = max(1, self.num_participants), self.group_world_size
+        return self.internals.manager.watch.world or World(groups * ranks, groups, 0, ranks)
 
     @property
     def peers_pending(self) -> bool:

@@ -1,12 +1,15 @@
 """Exchange of announcements, options and digests with the other participants. rules/comparison.py has the rules.
 
+`StepAttempt` runs what may fail in a step, the exchanges among them.
+
 `compare_end` and `announce_reduction` run before the collectives that they announce, and cost one exchange each. The
 buckets of a backward pass are announced together with the first one, so the later ones cost none.
 """
 
 import logging
+import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,12 +17,13 @@ from typing import NamedTuple
 import torch
 
 from agent_client.collectives.peers import Peers
-from agent_client.errors import ScriptMismatch
+from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
+from agent_client.healing.connection import StateRefused
+from agent_client.healing.healing import DoesNotFit
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.progress import Progress
 from agent_client.state.digest import PendingDigest
 from agent_client.state.rules import MAX_DIVERGENCES, Digest, Divergences, common_interval, differs, outliers
-from agent_client.step.attempt import StepAttempt
 from agent_client.step.config import AgentConfig
 from agent_client.step.rules.comparison import (
     Announced,
@@ -51,8 +55,6 @@ BARRIER_TIMEOUT_S = 2.0
 
 
 class Part(NamedTuple):
-    """A reduction that will follow."""
-
     name: str
     elements: int
     dtype: torch.dtype
@@ -68,9 +70,56 @@ class StepDigest:
     """Number of parts, which take turns."""
 
 
-class Comparison:
-    """Compares the operations of a quorum's participants before they run."""
+class StepAttempt:
+    """Runs actions of the current step. The first failure marks the step as failed."""
 
+    def __init__(self, machine: StepMachine, manager: ManagerConnection, peers: Peers, config: AgentConfig) -> None:
+        self._machine = machine
+        self._manager = manager
+        self._peers = peers
+        self._config = config
+        self.failed_at: float | None = None
+
+    def run(self, what: str, act: Callable[[], object]) -> bool:
+        """Call `act`. If it fails, mark the step as failed, abort it on the peers, and return False.
+
+        Raises:
+            ModelMismatch, AgentError: No later quorum can repair the failure. The manager receives a report before the
+            peers notice.
+        """
+        try:
+            act()
+        except DoesNotFit as e:
+            mismatch = ModelMismatch(
+                f"the received state does not match the local one: {e.difference or first_line(e)}; this group's model "
+                "or optimizer is not its peers': start it with theirs"
+            )
+            self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
+            raise mismatch from None
+        except StateRefused as e:
+            refused = AgentError(f"this group cannot heal: {e}")
+            self._manager.report(f"{refused}", ends_group=True)
+            raise refused from None
+        except Exception as e:  # noqa: BLE001  the next quorum repairs any failure
+            self.fail(what, first_line(e))
+            return False
+        return True
+
+    def fail(self, what: str, reason: str) -> None:
+        log.debug("step %d: %s failed: %s", self._machine.step, what, reason)
+        self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
+        self._machine.failed(f"{what}: {reason}")
+        self._peers.drop()
+
+    @property
+    def limit_s(self) -> float:
+        """Time limit of a collective or a vote. If a group heals, the others wait for it."""
+        assignment = self._machine.assignment
+        heals = assignment is not None and assignment.has_healing
+        return self._config.timeout_s + (self._config.heal_timeout_s if heals else 0.0)
+
+
+class Comparison:
     def __init__(
         self,
         machine: StepMachine,
@@ -101,7 +150,6 @@ class Comparison:
         self.mismatch: ScriptMismatch | None = None
         """Error that ends this rank at its next vote."""
         self._collectives = 0
-        """Number of collectives so far in this step."""
         self.ahead: deque[Part] = deque()
         """Reductions that were announced with an earlier one and will follow. No exchange may come before them."""
         self._may_announce_ahead = True
@@ -111,7 +159,6 @@ class Comparison:
         self._divergences = Divergences()
 
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
-        """Begin a step. `is_first` is True for the first one under a quorum."""
         self.is_on = assignment.compares and assignment.replica_world_size > 1
         if is_first:
             self.check_every, self.checks_finite = 0, self._config.on_nonfinite != "commit"
@@ -161,10 +208,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Exchange digests.
-
-        Returns:
-            The digests by replica_rank, with None for a participant that is not judged.
+        """Return the digests by replica_rank, with None for a participant that is not judged.
 
         Raises:
             RuntimeError: The step has failed.
@@ -177,10 +221,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, whose gradients belong to different states.
 
-        Args:
-            assignment: The quorum.
-            wrong: Replica ranks of the minority, which no longer hold a state.
-            times: How often they have differed. They have healed after each time but the last.
+        `wrong` are the replica ranks of the minority, which no longer hold a state. They have differed `times` times,
+        and healed after each time but the last.
         """
         machine, names = self._machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -232,13 +274,7 @@ class Comparison:
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
     ) -> list[str] | None:
-        """Announce a reduction.
-
-        Args:
-            tensor: Tensor of this rank.
-            name: Part of the script.
-            flags: Flags of this rank's tensor.
-            following: Reductions that certainly follow with nothing in between.
+        """Announce a reduction, together with those that certainly follow with nothing in between.
 
         Returns:
             The groups whose tensor is not finite, or None if the participants do not reduce the same.
@@ -285,13 +321,7 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants.
-
-        Args:
-            announced: Announcement of this rank.
-            within_s: Time limit. Default: that of a collective.
-            flags: Flags of this rank's tensor.
-            payload: Further numbers, up to PAYLOAD_WORDS.
+        """Exchange announcements with all participants, by default with the time limit of a collective.
 
         Returns:
             The rows by replica_rank, or None if they do not match. The step has then failed at all participants.

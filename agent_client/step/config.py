@@ -8,12 +8,10 @@ import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from enum import StrEnum
 from typing import Any, Literal, TypedDict, get_args
 
 from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
 from agent_client.errors import ConfigurationError
-from agent_client.healing.rules.catch_up import HealMode
 from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from lighthouse_protocol.limits import QUORUM_TIMEOUT_S
 
@@ -99,19 +97,14 @@ class AgentConfig:
 
     @property
     def counting(self) -> WorldSize:
-        """Return the mode and the size as one value."""
         return WorldSize(WorldSizeMode(self.world_size_mode), self.world_size)
-
-
-def _values(kind: type[StrEnum]) -> tuple[str, ...]:
-    return tuple(each.value for each in kind)
 
 
 _CHOICES = {
     "process_group": PROCESS_GROUPS,
-    "heal_mode": _values(HealMode),
+    "heal_mode": get_args(HealModeName),
     "reduce_dtype": get_args(ReduceDtypeName),
-    "world_size_mode": _values(WorldSizeMode),
+    "world_size_mode": tuple(WorldSizeMode),
     "on_nonfinite": get_args(OnNonfiniteName),
 }
 
@@ -119,11 +112,7 @@ DEFAULTS = AgentConfig()
 
 
 def config_of(options: Mapping[str, Any]) -> AgentConfig:
-    """Make an AgentConfig of keyword arguments.
-
-    Raises:
-        ConfigurationError: An option is unknown or has a value that it does not take. The message names the option.
-    """
+    """Make an AgentConfig of keyword arguments."""
     known = [field.name for field in fields(AgentConfig)]
     for name in options:
         if name not in known:
@@ -134,8 +123,6 @@ def config_of(options: Mapping[str, Any]) -> AgentConfig:
 
 
 class AgentOptions(TypedDict, total=False):
-    """The fields of AgentConfig as keyword arguments."""
-
     timeout_s: float
     connect_timeout_s: float
     quorum_timeout_s: float

@@ -31,11 +31,7 @@ class Variables:
         return next((self.variables[name] for name in names if self.variables.get(name)), "")
 
     def number(self, *names: str, least: int = 0) -> int | None:
-        """Return a number, or None if none of the variables is set.
-
-        Raises:
-            ConfigurationError: A variable is empty or not a number of at least `least`. The message names it.
-        """
+        """Return a number of at least `least`, or None if none of the variables is set."""
         given = [name for name in names if name in self.variables]
         if not given:
             return None
@@ -48,8 +44,6 @@ class Variables:
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """Place of a rank, and the addresses of its manager and lighthouse."""
-
     group_rank: int
     group_world_size: int
     manager: str = field(repr=False)
@@ -67,11 +61,6 @@ class Environment:
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
-        """Read the environment.
-
-        Raises:
-            ConfigurationError: A variable is missing or has a bad value. The message names it.
-        """
         reader = Variables(variables)
         size = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
         rank = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
@@ -108,9 +97,6 @@ def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os
 
     It is `advertise`, or an address of the interface that gloo's or NCCL's variable names, or the address that routes
     to `peer` (host:port).
-
-    Raises:
-        ConfigurationError: A variable does not fit. The message names it.
     """
     try:
         for variable, by_prefix in _INTERFACES:

@@ -8,6 +8,7 @@ declared wait, so they are not suspected of a hang as long as rank 0 makes progr
 `check_equal` compares a value that must be the same at all ranks.
 """
 
+import contextlib
 import io
 import json
 import logging
@@ -16,29 +17,126 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from agent_client.collectives.all_gather import MAX_BYTES, AllGather
-from agent_client.errors import AgentError, ConfigurationError, EvaluationFailed, EvaluationInterrupted, RankMismatch
+import torch
+
+from agent_client.collectives.gloo import GlooGroup
+from agent_client.collectives.peers import Peers
+from agent_client.errors import (
+    AgentError,
+    ConfigurationError,
+    EvaluationFailed,
+    EvaluationInterrupted,
+    RankMismatch,
+    first_line,
+)
 from agent_client.state.codec import decode, encode
+from agent_client.state.tree import CorruptState
 from agent_client.step.internals import Internals
 from agent_client.step.rules.comparison import Announced, Kind
 from agent_client.step.rules.machine import Phase
+from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.rules.quorum_change import list_names
 
 log = logging.getLogger(__name__)
 
 
+Sum = Callable[[torch.Tensor], object]
+"""Sums a tensor over all ranks, in place. Raises RuntimeError."""
+
+MAX_BYTES = 2**30
+
+
+def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
+    """Return the bytes of every place. `total` sums a tensor over all ranks.
+
+    Raises:
+        RuntimeError: `total` failed, or the bytes exceed MAX_BYTES, as when other ranks sum something else.
+    """
+    if size == 1:
+        return [own]
+    lengths = torch.zeros(size, dtype=torch.int64)
+    lengths[place] = len(own)
+    total(lengths)
+    ends: list[int] = lengths.cumsum(0).tolist()
+    if not 0 <= ends[-1] <= MAX_BYTES or bool((lengths < 0).any()):
+        raise RuntimeError(f"the ranks send {ends[-1]} bytes, more than {MAX_BYTES}; or some of them are missing")
+    everything = torch.zeros(ends[-1], dtype=torch.uint8)
+    begin = ends[place] - len(own)
+    if own:
+        everything[begin : ends[place]] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    if ends[-1]:
+        total(everything)
+    with contextlib.suppress(RuntimeError):
+        total(torch.zeros(1))
+    view = everything.numpy().tobytes()
+    return [view[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+class AllGather:
+    """Exchanges bytes among the ranks with the same assignment. Use it from the Agent's thread only.
+
+    Either every rank of a replica group receives the bytes of all ranks, or none does. It only needs sums, in which
+    each rank fills its own place of a tensor, because every kind of process group can compute sums. A rank that has
+    finished may exit and close its connections while another still waits for data that was sent long before. So a last
+    sum confirms that all ranks have received everything. It may fail, which only means that another rank has ended.
+    """
+
+    def __init__(
+        self, assignment: Assignment, peers: Peers, group: GlooGroup | None, group_rank: int, *, within_s: float
+    ) -> None:
+        self.assignment = assignment
+        self._peers = peers
+        self._group = group
+        self._group_rank = group_rank
+        self.within_s = within_s
+
+    def exchange(self, own: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
+        """Return the bytes of all ranks, by replica_rank, then by group rank.
+
+        `disagreement` is called first. It returns the reason why other participants do not take part, or an empty text.
+
+        Raises:
+            EvaluationInterrupted: In all ranks of a group or in none.
+        """
+        own_of_all, error = self._over_groups(own, disagreement)
+        received = self._within_group({"error": error, "of": own_of_all})
+        if errors := [each["error"] for each in received if each["error"]]:
+            raise EvaluationInterrupted(errors[0])
+        return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in received), strict=True)]
+
+    def _over_groups(self, own: bytes, disagreement: Callable[[], str]) -> tuple[list[bytes], str]:
+        if reason := disagreement():
+            return [], reason
+        place, size = self.assignment.replica_rank, self.assignment.replica_world_size
+        try:
+            return gather(lambda tensor: self._peers.all_reduce(tensor, self.within_s), place, size, own), ""
+        except RuntimeError as e:
+            self._peers.drop()
+            return [], f"the connections to the other replica groups ended: {first_line(e)}"
+
+    def _within_group(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        group = self._group
+        if group is None:
+            return [own]
+        try:
+            received = gather(
+                lambda tensor: group.all_reduce(tensor, self.within_s),
+                self._group_rank,
+                group.size,
+                b"".join(encode(own)),
+            )
+            return [decode(io.BytesIO(each), len(each)) for each in received]
+        except (RuntimeError, CorruptState) as e:
+            self._peers.drop()
+            raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e
+
+
 class RankRound:
     """Exchanges between all ranks of the last quorum. In each one a rank sends bytes and receives those of all."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
-        """Prepare the exchange.
-
-        Args:
-            internals: Internals of this rank's Agent.
-            what: Name for errors.
-            within_s: Time limit of each exchange.
-            may_begin: Whether to allow it inside the first step, before that has reduced anything.
+        """Prepare the exchange. With `may_begin` it may be inside the first step, before that has reduced anything.
 
         Raises:
             EvaluationInterrupted: There is no quorum.
@@ -70,15 +168,9 @@ class RankRound:
         }
 
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
-        """Exchange bytes with all ranks.
+        """Return the bytes of all ranks, by replica_rank and group rank.
 
-        Args:
-            own: Bytes of this rank.
-            operation: Name of the collective in which this rank is meanwhile.
-            waits_for: Name of a declared wait in which this rank is instead.
-
-        Returns:
-            The bytes by replica_rank and group rank.
+        Meanwhile this rank is in the collective `operation`, or in the declared wait `waits_for`.
 
         Raises:
             EvaluationInterrupted: A rank is lost. The next step requests another quorum.
@@ -115,7 +207,6 @@ MAX_VALUE_CHARS = 1000
 
 
 def check_equal(internals: Internals, what: str, value: object, within_s: float) -> None:
-    """Implement Agent.check_equal."""
     text = f"{what} = {value!r}"
     if len(text) > MAX_VALUE_CHARS:
         raise ConfigurationError(f"check_equal: {what} has {len(text)} characters; compare a hash of it")
@@ -125,11 +216,7 @@ def check_equal(internals: Internals, what: str, value: object, within_s: float)
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:
-    """Compare the texts of all ranks.
-
-    Raises:
-        RankMismatch: They differ. The message lists the smallest party first.
-    """
+    """Raise RankMismatch if the texts of the ranks differ. The message lists the smallest party first."""
     parties: dict[str, list[RankName]] = {}
     for name, text in texts.items():
         parties.setdefault(text, []).append(name)
@@ -147,7 +234,6 @@ OPERATION = "evaluate_on_rank0"
 def evaluate_on_rank0(
     internals: Internals, evaluate: Callable[[], T], what: str, whole_group: bool | None, within_s: float
 ) -> T:
-    """Implement Agent.evaluate_on_rank0."""
     has_shards = internals.state.has_shards
     if has_shards and whole_group is False:
         raise ConfigurationError(

@@ -24,7 +24,6 @@ from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ConfigurationError, GroupDrained
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
-from agent_client.healing.rules.catch_up import HealMode
 from agent_client.manager_client.client import ExitReport, ManagerConnection
 from agent_client.progress.trace_file import make_progress
 from agent_client.state.digest import Digests
@@ -77,8 +76,7 @@ class Internals:
     ) -> None:
         """Create the parts and connect them, so that revokes from the manager reach collectives and transfers.
 
-        Raises:
-            ConfigurationError: The state or an option does not fit. Nothing has been opened then.
+        Nothing has been opened if this raises ConfigurationError.
         """
         self._agent = agent
         """Lives as long as the threads of its parts, so that the interpreter's exit closes it."""
@@ -88,7 +86,7 @@ class Internals:
         self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
         self.catch_up: CatchUpDriver | None = None
         """Only with `heal_mode="catch_up"`."""
-        if config.heal_mode == HealMode.CATCH_UP:
+        if config.heal_mode == "catch_up":
             self.catch_up = CatchUpDriver(
                 state, machine, lambda assignment: self.healing.fetch_in_background(assignment)
             )
@@ -103,20 +101,13 @@ class Internals:
         )
         self.progress = make_progress(place.group_rank)
         self.progress.own.data = self.data_use
-        self.healing = Healing(
-            state,
-            place.group_rank,
-            self._host,
-            config.heal_timeout_s,
-            on_received=self.progress.own.heal_received,
-            on_begun=self.progress.own.heal_begins,
-        )
+        self.healing = Healing(state, place.group_rank, self._host, config.heal_timeout_s, self.progress.own)
         self.manager = ManagerConnection(
             manager_address,
             place.group_rank,
             secrets.token_hex(6) if place.presence is None else place.presence.rank_incarnation,
             self._revoke,
-            on_group_lost=self._lose_group,
+            on_group_lost=self._abort_group,
             returns_within_s=0.0 if place.manager_process else config.manager_restart_timeout_s,
             progress=self.progress,
         )
@@ -150,14 +141,14 @@ class Internals:
         self._torch_groups = itertools.count()
         close_at_end(agent)
         if place.presence is not None:
-            self.manager.open()
+            self.manager.ensure_watched()
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
         """Abort collectives and transfers. Runs on the watch's thread."""
         self.peers.revoke(quorum_id, reason)
         self.healing.revoke(quorum_id, reason)
 
-    def _lose_group(self, reason: str) -> None:
+    def _abort_group(self, reason: str) -> None:
         """Abort everything that waits for the group. Runs on the watch's thread."""
         self._revoke(None, reason)
         if self.place.group is not None:
@@ -165,7 +156,6 @@ class Internals:
 
     @uninterrupted
     def close(self) -> None:
-        """Implement Agent.close."""
         was_closed(self._agent)
         self.optimizer_watch.close()
         self.exit_report.uninstall()
@@ -186,7 +176,6 @@ class Internals:
     # -- what modules and optimizers ask for once
 
     def add_part(self, part: StepPart) -> None:
-        """Add `part` to every later step."""
         self.parts.append(part)
 
     def request_late(self) -> None:
@@ -210,14 +199,7 @@ class Internals:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
-        """Retry a step that has lost a peer under the next quorum, with the gradients that are computed already.
-
-        Args:
-            reduce_again: Reduces the gradients again.
-
-        Raises:
-            ConfigurationError: The microbatches of a step depend on its quorum.
-        """
+        """Retry a step that has lost a peer under the next quorum, with `reduce_again` and the same gradients."""
         world_size = self.machine.world_size
         if world_size.depends_on_quorum:
             raise ConfigurationError(
@@ -229,7 +211,6 @@ class Internals:
 
     @property
     def group_store(self) -> Store | None:
-        """Store that the ranks of this replica group share, or None in a group of one."""
         return self.place.group.store if self.place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
@@ -253,35 +234,27 @@ class Internals:
 
     @property
     def quorum_id(self) -> int:
-        """Id of the last quorum, or 0 before the first."""
         return self.runner.last.quorum_id if self.runner.last else 0
 
     @property
     def forward_begins(self) -> bool:
-        """True if a forward pass will begin the next step."""
         return any(part.begins_steps for part in self.parts)
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Return place and number of places of this rank among all ranks of the last quorum.
-
-        Waits for the first quorum.
-        """
+        """Wait for the first quorum. Return this rank's place among all ranks of the last one, and their number."""
         self.wait_first_quorum()
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
     # -- samplers
 
     def draw_counts(self) -> tuple[int, int, bool]:
-        """Return the number of ended steps, the counter of moves, and whether the last forward pass accumulates."""
         return self.machine.ended, self.machine.moves, self.machine.accumulates
 
     def record_source(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
         """Record the source of the current step's batches. The quorum of the step is known.
 
-        Args:
-            data: Source of the batches, which must be the same at the peers.
-            is_whole_step: Whether the step has no other batches of this rank.
+        `is_whole_step` is False if the step has other batches of this rank.
         """
         self.runner.comparison.data = data
         if is_whole_step:
@@ -289,11 +262,7 @@ class Internals:
 
     @never_compiled
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record the samples on which this rank trains next.
-
-        Args:
-            number: Number of the batch.
-            batch: Returns the indices of its samples.
+        """Record the samples on which this rank trains next. `batch` returns their indices.
 
         Returns:
             False if the step of this batch had been left out and is discarded now.
@@ -308,11 +277,9 @@ class Internals:
         return not left_out
 
     def data_report(self) -> dict[str, int | bool]:
-        """Implement Agent.data_report."""
         return self.data_uses.report(self.machine.batches_committed * self.place.group_world_size)
 
     def data_use(self) -> DataUse | None:
-        """Return the data report for `lighthouse status`."""
         report = self.data_report()
         if not report:
             return None
@@ -340,7 +307,7 @@ class Internals:
         may_heal = self.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
         self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
         if not machine.was_committed and not has_computed:  # the loss may be scaled already
-            self.scalers.take_back()
+            self.scalers.restore()
         self._begin_with_state()
         self._request_quorum(heals_first=heals_first)
         if heals_first:
@@ -392,7 +359,6 @@ class Internals:
             raise
 
     def wait_quorum(self) -> None:
-        """Implement Agent.wait_quorum."""
         if self._quorum is not None:
             self._wait_for("quorum", self._quorum)
 
@@ -435,24 +401,19 @@ class Internals:
         self.machine.is_in_backward = False
 
     @never_compiled
-    def take_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
+    def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
         """Replace a tensor by that of the first participant that counts, in place.
 
-        Args:
-            packed: One-dimensional uint8 tensor, with the same length at all participants. Byte 0 is 1 at every caller.
-
-        Returns:
-            A future of `packed`.
+        `packed` is a one-dimensional uint8 tensor, with the same length at all participants. Byte 0 is 1 at every
+        caller.
         """
         entry = self.progress.numbers.over()
-        return self.thread.submit(in_stream_order(packed, lambda: self.runner.take_from_first(packed, entry)))
+        return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
 
     def fail_step(self, reason: str) -> None:
-        """Discard the step in progress, in all groups."""
         self.thread.submit(lambda: self.machine.erred(reason)).result()
 
     def vote(self) -> bool:
-        """Implement Agent.should_commit."""
         machine = self.machine
         if machine.phase is Phase.VOTED:
             raise AgentError(
@@ -471,7 +432,7 @@ class Internals:
             self.wait_quorum()
             self._reduce_again()
         for part in self.parts:
-            part.settle(is_committed=is_committed)
+            part.end_step(is_committed=is_committed)
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()
@@ -480,11 +441,6 @@ class Internals:
         return is_committed
 
     def _check_script(self) -> None:
-        """Check the script before a vote.
-
-        Raises:
-            ConfigurationError: Something would make the groups differ.
-        """
         if not self._is_checked:
             refuse_live_objects(self.state, has_reduced=self.progress.numbers.over_groups > 0)
             self._is_checked = True
@@ -496,7 +452,6 @@ class Internals:
                 self.fail_step(f"{moved} changed in the forward pass while a peer read it")
 
     def _end_attempt(self) -> bool:
-        """Return whether the step was committed under the quorum that was requested last."""
         machine, comparison = self.machine, self.runner.comparison
         self.wait_quorum()
         for part in self.parts:
@@ -511,7 +466,6 @@ class Internals:
         return is_committed
 
     def _compare_gradients(self) -> None:
-        """Compare the gradients that this rank is about to apply with those of the contributors."""
         digest = self._gradient_digests.take(self.state.gradients_of(), self.machine.step, lambda each: each.grad)
         done = self.thread.submit(lambda: self.runner.comparison.compare_gradients(digest))
         reason = self._wait_for("peers", done)
@@ -561,11 +515,7 @@ class Internals:
         part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """Discard the step if a redrawn batch shows that the script has left it out.
-
-        Returns:
-            Whether the step was left out.
-        """
+        """Discard the step if a redrawn batch shows that the script has left it out. Return whether it has."""
         for part in self.parts:
             self._sync_order(part)
         if not any(part.order.has_reduced for part in self.parts):

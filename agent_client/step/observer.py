@@ -11,7 +11,7 @@ import sys
 import threading
 from typing import Any
 
-from agent_client.manager_client.watch import RankWatch, VoteChannel
+from agent_client.manager_client.watch import RankWatch
 from agent_client.progress.progress import ScriptProgress
 from agent_client.step.environment import Environment
 from agent_client.step.stop_signals import close_at_end
@@ -70,8 +70,6 @@ def stop_observing() -> None:
 
 
 class Observer:
-    """Connects to the manager and reports, on a separate thread."""
-
     def __init__(self, environment: Environment) -> None:
         self.pid = os.getpid()
         self._environment = environment
@@ -96,28 +94,16 @@ class Observer:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
     def _follow(self, address: str) -> None:
-        """Keep a watch open, and reopen it after the manager restarts."""
         with ManagerClient(address) as client:
-            watch = RankWatch(
-                client,
-                self._environment.group_rank,
-                secrets.token_hex(6),
-                VoteChannel(),
-                lambda *_: None,
-                lambda _: None,
-                ScriptProgress(),
-                is_observer=True,
-            )
+            rank, incarnation = self._environment.group_rank, secrets.token_hex(6)
+            watch = RankWatch(client, rank, incarnation, ScriptProgress(), is_observer=True)
             while not self._closed.is_set():
                 watch.ensure_open(wait_for_ready=True)
                 self._closed.wait(RETRY_S)
             watch.close(None)
 
     def _find_manager(self) -> str:
-        """Return the address of the manager that rank 0 starts, from the store of the script's process group.
-
-        Returns an empty text if the observer closes first.
-        """
+        """Return the address of the manager that rank 0 starts, or an empty text if the observer closes first."""
         while (store := _script_store()) is None:
             if self._closed.wait(RETRY_S):
                 return ""

@@ -19,8 +19,6 @@ log = logging.getLogger(__name__)
 
 
 class QuorumRequester:
-    """Requests a quorum for each step of one rank."""
-
     def __init__(
         self,
         machine: StepMachine,
@@ -41,9 +39,7 @@ class QuorumRequester:
         """True if a healing group counts in the same step."""
 
     def request(self) -> Assignment | LighthouseError:
-        """Request the quorum, and retry while the manager is unreachable.
-
-        The other ranks of the group may wait for this request.
+        """Request the quorum, and retry while the manager is unreachable. Other ranks of the group may wait.
 
         Returns:
             The assignment, or the error of a manager that answers without a quorum. Then the next step repeats the
@@ -64,7 +60,7 @@ class QuorumRequester:
                 if self._manager_process is not None and not self._manager_process.is_alive:
                     raise AgentError("the group's manager ended; restart the group") from e
                 is_alive = self._manager.check_alive(e)
-                if news := patience.take_news(e, time.monotonic()):
+                if news := patience.pop_news(e, time.monotonic()):
                     log.error("step %d: %s", self._machine.step, news)
                 time.sleep(patience.backoff_s)
                 if is_alive:
@@ -95,8 +91,7 @@ class QuorumRequester:
             machine.quorum_revoked()
 
     def find_revocation(self, assignment: Assignment) -> str | None:
-        """Return why the quorum was revoked, or None if it was not."""
-        reason = self._manager.revoked(assignment.quorum_id)
+        reason = self._manager.watch.revoked(assignment.quorum_id)
         if reason is None and assignment.revoked:
             reason = "reported with the quorum"
         return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"

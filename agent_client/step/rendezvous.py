@@ -35,8 +35,6 @@ STORE_RETRY_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class GroupPlace:
-    """A rank's place in its replica group."""
-
     group_rank: int = 0
     group_world_size: int = 1
     group: GlooGroup | None = None
@@ -59,9 +57,6 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
 
     Returns:
         The address of the group's manager, and this rank's place in its group.
-
-    Raises:
-        AgentError, RuntimeError: The ranks or the manager cannot be reached.
     """
     rank, size = env.group_rank, env.group_world_size
     if size == 1:
@@ -137,9 +132,7 @@ def _read_manager(env: Environment, announced: str) -> str:
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
     """Start a manager for a group without one. It is a child process of rank 0 and ends with it.
 
-    Args:
-        env: Environment of the rank.
-        secret: Secret of the group. Default: the one in the environment, or else a random one.
+    `secret` is the group's, by default the one in the environment, or else a random one.
 
     Returns:
         The process, and the manager's address with the secret.
@@ -166,9 +159,6 @@ def wait_for_store(manager: str, timeout_s: float) -> None:
     """Wait until the group's TCPStore answers. A supervisor starts it in parallel with the ranks.
 
     A manager that does not answer is ignored here: the request for a quorum reports it.
-
-    Raises:
-        AgentError: The store does not answer in time.
     """
     ends_at = time.monotonic() + timeout_s
     try:

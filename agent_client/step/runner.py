@@ -26,8 +26,7 @@ from agent_client.progress.activity import Shape
 from agent_client.progress.progress import Block, Progress
 from agent_client.progress.rules import Entry
 from agent_client.state.train_state import Scalers
-from agent_client.step.attempt import StepAttempt
-from agent_client.step.comparison import Comparison, Part, dtype_of_sum, is_half
+from agent_client.step.comparison import Comparison, Part, StepAttempt, dtype_of_sum, is_half
 from agent_client.step.config import AgentConfig
 from agent_client.step.quorum_request import QuorumRequester, log_quorum
 from agent_client.step.rendezvous import GroupPlace
@@ -51,8 +50,6 @@ same time."""
 
 
 class StepRunner:
-    """Runs the steps of one rank."""
-
     def __init__(
         self,
         machine: StepMachine,
@@ -68,7 +65,6 @@ class StepRunner:
         self.machine = machine
         self.progress = progress
         self.last: Assignment | None = None
-        """Assignment of the last quorum."""
         self.samples: Callable[[], torch.Tensor] | None = None
         """Returns the indices of this rank's last batch, if a StepSampler has drawn it."""
         self.attempt = StepAttempt(machine, manager, peers, config)
@@ -90,14 +86,13 @@ class StepRunner:
     def begin(self, reductions_before: int) -> None:
         """Get the quorum, connect, serve the state and heal.
 
-        Args:
-            reductions_before: Number of reductions that the script requested before this step.
+        `reductions_before` is the number of reductions that the script requested before this step.
         """
         machine, comparison, attempt = self.machine, self.comparison, self.attempt
         attempt.failed_at, self._nonfinite = None, ""
         with self.progress.asking("quorum"):
             assignment = self.requester.request()
-        self._log_for_group(self._news.take_overdue(time.monotonic()))
+        self._log_for_group(self._news.pop_overdue(time.monotonic()))
         if isinstance(assignment, LighthouseError):
             return machine.got_no_quorum(str(assignment))
         machine.answered(assignment)
@@ -135,11 +130,6 @@ class StepRunner:
         return None
 
     def _heal(self, assignment: Assignment) -> None:
-        """Receive a peer's state.
-
-        Raises:
-            AgentError: The state does not fit. Another peer's would not fit either.
-        """
         machine = self.machine
         if machine.must_install and not machine.heals_first:
             log.warning(
@@ -155,16 +145,10 @@ class StepRunner:
     def reduce(
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part] = ()
     ) -> torch.Tensor:
-        """Average `tensor` in place.
+        """Average `tensor` in place, over the group first if `within_group`.
 
-        The sum inside the group is computed even after a failure, because the other ranks wait in it.
-
-        Args:
-            tensor: Tensor of this rank.
-            within_group: Whether to sum inside the group first.
-            entry: Number of the collective.
-            name: Part of the script.
-            following: Reductions that certainly follow this one with nothing in between. They are announced with it.
+        The sum inside the group is computed even after a failure, because the other ranks wait in it. `following` are
+        reductions that certainly follow this one with nothing in between. They are announced with it.
         """
         group, divides_first = self._group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self._config.reduce_dtype))
@@ -185,7 +169,7 @@ class StepRunner:
         self._reduce_over_peers(summed, entry, name, flags, following, divides_first=divides_first)
         return tensor if summed is tensor else tensor.copy_(summed)
 
-    def take_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
+    def receive_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Receive the bytes of the first participant that counts, in place.
 
         Byte 0 is 1 at that participant, and so it must be 1 in the sum.
@@ -199,17 +183,12 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Sum the tensor over the ranks of the group, in place.
-
-        Raises:
-            RuntimeError: A rank is lost.
-        """
+        """Sum the tensor over the ranks of the group, in place. Raises RuntimeError if a rank is lost."""
         if self._group is not None:
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
                 self._group.all_reduce(tensor)
 
     def collective(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
-        """Report a collective while the block runs."""
         quorum_id, number, inner = self.progress.numbers.number_of(entry, within_group=within_group)
         return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
 
@@ -252,12 +231,9 @@ class StepRunner:
                 self._reject(name)  # without a comparison the group is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because of gradients that are not finite.
+        """Discard the step because of gradients that are not finite. Return True if a GradScaler will skip it instead.
 
         Each group in `wrong` reports it. If none is known, the mean is to blame, and the first group reports it.
-
-        Returns:
-            True if the step is not discarded, because a GradScaler will skip it.
         """
         if self._scalers.may_skip or may_skip():
             return True
@@ -272,7 +248,6 @@ class StepRunner:
         return False
 
     def samples_text(self) -> str:
-        """Return the samples of the last batch, for a log."""
         if self.samples is None:
             return ""
         samples = self.samples().tolist()
@@ -298,11 +273,6 @@ class StepRunner:
     # -- on the script's thread
 
     def finish(self) -> bool:
-        """Vote and return the decision.
-
-        Raises:
-            AgentError: This rank cannot continue.
-        """
         self.comparison.end_step()
         if self.comparison.mismatch is not None:
             raise self.comparison.mismatch
@@ -326,11 +296,6 @@ class StepRunner:
         return commit
 
     def install(self) -> bool:
-        """Install the state that `begin` has received. Return whether there was one.
-
-        Raises:
-            AgentError: The state is only partly installed.
-        """
         machine = self.machine
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:
@@ -350,7 +315,7 @@ class StepRunner:
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
         if machine.has_decided:
-            self._manager.tell(step, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
+            self._manager.send_yes(step, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
             return True
         try:
             with self.progress.waiting_for("vote"):
@@ -386,10 +351,9 @@ class StepRunner:
         return None
 
     def _why_lost(self, assignment: Assignment) -> tuple[str, str] | None:
-        """Return the other group whose loss has discarded the step, and the reason, or None if none is known."""
         if self.machine.has_erred or assignment.replica_world_size == 1:
             return None
-        loss = self._manager.why_lost(assignment.quorum_id, LOSS_TIMEOUT_S)
+        loss = self._manager.watch.why_lost(assignment.quorum_id, LOSS_TIMEOUT_S)
         if loss is None or loss.lost == assignment.replica_ids[assignment.replica_rank]:
             return None
         return loss.lost, loss.reason.removeprefix(f"{loss.lost}: ")
@@ -436,19 +400,18 @@ class BackgroundThread:
         return self._unfinished == 0
 
     def close(self, timeout_s: float) -> None:
-        """End after the submitted tasks. Wait up to `timeout_s` for that."""
         self._tasks.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (entry := self._tasks.get()) is not None:
             task, done = entry
-            settle: Callable[[Any], None]
+            resolve: Callable[[Any], None]
             try:
-                settle, outcome = done.set_result, task()
+                resolve, outcome = done.set_result, task()
             except BaseException as e:  # noqa: BLE001  the caller receives it with the result
-                settle, outcome = done.set_exception, e
+                resolve, outcome = done.set_exception, e
             with self._lock:
                 self._unfinished -= 1
-            settle(outcome)
-            del entry, task, done, settle, outcome
+            resolve(outcome)
+            del entry, task, done, resolve, outcome

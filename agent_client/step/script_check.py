@@ -68,7 +68,6 @@ def refuse_model(module: nn.Module) -> None:
 
 
 def find_fsdp1(module: nn.Module) -> str | None:
-    """Return the name of the first FullyShardedDataParallel in `module`, or None."""
     for name, part in module.named_modules():
         if any(each.__name__ == "FullyShardedDataParallel" for each in type(part).__mro__):
             return name or type(part).__name__
@@ -85,12 +84,7 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 
 
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
-    """Raise ConfigurationError for live objects that would make the groups differ. Call it before the first vote.
-
-    Args:
-        state: The registered state.
-        has_reduced: Whether anything was reduced over the groups.
-    """
+    """Raise ConfigurationError for live objects that would make the groups differ. Call it before the first vote."""
     live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)
     for wrapper in (each for each in live if isinstance(each, parallel.DistributedDataParallel)):
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
@@ -126,8 +120,6 @@ def _refuse_wrapper(wrapper: Any, state: TrainState, *, has_reduced: bool) -> No
 
 
 class OptimizerWatch:
-    """Reports each optimizer step of this process to `applying`, until it is closed."""
-
     def __init__(self, state: TrainState, applying: Applying) -> None:
         self._state = state
         self._hooks = [

@@ -36,15 +36,7 @@ _installed: "weakref.WeakSet[StopSignals]" = weakref.WeakSet()
 
 
 class StopSignals:
-    """Handler of the stop signals of one rank."""
-
     def __init__(self, manager: ManagerConnection, rank: int) -> None:
-        """Prepare the handler; `install` installs it.
-
-        Args:
-            manager: Connection to the group's manager.
-            rank: Rank inside the replica group.
-        """
         self._manager = manager
         self._rank = rank
         self._taken: list[signal.Signals] = []
@@ -75,7 +67,7 @@ class StopSignals:
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         now, asked_at = time.monotonic(), self._asked_at
         is_again = asked_at is not None and now >= asked_at + SAME_WITHIN_S
-        if not self._taken or self._has_failed or is_again or not self._manager.is_watched:
+        if not self._taken or self._has_failed or is_again or not self._manager.watch.is_open:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif asked_at is None:
@@ -115,23 +107,19 @@ _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weak
 
 
 def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
-    """Close the object at the end.
+    """Close the object at the end of the process, or before the wrapped function that has opened it runs again.
 
-    Args:
-        closable: The object.
-        is_of_process: Whether it stays open when the wrapped function that has opened it runs again.
+    With `is_of_process` it stays open in that case.
     """
     (_of_process if is_of_process else _open).add(closable)
 
 
 def was_closed(closed: Closable) -> None:
-    """Forget a closed object."""
     _open.discard(closed)
     _of_process.discard(closed)
 
 
 def close_with(owner: object, closable: Closable) -> None:
-    """Close `closable` in `close_attached(owner)`, too."""
     _attached.setdefault(owner, weakref.WeakSet()).add(closable)
 
 

@@ -24,12 +24,7 @@ ALONE = (
 
 
 def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
-    """Run a module as the main module, with the arguments of this process.
-
-    Args:
-        module: Name of the module.
-        before: Called after torchft is installed and before the module runs.
-    """
+    """Run a module as the main module, with this process's arguments. `before` runs after `install`."""
     install()
     before()
     refuse_to_train_alone()

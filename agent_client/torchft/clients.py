@@ -285,16 +285,7 @@ class Channel(SyncClient):
     """Connection to a server that raises torchft's exceptions instead of ours."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
-        """Connect.
-
-        Args:
-            addr: Address of the server.
-            connect_timeout: Time limit.
-            files: TLS files for a lighthouse. A manager uses none.
-
-        Raises:
-            RuntimeError: The server does not answer in time.
-        """
+        """Connect. The TLS files are for a lighthouse; a manager uses none. Raises RuntimeError."""
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:

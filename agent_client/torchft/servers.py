@@ -62,11 +62,7 @@ class LighthouseServer:
         self._address = f"http://{Address(host, int(self._process.announced))}"
 
     def address(self) -> str:
-        """Return the address of the server.
-
-        Returns:
-            str: http://host:port.
-        """
+        """Return the address of the server, http://host:port."""
         return self._address
 
     def shutdown(self) -> None:
@@ -126,11 +122,7 @@ class ManagerServer:
         )
 
     def address(self) -> str:
-        """Return the address of the server.
-
-        Returns:
-            str: http://host:port.
-        """
+        """Return the address of the server, http://host:port."""
         return f"http://{self._process.announced}"
 
     def shutdown(self) -> None:

@@ -114,11 +114,6 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and isinstance(self._node.outcome, RunCompleted | RunStopped)
 
     def set_closed(self) -> None:
-        """End the run for all nodes.
-
-        Raises:
-            RendezvousTimeoutError: The lighthouse did not confirm this within `close_timeout`.
-        """
         if not self._close(self._live_node()):
             limit_s = self.options.close_timeout
             raise RendezvousTimeoutError(
@@ -309,11 +304,6 @@ class LighthouseRendezvous(RendezvousHandler):
 
 
 def create(params: RendezvousParameters) -> LighthouseRendezvous:
-    """Create the handler from torchrun's parameters and the environment.
-
-    Raises:
-        ValueError: An option is missing or invalid.
-    """
     named_by, variables = "--rdzv-endpoint" if params.endpoint else _VARIABLE, Variables(os.environ)
     text, job = params.endpoint or variables.text(_VARIABLE), variables.text("LIGHTHOUSE_JOB")
     name = params.run_id if params.run_id != NO_NAME else variables.text("LIGHTHOUSE_RUN_ID")

@@ -37,7 +37,7 @@ class Node(DriverThread):
             limit_s: Seconds for which an unreachable lighthouse is tolerated while the node waits for a round.
             open_stream: Opens a stream to the lighthouse.
         """
-        # torchrun stops the workers, so the machine must never kill this process.
+        # torchrun ends the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
         super().__init__(RankMachine(entry, config), open_stream)
         self._changed = threading.Condition()
@@ -83,7 +83,6 @@ class Node(DriverThread):
 
     @property
     def is_over_by_failure(self) -> bool:
-        """True if the round is over because workers have failed, on any node."""
         return self._round is not None and self._failure >= self._round.number
 
     # -- requests
@@ -116,7 +115,6 @@ class Node(DriverThread):
         return None
 
     def finish(self) -> None:
-        """Report to the lighthouse that this node's workers have succeeded."""
         self.put(events.Returned())
 
     def close(self, limit_s: float) -> bool:

@@ -27,8 +27,6 @@ NOT_NEEDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of `--rdzv-conf`, all in seconds."""
-
     join_timeout: float = 600.0
     """How long a node waits for a round that includes it. A spare waits indefinitely."""
     last_call_timeout: float = 30.0
@@ -43,11 +41,6 @@ class Options:
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> "Options":
-        """Parse the options that were given to torchrun.
-
-        Raises:
-            ValueError: An option is unknown or has an invalid value.
-        """
         known = {field.name for field in dataclasses.fields(cls)}
         if unknown := sorted(set(given) - known - NOT_NEEDED):
             raise ValueError(f"--rdzv-conf has no option {unknown[0]!r}; its options are {', '.join(sorted(known))}")

@@ -208,7 +208,7 @@ class CheckpointFolder:
             state = self._load(tag, usable[tag], reasons)
             if self._sum([int(state is None)]) == [0]:
                 self._given_up = {other for other in held if other > tag}
-                self._take_over(held[tag], state, usable[tag])
+                self._restore(held[tag], state, usable[tag])
                 return True
             del usable[tag]
         self._refuse(held, of_ranks, reasons)
@@ -269,7 +269,7 @@ class CheckpointFolder:
                     )
                 usable[tag] = parts
             except (CorruptState, OSError) as error:
-                self._pass_over(error, reasons)
+                self._skip(error, reasons)
         return usable
 
     def _load(self, tag: Tag, parts: dict[int, Part], reasons: list[str]) -> State | None:
@@ -281,14 +281,14 @@ class CheckpointFolder:
                 case _:
                     raise CorruptState(f"{self._folder / _name(tag)} does not match its name")
         except (CorruptState, OSError) as error:
-            self._pass_over(error, reasons)
+            self._skip(error, reasons)
             return None
 
-    def _pass_over(self, error: Exception, reasons: list[str]) -> None:
+    def _skip(self, error: Exception, reasons: list[str]) -> None:
         log.warning("skipped a checkpoint: %s", error)
         reasons.append(str(error))
 
-    def _take_over(self, path: Path, state: State, parts: dict[int, Part]) -> None:
+    def _restore(self, path: Path, state: State, parts: dict[int, Part]) -> None:
         try:
             self._agent.state.load_state_dict(state["train"])
         except StateMismatch as error:
@@ -312,7 +312,6 @@ class CheckpointFolder:
         log.info("resumed from %s", path)
 
     def _refuse(self, held: dict[Tag, Path], of_ranks: Sequence[Collection[Tag]], reasons: list[str]) -> None:
-        """Raise AgentError unless the group has never had a checkpoint."""
         old = [path for path in self._folder.iterdir() if _OLD_FORMAT.fullmatch(path.name)]
         had = [tag for tag, path in held.items() if self._disk == list(range(self._ranks)) or _was_common(path)]
         files, lost = self._sum([len(held) + len(old), len(old) + len(had)])
@@ -376,8 +375,7 @@ class CheckpointFolder:
     def _complete(self, *, every: bool = False) -> None:
         """Rename into place each save that has the parts of all ranks that share the folder.
 
-        Args:
-            every: Include saves of earlier processes.
+        With `every`, include saves of earlier processes.
         """
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
@@ -458,7 +456,6 @@ class CheckpointFolder:
 
 
 def newest_common(held: Sequence[Collection[Tag]]) -> Tag | None:
-    """Return the newest checkpoint that every rank holds, or None."""
     common = set(held[0]).intersection(*held[1:])
     return max(common, default=None)
 

@@ -12,27 +12,194 @@ asks its process group which ranks used which parameters. All replica groups mus
 over all of them.
 """
 
+import logging
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch._utils import _flatten_dense_tensors as flatten  # pyright: ignore[reportPrivateUsage]
+from torch._utils import _unflatten_dense_tensors as unflatten  # pyright: ignore[reportPrivateUsage]
 from torch.distributed import GradBucket
 from torch.nn import parallel
 from torch.nn.parallel.distributed import _find_tensors  # pyright: ignore[reportPrivateUsage]
 
 from agent_client.collectives.observed import ObservedGroup, never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError, first_line
+from agent_client.state.snapshot import has_no_gaps
 from agent_client.step.agent import Agent
 from agent_client.step.comparison import Part
 from agent_client.step.rules.loop_order import PassOrder
 from agent_client.step.script_check import BY_HAND, refuse_model
-from agent_client.training.salvage import Salvage
-from agent_client.training.shared_buffers import SharedBuffers
+from lighthouse_protocol.messages.membership import Tag
+
+log = logging.getLogger(__name__)
+
+MARK = 1
+"""One byte that only the first participant sets. The sum shows whether exactly one did."""
+HEAD_BYTES = 16
+"""The mark, padded with zeros to the alignment of any dtype."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Alike:
+    """Buffers of one dtype on one device, which are copied in one call."""
+
+    buffers: list[Tensor]
+
+    def flat(self) -> Tensor:
+        flat = flatten(self.buffers)
+        return flat.clone() if len(self.buffers) == 1 else flat  # torch returns a single buffer itself
+
+    def assign(self, flat: Tensor) -> None:
+        torch._foreach_copy_(self.buffers, unflatten(flat, self.buffers))  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.buffers[0].dtype
+
+
+class SharedBuffers:
+    """Keeps the buffers that the forward pass changes (BatchNorm's statistics) equal in all replica groups.
+
+    The forward passes of each group see other samples, so their statistics differ. Before the vote, all groups take the
+    buffers of the first participant that contributes. They are sent as bytes, in a single reduction for all dtypes, so
+    they are bitwise equal. `find` is called each time, since a script may replace buffers.
+    """
+
+    def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
+        self._internals, self._machine = agent.internals, agent.internals.machine
+        self._find = find
+        self._before: tuple[Tag, int, list[Tensor]] | None = None
+        self._coming: list[tuple[list[_Alike], Future[Tensor]]] = []
+
+    def begin_step(self) -> None:
+        machine = self._machine
+        began = machine.tag, machine.ended
+        if self._before is None or self._before[:2] != began:
+            with torch.no_grad():
+                self._before = (*began, [alike.flat() for alike in self._alike()])
+
+    @torch.no_grad()
+    def agree(self) -> None:
+        """Begin to receive the buffers of the first participant. Without peers, do nothing."""
+        self._coming = []
+        if self._machine.has_peers:
+            for device, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
+                found = list(on_device)
+                head = torch.zeros(HEAD_BYTES, dtype=torch.uint8, device=device)
+                head[0] = MARK
+                packed = torch.cat([head, *(alike.flat().view(torch.uint8) for alike in found)])
+                self._coming.append((found, self._internals.receive_from_first(packed)))
+
+    @torch.no_grad()
+    def end_step(self, *, is_committed: bool) -> None:
+        if is_committed:
+            for found, packed in self._coming:
+                contents = packed.result()[HEAD_BYTES:].split([alike.nbytes for alike in found])
+                for alike, content in zip(found, contents, strict=True):
+                    alike.assign(content.view(alike.dtype))
+        else:
+            self.restore()
+        self._before, self._coming = None, []
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        # With another tag, a peer's state was installed since.
+        if self._before is not None and self._before[0] == self._machine.tag:
+            for alike, before in zip(self._alike(), self._before[2], strict=True):
+                alike.assign(before)
+
+    def _alike(self) -> list[_Alike]:
+        """Sort the buffers by device, the widest dtype first, so that each one is aligned."""
+        found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for buffer in self._find():
+            if buffer.numel():
+                found.setdefault((buffer.device, buffer.dtype), []).append(buffer)
+        keys = sorted(found, key=lambda key: (str(key[0]), -key[1].itemsize, str(key[1])))
+        return [_Alike(found[key]) for key in keys]
+
+
+MIB = 2**20
+
+
+@dataclass(slots=True)
+class _Kept:
+    parameters: list[Tensor]
+    """Parameters of the bucket, in its order."""
+    content: Tensor
+    """Gradients before the reduction, flat."""
+    name: str
+    rest: Sequence[Part]
+
+
+@dataclass(slots=True)
+class Salvage:
+    """Gradients that outlive the loss of a peer.
+
+    Each bucket's content before its reduction is kept until the next backward pass. If a peer is lost, the step is
+    retried under the next quorum with that content, bucket by bucket in the order of a backward pass. So it matches
+    peers that do the same, and peers that compute the step again.
+    """
+
+    agent: Agent
+    parameters: list[torch.nn.Parameter] = field(default_factory=list[torch.nn.Parameter])
+    """Parameters in the order of the map of used parameters."""
+    _buckets: list[_Kept] = field(default_factory=list[_Kept])
+    _used: tuple[Tensor, str] | None = None
+    _is_logged: bool = False
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(kept.content.nbytes for kept in self._buckets)
+
+    def keep_bucket(self, bucket: GradBucket, name: str, rest: Sequence[Part]) -> None:
+        if bucket.index() == 0:
+            self._buckets, self._used = [], None
+        self._buckets.append(_Kept(bucket.parameters(), bucket.buffer().clone(), name, rest))
+        if bucket.is_last() and not self._is_logged:
+            self._is_logged = True
+            log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
+
+    def keep_used(self, used: Tensor, name: str) -> None:
+        """Keep the map of the parameters that this rank has used, if torch requests it. It is reduced last."""
+        self._used = used.clone(), name
+
+    def reduce_again(self) -> None:
+        """Reduce the kept buckets under the present quorum, and store the means as a backward pass would."""
+        missing: dict[int, Tensor] = {}
+        for kept in self._buckets:
+            reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
+            sizes = [parameter.numel() for parameter in kept.parameters]
+            for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
+                # As torch does: in the memory order of the parameter, if that has no gaps.
+                if has_no_gaps(parameter.shape, parameter.stride()):
+                    mean = mean.as_strided(parameter.shape, parameter.stride())
+                else:
+                    mean = mean.view(parameter.shape)
+                if parameter.grad is None:
+                    missing[id(parameter)] = mean
+                else:
+                    parameter.grad.copy_(mean)
+        if self._used is None:
+            return
+        # Remove gradients of parameters that no group used, and set those of parameters that only peers used.
+        used, name = self._used
+        by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
+        for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
+            if anywhere and id(parameter) in missing:
+                parameter.grad = missing[id(parameter)].clone()
+            elif here and not anywhere:
+                parameter.grad = None
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
@@ -120,7 +287,6 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 
     @never_compiled
     def _follow(self, outputs: Any) -> None:
-        """Note when the graph of these outputs is freed."""
         found = (each.grad_fn for each in _find_tensors(outputs))
         node = next((node for node in found if node is not None), None)
         if node is not None and self.require_backward_grad_sync:
@@ -172,11 +338,6 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return True
 
     def give_up(self) -> None:
-        """Abandon a backward pass that has reduced some buckets.
-
-        Raises:
-            AgentError: The group has several ranks, and the others wait for this one in collectives inside the group.
-        """
         if self._reduction.buckets is None:
             return
         if self._agent.group_world_size > 1:
@@ -187,16 +348,12 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def agree(self) -> None:
-        """Begin to share the buffers at the end of a step.
-
-        Raises:
-            RuntimeError: torch's own error if parameters were not used, so that their buckets were not reduced.
-        """
+        """Begin to share the buffers. torch raises RuntimeError if parameters were not used, so not reduced."""
         self.reducer._check_reducer_finalized()
         self._shared.agree()
 
-    def settle(self, *, is_committed: bool) -> None:
-        self._shared.settle(is_committed=is_committed)
+    def end_step(self, *, is_committed: bool) -> None:
+        self._shared.end_step(is_committed=is_committed)
 
     def _drop_unreduced_pass(self) -> None:
         """Forget a pass that raised before it had reduced anything, so that the next one belongs to the same step.
@@ -215,7 +372,6 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._lay_out_buckets()
 
     def _buffers_to_share(self) -> list[Tensor]:
-        """Return the buffers that torch broadcasts inside the group."""
         if not self.broadcast_buffers:
             return []
         self._assign_modules_buffers()
@@ -264,7 +420,6 @@ class _GroupAmongGroups(ObservedGroup):
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
     def contribute_zeros(self) -> None:
-        """Report that this rank has used no parameter."""
         here = torch.zeros(len(self.parameters))
         self._forget(self.agent.all_reduce(here, name=self._map).result() == 0)
 
@@ -298,8 +453,6 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Reduction:
-    """State of the gradient hook."""
-
     agent: Agent
     salvage: Salvage | None
     module: str
@@ -314,28 +467,19 @@ class _Reduction:
     _layout: list[Part] = field(default_factory=list[Part])
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
-        """Note the size and dtype of every bucket.
-
-        Args:
-            buckets: All buckets, in their order.
-        """
         self._layout = [Part(self.name(b.index()), b.buffer().numel(), b.buffer().dtype) for b in buckets]
 
     def name(self, bucket: int) -> str:
-        """Return the name of a bucket, which is the same in all replica groups."""
         return f"{self.module}, bucket {bucket}"
 
     def rest(self, bucket: int) -> list[Part]:
-        """Return the buckets that follow."""
         return self._layout[bucket + 1 :]
 
     def completed(self) -> None:
-        """Record that all buckets of the pass are reduced."""
         self.order.reduced()
         self.ended()
 
     def ended(self) -> None:
-        """Record the end of the running or expected pass."""
         self.buckets, self.is_expected = None, False
         self.passes.clear()
 

@@ -47,7 +47,6 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 
     Raises:
         ValueError: A parameter is not sharded, or the model uses FSDP1.
-        ConfigurationError: The Agent has `heal_mode="catch_up"`.
 
     Example:
         ```python
@@ -60,7 +59,6 @@ def replicate(module: nn.Module, agent: Agent) -> None:
         optimizer = FaultTolerantOptimizer(adam, agent)
         ```
     """
-    agent.internals.refuse_catch_up("a model that is sharded")
     sharded = {name: part for name, part in module.named_modules() if isinstance(part, FSDPModule)}
     if not sharded and (name := find_fsdp1(module)) is not None:
         raise ValueError(
@@ -95,8 +93,6 @@ def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tenso
 
 
 class _ShardedPart:
-    """The part of a sharded module in each step."""
-
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.order = PassOrder(counts=False)  # torch decides which microbatches reduce
@@ -116,20 +112,15 @@ class _ShardedPart:
         return False
 
     def give_up(self) -> None:
-        """Abandon a backward pass, which is not possible here.
-
-        Raises:
-            AgentError: Always, because the other ranks of the group wait in torch's own collectives.
-        """
         raise AgentError(
             "a backward pass of a sharded model was abandoned (it raised, and the script continued): the other ranks "
             "of the group wait for its shards. Let the error end this process so that its group restarts"
         )
 
     def agree(self) -> None:
-        """Do nothing: only gradients are shared."""
+        pass
 
-    def settle(self, *, is_committed: bool) -> None:
+    def end_step(self, *, is_committed: bool) -> None:
         pass
 
 
@@ -146,18 +137,13 @@ class ManagedGroup(ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """Name by which a mesh finds the group."""
         return self._name
 
     def getBackendName(self) -> str:
         return "lighthouse"
 
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Average over the participants, in place.
-
-        Raises:
-            RuntimeError: The operation is neither a sum nor a mean, or there is no agent.
-        """
+        """Average over the participants, in place."""
         if self.agent is None:
             raise RuntimeError("the managed process group has no agent yet: set its `agent` before the first step")
         operation = opts.reduceOp if isinstance(opts, AllreduceOptions) else opts

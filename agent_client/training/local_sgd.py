@@ -47,7 +47,6 @@ class OuterState:
 
     @property
     def local(self) -> list[Tensor]:
-        """The model's parameters, sharing their memory."""
         detached = [parameter.detach() for parameter in self.parameters]
         return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in detached]
 
@@ -70,7 +69,6 @@ class InnerSteps:
 
     agent: Agent
     taken: int = 0
-    """Number of inner steps that this rank has taken."""
     ranks: int = 1
 
     def draw_counts(self) -> tuple[int, int, bool]:
@@ -189,21 +187,19 @@ class OuterSteps(FaultTolerantOptimizer):
                 (self._agent.batches_committed - before) * self._agent.group_world_size * self._interval
             )
         with self._agent.applying() if is_committed else nullcontext():
-            self._settle(is_committed)
+            self._update_parameters(is_committed)
         self._state.inner_steps = 0
         self._agent.internals.call_on_commit()
         return is_committed
 
     def _mean(self, index: int, tensor: Tensor) -> "Future[Tensor]":
-        """Begin to average this rank's tensor for parameter `index`, in place."""
         is_sharded = isinstance(self._state.parameters[index], DTensor)
         return self._agent.all_reduce(tensor, within_group=not is_sharded, name=f"parameter {index}")
 
     def _contribute(self, step: int) -> None:
-        """Begin to average the tensors of outer step `step`."""
         raise NotImplementedError
 
-    def _settle(self, is_committed: bool) -> None:
+    def _update_parameters(self, is_committed: bool) -> None:
         """Move the global parameters if the step was committed, and then the local ones."""
         raise NotImplementedError
 
@@ -252,7 +248,7 @@ class LocalSGD(OuterSteps):
     def _contribute(self, step: int) -> None:
         self._means = [self._mean(index, tensor.clone()) for index, tensor in enumerate(self._state.local)]
 
-    def _settle(self, is_committed: bool) -> None:
+    def _update_parameters(self, is_committed: bool) -> None:
         state = self._state
         if is_committed:
             for tensor, mean in zip(state.tensors, self._means, strict=True):
@@ -334,7 +330,7 @@ class DiLoCo(OuterSteps):
         local, tensors = self._state.local, self._state.tensors
         self._means = {index: self._mean(index, tensors[index] - local[index]) for index in fragment}
 
-    def _settle(self, is_committed: bool) -> None:
+    def _update_parameters(self, is_committed: bool) -> None:
         if is_committed:
             for index, mean in self._means.items():
                 self._state.tensors[index].grad = mean.result()
@@ -350,7 +346,6 @@ class DiLoCo(OuterSteps):
 
 
 def _split(parameters: Sequence[Tensor], fragments: int | Sequence[torch.nn.Module]) -> list[list[int]]:
-    """Return the indices of each fragment's parameters."""
     if isinstance(fragments, int):
         return _balanced([parameter.numel() for parameter in parameters], fragments)
     places = {parameter: index for index, parameter in enumerate(parameters)}

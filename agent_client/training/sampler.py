@@ -32,22 +32,14 @@ class Position(Protocol):
     def current_step(self) -> int: ...
 
     @property
-    def batches_committed(self) -> int:
-        """Number of batches in the committed steps over all groups. The ranks of a group count as one."""
-        ...
+    def batches_committed(self) -> int: ...
 
-    def slots(self) -> Sequence[tuple[int, int]]:
-        """Return (place, places) of each microbatch of this rank in the step that begins."""
-        ...
+    def slots(self) -> Sequence[tuple[int, int]]: ...
 
-    def slot(self) -> tuple[int, int]:
-        """Return the only slot. Raises in a mode in which there may be several."""
-        ...
+    def slot(self) -> tuple[int, int]: ...
 
 
 class DrawRecords(Protocol):
-    """What a sampler reads and reports at each batch."""
-
     @property
     def ranks(self) -> int:
         """Number of ranks that each count in `batches_committed` as one."""
@@ -61,9 +53,7 @@ class DrawRecords(Protocol):
         """
         ...
 
-    def record_source(self, data: DataChoice) -> None:
-        """Record the source of the batches of the current step."""
-        ...
+    def record_source(self, data: DataChoice) -> None: ...
 
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
         """Record the next batch. Return False if its step had been left out and is discarded now."""
@@ -72,8 +62,6 @@ class DrawRecords(Protocol):
 
 @dataclass(slots=True)
 class Draws:
-    """Counts the batches that are drawn in a step. No I/O."""
-
     _ended: int = -1
     _moves: int = -1
     _count: int = 0
@@ -82,9 +70,6 @@ class Draws:
         """Return which of the step's `of` batches is next, counted from 0.
 
         A step that was computed without a vote, because a GradScaler skipped it, begins again.
-
-        Raises:
-            ConfigurationError: A batch is drawn before its step begins, or the loop accumulates more than `of` batches.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0
@@ -112,13 +97,11 @@ class Drawn:
     """Number of one batch of a rank, and its place among the rank's batches of the step."""
 
     first: int
-    """Number of the step's first batch."""
     offsets: tuple[int, ...]
     """Offsets of the rank's batches from `first`."""
     stride: int
     """Number of batches in the step, over all ranks."""
     index: int = 0
-    """Index into `offsets`."""
 
     @property
     def number(self) -> int:
@@ -126,7 +109,6 @@ class Drawn:
 
     @property
     def is_last(self) -> bool:
-        """True for the rank's last batch of the step."""
         return self.index == len(self.offsets) - 1
 
     def following(self) -> "Drawn":
@@ -139,10 +121,8 @@ class Drawn:
 def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
     """Return the first batch of a rank in the next step.
 
-    Args:
-        slots: (place, places) of each microbatch of the rank.
-        rank_batches: Number of batches in the committed steps, over the ranks of all groups.
-        accumulate: Number of batches per slot.
+    `rank_batches` is the number of batches in the committed steps, over the ranks of all groups. `accumulate` is the
+    number of batches per slot.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))

@@ -77,7 +77,7 @@ class OurRank:
                 self._link.check_alive(e)
                 continue
             self._assignment = assignment
-            if not assignment.revoked and self._link.revoked(assignment.quorum_id) is None:
+            if not assignment.revoked and self._link.watch.revoked(assignment.quorum_id) is None:
                 return assignment
             self._link.vote(assignment.max_step, False, quorum_id=assignment.quorum_id, timeout_s=TIMEOUT_S)
             machine.quorum_revoked()

@@ -23,8 +23,8 @@ CELLS = [
     pytest.param(kind, mode, marks=[] if (kind, mode) in QUICK else pytest.mark.slow)
     for kind in KINDS
     for mode in ("blocking", "catch_up")
-    # test_matrix.py has those of WAYS, which heal plainly; a model that is sharded does not catch up
-    if (kind not in WAYS or mode == "catch_up") and (KINDS[kind].ranks == 1 or mode == "blocking")
+    # test_matrix.py has those of WAYS, which heal plainly
+    if kind not in WAYS or mode == "catch_up"
     if (kind, mode) != ("moco", "catch_up")  # refused, see below
 ]
 
@@ -45,7 +45,8 @@ def test_a_group_that_was_killed_heals_to_the_same_bits(make_job: MakeJob, kind:
     job.build(b)
     assert b.ranks[0].call("digests") != drawn, "another seed"
     if mode == "catch_up" and not KINDS[kind].gives_up:
-        b.ranks[0].call("follow_for", FOLLOWED_STEPS)
+        for rank in b.ranks:
+            rank.call("follow_for", FOLLOWED_STEPS)
     job.train(b, pace_s=PACE_S)
     job.wait_steps(a, b, more=5, participants=2)
     check_healed(kind, mode, job.log_of(b)[before:])
@@ -77,7 +78,7 @@ def test_a_model_is_compiled_around_ddp(make_job: MakeJob) -> None:
     assert a.ranks[0].call("graphs") > 0
 
 
-@pytest.mark.parametrize("way", ["hsdp", "local_sgd", "diloco"])
+@pytest.mark.parametrize("way", ["local_sgd", "diloco"])
 def test_what_cannot_catch_up_is_refused(make_job: MakeJob, way: str) -> None:
     job = make_job(WAYS[way], heal_mode="catch_up")
     with pytest.raises(RankError, match=r"ConfigurationError: heal_mode catch_up: not .*; use heal_mode='blocking'"):

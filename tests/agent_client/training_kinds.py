@@ -21,7 +21,8 @@ from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from agent_client.collectives.gloo import connect_store
-from agent_client.healing import catch_up, source
+from agent_client.healing import catch_up
+from agent_client.healing import healing as both_sides
 from agent_client.healing.fetch import Fetch
 from agent_client.state.codec import Encoding
 from agent_client.state.train_state import TrainState
@@ -269,7 +270,7 @@ class Ddp:
     def advertise_nowhere(self) -> None:
         """Peers that heal from here find nobody, from the next quorum on."""
         healing: Any = self.agent.internals.healing
-        healing._source._server.address = "http://127.0.0.1:1"
+        healing._server.address = "http://127.0.0.1:1"
 
     def received(self) -> tuple[str, int, int]:
         """(from which group, how many bytes so far, of how many) of the transfer to here that is under way."""
@@ -283,7 +284,7 @@ class Ddp:
         self.may_send.set()
         healing: Any = self.agent.internals.healing
         if self.standing:
-            healing._source._server._chunk_bytes = CHUNK_BYTES
+            healing._server._chunk_bytes = CHUNK_BYTES
 
         def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
             for number, chunk in enumerate(real(encoding, start)):
@@ -303,7 +304,7 @@ class Ddp:
 
     def have_no_room(self) -> None:
         """From now on there is no memory for another copy of anything."""
-        for module in (source, catch_up):
+        for module in (both_sides, catch_up):
             module.has_room = lambda size: False
 
     def _gate_fetch(self) -> None:
@@ -621,6 +622,12 @@ class Hsdp(Plain):
         loss.backward()
 
 
+class HsdpClipped(Hsdp):
+    def apply(self) -> bool:
+        nn.utils.clip_grad_norm_(self.module.parameters(), CLIPS_AT)
+        return super().apply()
+
+
 class Block(nn.Linear):
     """A layer whose forward pass is the script's own, so that torch.compile takes it."""
 
@@ -738,6 +745,7 @@ KINDS: dict[str, type[Ddp]] = {
     "compile_step": CompiledStep,
     "inductor": Inductor,
     "inductor_inside": InductorInside,
+    "hsdp_clip_norm": HsdpClipped,
     "hsdp_compile": HsdpCompiled,
     "hsdp_compile_around": HsdpCompiledAround,
 }

@@ -103,7 +103,7 @@ class Group:
 
     def _is_over(self, quorum_id: int) -> bool:
         """By a revoke, or by the end of the watch, which stands for all."""
-        return self._has_lost_manager or self._link.revoked(quorum_id) is not None
+        return self._has_lost_manager or self._link.watch.revoked(quorum_id) is not None
 
     def _on_revoked(self, quorum_id: int | None, _: str) -> None:
         self._has_lost_manager |= quorum_id is None

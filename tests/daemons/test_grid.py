@@ -56,7 +56,7 @@ class Ranks:
             return dict(zip(self.links, threads.map(one, self.links.values()), strict=True))
 
     def worlds(self) -> set[World | None]:
-        return {link.world for link in self.links.values()}
+        return {link.watch.world for link in self.links.values()}
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Rules for healing while training continues (`heal_mode="catch_up"`), and the option of healing. No I/O.
+"""Rules for healing while training continues (`heal_mode="catch_up"`). No I/O.
 
 A rank that catches up takes part in the current steps but *holds* the state of an earlier step. It contributes zeros,
 keeps the averaged gradients of each committed step, and fetches a peer's snapshot in the background. Then it installs
@@ -34,8 +34,6 @@ T = TypeVar("T")
 
 
 class Transfer(StrEnum):
-    """State of the snapshot's transfer."""
-
     UNDER_WAY = "under_way"
     ARRIVED = "arrived"
     FAILED = "failed"
@@ -44,8 +42,6 @@ class Transfer(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PendingStep(Generic[T]):
-    """A committed step that waits to be applied."""
-
     tag: Tag  # names the state after the step
     batches: int
     content: T  # gradients to apply; these rules do not read them
@@ -53,8 +49,6 @@ class PendingStep(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class CatchUpPlan:
-    """The parts of a quorum's assignment that matter for catching up."""
-
     begins: Tag  # the state with which the quorum begins
     catches_up: bool  # this group catches up in the quorum
     has_source: bool  # a source is assigned to this group
@@ -62,8 +56,6 @@ class CatchUpPlan:
 
 
 class CatchUpAction(StrEnum):
-    """Consequence of a quorum, or of the next step of one."""
-
     GO_ON = "go_on"
     FETCH = "fetch"  # fetch a snapshot from the assigned source
     RETURN = "return"  # work with the held state again
@@ -71,8 +63,6 @@ class CatchUpAction(StrEnum):
 
 @dataclass(slots=True)
 class CatchUpMachine(Generic[T]):
-    """Decides how one rank catches up. The module docstring has the rules."""
-
     held: Tag | None = None  # None if the rank holds the state with which it works
     transfer: Transfer = Transfer.DONE
     source: str = ""  # replica_id of the group that sends the snapshot
@@ -108,7 +98,6 @@ class CatchUpMachine(Generic[T]):
 
     @property
     def keeps(self) -> bool:
-        """True if the current step must be kept when it commits."""
         return self.follows and self.has_source
 
     # -- what happens
@@ -116,10 +105,8 @@ class CatchUpMachine(Generic[T]):
     def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
         """Decide what a quorum, or the next step of one, means for this rank.
 
-        Args:
-            plan: The quorum.
-            holds: State that the rank holds. Only used if the rank does not catch up yet.
-            source: Name of the assigned source, or empty without one.
+        `holds` is the state that the rank holds; only used if the rank does not catch up yet. `source` is the name of
+        the assigned source, or empty.
         """
         self._catches_up = plan.catches_up
         if not plan.catches_up:
@@ -136,11 +123,9 @@ class CatchUpMachine(Generic[T]):
         return self._return() if self.transfer is Transfer.DONE and not self._kept else CatchUpAction.GO_ON
 
     def committed(self, kept: PendingStep[T] | None, tag: Tag) -> None:
-        """Record that the current step has committed.
+        """Record that the current step has committed. `tag` names the state after it.
 
-        Args:
-            kept: The step, or None if it was not kept (no memory, or no snapshot to apply it to).
-            tag: Tag of the state after the step.
+        `kept` is None if the step was not kept: there is no memory, or no snapshot to apply it to.
         """
         if kept is not None and self.has_source and len(self._kept) < MAX_KEPT_STEPS:
             self._kept.append(kept)
@@ -173,11 +158,9 @@ class CatchUpMachine(Generic[T]):
         self._end_if_done()
 
     def due(self) -> Sequence[PendingStep[T]]:
-        """Return the kept steps to apply in the current step, in order."""
         return tuple(islice(self._kept, APPLIED_AT_ONCE)) if self.transfer is Transfer.DONE else ()
 
     def applied(self) -> None:
-        """Record that the first kept step was applied."""
         self.held = self._begins = self._kept.popleft().tag
         self._end_if_done()
 
@@ -211,10 +194,3 @@ class CatchUpMachine(Generic[T]):
 
 def _is_same(tag: Tag, other: Tag) -> bool:
     return tag == other and tag.quorum_id is not None
-
-
-class HealMode(StrEnum):
-    """How a rank heals."""
-
-    BLOCKING = "blocking"  # the other groups wait in one step until this group has its state
-    CATCH_UP = "catch_up"  # this group takes part in steps while it heals, and the others do not wait

@@ -51,14 +51,12 @@ class LeadChosen:
 
 @dataclass(frozen=True, slots=True)
 class ChecksumArrived:
-    """The next checksum of the lead has arrived."""
-
     checksum: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LeadLost:
-    """The lead will send no more checksums."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +131,9 @@ class _Source:
     first_rate: float | None = None
     """Rate of a first piece, including the response time."""
     received: int = 0
-    """Received bytes."""
     differing: int = 0
     """Received bytes that differ from the lead's."""
     reason: str | None = None
-    """Why the source was passed over, or None."""
 
     @property
     def rate(self) -> float | None:
@@ -175,31 +171,25 @@ class StripePlan:
         self._only_lead: set[int] = set()
         self._effects: list[Effect] = []
         self.received = 0
-        """Bytes of the pieces that have arrived."""
 
     @property
     def is_done(self) -> bool:
-        """True once all pieces of the lead have arrived."""
         return self._equal == len(self._sizes)
 
     @property
     def needs_lead(self) -> bool:
-        """True if the transfer cannot complete without a new lead."""
         return self._lead is None and (len(self._expected) < len(self._sizes) or bool(self._only_lead))
 
     @property
     def is_over(self) -> bool:
-        """True if the transfer is complete or no source is left."""
         return self.is_done or not self._usable()
 
     @property
     def rejected(self) -> dict[str, str]:
-        """Names of the sources that were passed over, with the reason."""
         return {name: source.reason for name, source in self._sources.items() if source.reason is not None}
 
     @property
     def shares(self) -> dict[str, int]:
-        """Useful bytes by source."""
         shares = {name: source.received - source.differing for name, source in self._sources.items()}
         return {name: count for name, count in shares.items() if count}
 
@@ -220,7 +210,7 @@ class StripePlan:
             case PieceArrived(name, checksum):
                 self._add_piece(self._sources[name], checksum, now)
             case ConnectionLost(name, reason):
-                self._lose_connection(self._sources[name], reason, now)
+                self._drop_connection(self._sources[name], reason, now)
             case Refused(name, reason):
                 self._reject(self._sources[name], reason)
         return self.tick(now)
@@ -233,7 +223,6 @@ class StripePlan:
         return effects
 
     def deadline(self, now: float) -> float:
-        """Return when to call `tick`."""
         moments = [source.free_at for source in self._usable() if not source.is_busy]
         moments += [at for source in self._sources.values() if (at := self._slow_at(source, now)) is not None]
         return min([at for at in moments if at > now], default=self._deadline)
@@ -266,7 +255,7 @@ class StripePlan:
         self._checksums[piece], self._senders[piece] = checksum, source
         self._compare(piece)
 
-    def _lose_connection(self, source: _Source, reason: str, now: float) -> None:
+    def _drop_connection(self, source: _Source, reason: str, now: float) -> None:
         self._unassign_all(source)
         source.is_busy = False
         source.tries += 1
@@ -326,7 +315,6 @@ class StripePlan:
         return [source for source in self._sources.values() if source.reason is None]
 
     def _free(self, now: float) -> list[_Source]:
-        """Return the free sources, the fastest first."""
         free = [source for source in self._usable() if source.is_free(now)]
         return sorted(free, key=lambda source: -(source.rate or 0.0))
 
@@ -342,7 +330,7 @@ class StripePlan:
 
     def _next_pieces(self, source: _Source, now: float) -> list[int]:
         if source is self._lead and self._unassigned_of_lead:
-            return self._take(self._unassigned_of_lead, STRIPE_BYTES)
+            return self._pop_pieces(self._unassigned_of_lead, STRIPE_BYTES)
         taken = [] if self._is_for_lead(source, now) else self._next_of_all(source)
         self._unassigned_bytes -= sum(self._sizes[piece] for piece in taken)
         return taken
@@ -355,16 +343,16 @@ class StripePlan:
         if not self._unassigned:
             return []
         if self._leads_alone:
-            return self._take(self._unassigned, math.inf)
+            return self._pop_pieces(self._unassigned, math.inf)
         left, rates = self._unassigned_bytes, [other.rate for other in self._usable() if other.rate]
         if not rates or source.rate is None:
             new = [other for other in self._usable() if other.rate is None and not other.is_busy]
-            return self._take(self._unassigned, min(FIRST_BYTES, left / max(1, len(new))))
+            return self._pop_pieces(self._unassigned, min(FIRST_BYTES, left / max(1, len(new))))
         if self._sizes[self._unassigned[0]] / source.rate > SLOW_FACTOR * left / max(rates):
             return []
-        return self._take(self._unassigned, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
+        return self._pop_pieces(self._unassigned, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
 
-    def _take(self, pool: list[int], wanted: float) -> list[int]:
+    def _pop_pieces(self, pool: list[int], wanted: float) -> list[int]:
         """Remove pieces from the pool: at least one if there is any, up to `wanted` bytes and MAX_RANGES ranges."""
         taken: list[int] = []
         size = runs = 0

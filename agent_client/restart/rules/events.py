@@ -58,10 +58,7 @@ class Closing:
 
 @dataclass(frozen=True, slots=True)
 class StepDone:
-    """The function makes progress."""
-
     step: int
-    """Number of the step, which never falls within a process."""
 
 
 RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closing | StepDone
@@ -125,8 +122,6 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Log this text."""
-
     text: str
     is_warning: bool = True
 
@@ -136,11 +131,8 @@ RankEffect = Connect | Disconnect | Send | Run | Interrupt | Kill | Ended | Noti
 
 @dataclass(frozen=True, slots=True)
 class RankConfig:
-    """Time limits and intervals of a rank."""
-
     beat_interval_s: float = 1.0
     report_interval_s: float = 0.1
-    """Minimum time between two reports of a step."""
     accept_timeout_s: float = 10.0
     lighthouse_timeout_s: float = 600.0
     """How long a rank that runs nothing tolerates an unreachable lighthouse before it ends with an error."""
@@ -155,7 +147,6 @@ class RankConfig:
 
 class RankPhase(StrEnum):
     IDLE = "idle"
-    """It runs nothing and is not ready."""
     READY = "ready"
     SPARE = "spare"
     RUNNING = "running"
@@ -189,7 +180,6 @@ class InterruptTimer:
         self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
 
     def end(self) -> None:
-        """Record that the cleanup is done, too."""
         self._leaves_by = None
 
     @property

@@ -79,7 +79,6 @@ class Reconnect:
     _refused_since: float | None = None
 
     def open(self, now: float) -> int:
-        """Return the number of a new stream, which the caller opens."""
         self.session += 1
         self.is_open = True
         self.since = now if self.since is None else self.since
@@ -117,11 +116,9 @@ class Reconnect:
         return now - self._refused_since >= self.duplicate_timeout_s
 
     def give_up(self) -> None:
-        """Stop opening streams."""
         self.is_open, self.next_at = False, None
 
     def is_due(self, now: float) -> bool:
-        """Check whether it is time to open a stream, or to cancel one that was never accepted."""
         return self.next_at is not None and now >= self.next_at
 
 
@@ -132,12 +129,6 @@ class RankMachine:
     """Decides what a rank does. Time is the caller's monotonic clock in seconds."""
 
     def __init__(self, entry: RankHello, config: RankConfig | None = None) -> None:
-        """Start idle.
-
-        Args:
-            entry: First greeting of this process.
-            config: Time limits, or None for the defaults.
-        """
         self.config = config or RankConfig()
         self.phase = RankPhase.IDLE
         self.generation = entry.generation
@@ -160,7 +151,6 @@ class RankMachine:
 
     @property
     def has_lighthouse(self) -> bool:
-        """True if the lighthouse has accepted the stream."""
         return self._stream.since is None
 
     @property
@@ -330,7 +320,6 @@ class RankMachine:
         return []
 
     def _end(self, outcome: RunCompleted | RunStopped | LighthouseError, now: float) -> list[events.RankEffect]:
-        """Record the final outcome (rule 4)."""
         self.outcome = outcome
         effects: list[events.RankEffect] = [events.Disconnect(self._stream.session)] if self._stream.is_open else []
         self._stream.give_up()

@@ -49,7 +49,6 @@ class Flag(IntFlag):
 
     NONE = 0
     NOT_FINITE = 1
-    """An element is infinite or NaN."""
     SKIPS_BATCH = 2
     """The participant skips its batch. It sends zeros and does not count in this step."""
 
@@ -81,7 +80,6 @@ class Announced(NamedTuple):
     """REDUCE: number of the collective in the step. END: number of collectives. DRAW: 1, or 0 without a sampler of
     ours."""
     size: int = 0
-    """Size in bytes."""
     dtype: str = ""
     name: str = ""
     """Part of the script, if known."""
@@ -109,8 +107,6 @@ class Announced(NamedTuple):
 
 
 class Row(NamedTuple):
-    """Exchanged row of one participant."""
-
     standing: int
     seniority: int
     """Steps that this participant has committed since it joined."""
@@ -162,7 +158,6 @@ def from_words(words: Sequence[int]) -> Row:
 
 
 def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
-    """Return the replica_rank of each participant at fault."""
     announcing = [row for row in rows if not row.is_silent]
     if all(row.words == announcing[0].words for row in announcing):
         return frozenset()
@@ -213,12 +208,10 @@ class DataChoice(NamedTuple):
     """Source of the batches. It must be the same in all groups, which otherwise train on each other's samples."""
 
     length: int
-    """Number of samples in the data set."""
     batch_size: int
     accumulate: int
     """Number of batches in a microbatch."""
     seed: int
-    """Seed of the order."""
 
     def __str__(self) -> str:
         accumulated = f" x {self.accumulate}" if self.accumulate > 1 else ""
@@ -226,7 +219,6 @@ class DataChoice(NamedTuple):
 
 
 def announce_draw(choice: DataChoice | None) -> Announced:
-    """Return the announcement of a rank that draws its batches from `choice`."""
     if choice is None:
         return Announced(Kind.DRAW)
     length, _, rest = str(choice).partition(" ")
@@ -241,11 +233,9 @@ class DataUses:
     irregular: int = 0
     """Number of committed steps whose batches were drawn for another quorum, or not at all."""
     has_changed: bool = False
-    """True if `choice` was a different one before."""
     _drawn: tuple[int, int] = (-1, -1)
 
     def drawn(self, choice: DataChoice, step: int, quorum_id: int) -> None:
-        """Record that the batches of `step` are drawn from `choice`."""
         self.has_changed |= self.choice not in (None, choice)
         self.choice, self._drawn = choice, (step, quorum_id)
 

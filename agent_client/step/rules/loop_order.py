@@ -54,7 +54,7 @@ class StepPart(Protocol):
         """Start to share values that must be equal in all groups. Called before the vote, when all is computed."""
         ...
 
-    def settle(self, *, is_committed: bool) -> None:
+    def end_step(self, *, is_committed: bool) -> None:
         """Keep the shared values if the step is committed, or restore those from its beginning."""
         ...
 
@@ -69,16 +69,14 @@ class ZeroGradOrder:
     def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
         """Return whether this zero_grad() begins a step.
 
-        Args:
-            has_computed: Whether the current step has computed anything.
-            forward_begins: Whether a forward pass will begin the next step.
+        `has_computed` tells whether the current step has computed anything, and `forward_begins` whether a forward pass
+        will begin the next step.
         """
         if self.ends_loop is None:
             self.ends_loop = has_computed
         return not (self.ends_loop or forward_begins)
 
     def steps(self) -> None:
-        """Record a call of step()."""
         if self.ends_loop is None:
             self.ends_loop = True
 
@@ -107,13 +105,7 @@ class PassOrder:
     _gave_up_at: int | None = None
 
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
-        """Bring the counts up to date.
-
-        Args:
-            step: The current or next step.
-            ended: Number of attempts that have ended.
-            was_committed: Whether the last attempt was committed.
-        """
+        """Bring the counts up to date after `ended` attempts. `step` is the current or next step."""
         self._step = step
         if ended == self._ended:
             return
@@ -133,10 +125,7 @@ class PassOrder:
         self._most = max(self._most, self._forwards)
 
     def starts_over(self) -> bool:
-        """Return whether the step was left out.
-
-        Called when a forward pass follows, and the gradients reduced in this step are gone.
-        """
+        """Return whether the step was left out: a forward pass follows, and the reduced gradients are gone."""
         self._starts_over = True
         is_unusual = bool(self._usual_most) and not self._usually_starts_over
         return is_unusual and self._gave_up_at != self._step
@@ -149,6 +138,5 @@ class PassOrder:
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
     def gave_up(self) -> None:
-        """Record that the step was discarded as left out."""
         self._patience *= 2
         self._gave_up_at = self._step

@@ -42,8 +42,6 @@ class InvalidTransition(RuntimeError):
 
 @dataclass(slots=True)
 class StepMachine:
-    """State of one rank's step."""
-
     step: int = 0
     tag_quorum_id: int | None = 0
     """Quorum that has committed the state, or None if this rank holds no complete state."""
@@ -52,7 +50,6 @@ class StepMachine:
     assignment: Assignment | None = None
     """Quorum of the current or last step."""
     failure: str | None = None
-    """Reason why this step cannot commit."""
     is_blamed: bool = False
     """True if another group is to blame for `failure`."""
     discards: int = 0
@@ -60,7 +57,6 @@ class StepMachine:
     faults: int = 0
     """Number of these steps that no other group is known to have caused."""
     has_erred: bool = False
-    """True if the script has reported an error in this step."""
     has_reduced: bool = False
     """True if an all-reduce over all participants has completed in this step."""
     has_computed: bool = False
@@ -70,13 +66,9 @@ class StepMachine:
     skipped_weight: int = 0
     """Number of microbatches in the step that groups have skipped."""
     is_in_backward: bool = False
-    """True while a backward pass reduces."""
     was_committed: bool = False
-    """True if the last step was committed."""
     commits: int = 0
-    """Number of steps that this rank has committed since it started."""
     ended: int = 0
-    """Number of steps that were committed or discarded."""
     moves: int = 0
     """Counter of forward passes, reductions and votes."""
     accumulates: bool = False
@@ -88,28 +80,22 @@ class StepMachine:
     must_install: bool = False
     """True if a peer's state must be installed before this rank counts."""
     is_torn: bool = False
-    """True if this rank holds no complete state."""
     is_installing: bool = False
     distrust: Distrust | None = None
     """Reason why the state is torn, unless an installation was interrupted."""
     torn_under: int | None = None
-    """Quorum in which the state was torn."""
     is_alone: bool = False
-    """True if this rank is the only one of its group."""
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
-    """Share of this group in the step."""
     _began_with: Tag | None = None
     _history: list[str] = field(default_factory=list)
 
     @property
     def tag(self) -> Tag:
-        """Tag of the state with which this rank works."""
         return Tag(self.step, self.tag_quorum_id)
 
     @property
     def has_peers(self) -> bool:
-        """True if the quorum of the step has other groups."""
         return self.assignment is not None and self.assignment.replica_world_size > 1
 
     @property
@@ -149,7 +135,6 @@ class StepMachine:
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
     def got_no_quorum(self, reason: str) -> None:
-        """Record that there is no quorum for this step, which will be discarded."""
         self._move("no_quorum", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
@@ -165,17 +150,11 @@ class StepMachine:
             self.failed(reason)
 
     def erred(self, reason: str) -> None:
-        """Record that the script reports its results as unusable."""
         self.has_erred = True
         self.failed(reason)
 
     def failed(self, reason: str, *, is_blamed: bool = False) -> None:
-        """Record a failure. The first reason stays.
-
-        Args:
-            reason: Text for the logs.
-            is_blamed: Whether another group is to blame.
-        """
+        """Record a failure. The first reason stays. `is_blamed` means that another group is to blame."""
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
@@ -200,15 +179,12 @@ class StepMachine:
 
     @property
     def divisor(self) -> int:
-        """Number of microbatches whose gradients are in the step's sums."""
         return self.share.divisor - self.skipped_weight
 
     def reduced(self) -> None:
-        """Record that an all-reduce over all participants has completed in this step."""
         self.has_reduced = True
 
     def installing(self) -> None:
-        """Record that the installation of a peer's state begins."""
         self.tag_quorum_id = None
         self.is_torn = self.is_installing = True
 
@@ -243,10 +219,7 @@ class StepMachine:
 
     @property
     def cannot_heal(self) -> bool:
-        """True if the quorum formed after this rank had reported its torn state.
-
-        In that case no peer can provide a state.
-        """
+        """True if the quorum formed after this rank had reported its torn state, so no peer can provide a state."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
@@ -364,9 +337,8 @@ class Applying:
     def begins(self, may_skip: Callable[[], bool]) -> str:
         """Return what is wrong with the last commit when the next step begins, or an empty text.
 
-        Args:
-            may_skip: Returns whether a GradScaler may skip steps. It is slow, so it is only called if something seems
-                wrong, and not again after it has returned True.
+        `may_skip` returns whether a GradScaler may skip steps. It is slow, so it is only called if something seems
+        wrong, and not again after it has returned True.
         """
         step, self._committed = self._committed, None
         if self.is_explicit or step is None:

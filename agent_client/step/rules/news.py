@@ -26,12 +26,9 @@ LOSS_HELD_S = 2.0
 @dataclass(frozen=True, slots=True)
 class Loss:
     name: str
-    """Name of the group."""
     why: str
-    """Reason as reported by the manager."""
     step: int
     at: float
-    """When this rank noticed."""
 
     def __str__(self) -> str:
         return f"lost {self.name} ({self.why})"
@@ -49,7 +46,7 @@ class StepNews:
         before, self._loss, self._healing = self._loss, loss, None
         return "" if before is None else f"step {before.step} discarded: {before}"
 
-    def take_overdue(self, now: float) -> str:
+    def pop_overdue(self, now: float) -> str:
         """Return the line that cannot wait for the step any longer, or an empty text."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
@@ -59,13 +56,11 @@ class StepNews:
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 
     def heal_begins(self, step: int, healing: Sequence[str], now: float) -> str:
-        """Return the line about groups that heal while this step waits for them."""
         names = ", ".join(healing)
         self._healing = names, step, now
         return f"step {step} waits for {names} to heal"
 
     def committed(self, step: int, participants: Sequence[str], now: float) -> list[str]:
-        """Return the lines for the commit of `step`."""
         (loss, self._loss), (healing, self._healing) = (self._loss, None), (self._healing, None)
         lines = list[str]()
         if loss is not None:
@@ -100,10 +95,8 @@ class Patience:
         self._tries = self._refusals = 0
         self._began_at = self._logged_at = 0.0
         self.backoff_s = 0.0
-        """How long to wait before the next request."""
 
     def answered(self) -> None:
-        """Record that a request was granted."""
         self._tries = self._refusals = 0
 
     def refused(self, error: LighthouseError, now: float) -> str:
@@ -119,7 +112,7 @@ class Patience:
             return ""
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
-    def take_news(self, error: LighthouseError, now: float) -> str:
+    def pop_news(self, error: LighthouseError, now: float) -> str:
         """Return the text to log as an error now, or an empty text."""
         is_first = self._tries == FIRST_LOG_AFTER
         if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):

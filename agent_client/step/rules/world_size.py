@@ -30,8 +30,6 @@ class WorldSizeMode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Share of this group in a step."""
-
     microbatches: tuple[int, ...]
     """Numbers of this group's microbatches, below `divisor`."""
     divisor: int
@@ -42,7 +40,6 @@ class Share:
 
     @property
     def weight(self) -> int:
-        """Number of microbatches of this group in `divisor`."""
         return len(self.microbatches) if self.counts else 0
 
     def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
@@ -61,7 +58,6 @@ class WorldSize:
 
     @property
     def depends_on_quorum(self) -> bool:
-        """True if the quorum of a step determines which microbatches a group computes."""
         return self.mode is not WorldSizeMode.DYNAMIC
 
     def share(self, assignment: Assignment | None) -> Share:

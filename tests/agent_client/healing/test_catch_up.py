@@ -9,7 +9,7 @@ import pytest
 from tests.agent_client.matrix_events import Cell, finish
 from tests.agent_client.test_training_kinds import GIVEN_UP
 from tests.agent_client.training_jobs import Group, MakeJob, TrainingJob
-from tests.agent_client.training_kinds import ClippedByNorm, Ddp, ScaledLater, Scheduled
+from tests.agent_client.training_kinds import ClippedByNorm, Ddp, Hsdp, ScaledLater, Scheduled
 from tests.processes import PATIENCE_S, eventually
 
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "3s")
@@ -43,13 +43,13 @@ def two_and_a_late_one(make_job: MakeJob, kind: type[Ddp]) -> tuple[TrainingJob,
     return job, a, b, late
 
 
-def arrive(job: TrainingJob, late: Group, *others: Group, is_lossless: bool = True) -> None:
+def arrive(job: TrainingJob, late: Group, *others: Group, way: str = "", is_lossless: bool = True) -> None:
     """It gets its snapshot, and counts again; nobody has lost a step, where that is so."""
     for rank in late.ranks:
         rank.call("allow_fetch")
     job.wait_steps(late, *others, more=5, participants=1 + len(others))
     assert job.committed(late)[-1]["participated"]
-    cell = Cell("", job)
+    cell = Cell(way, job)
     finish(cell, [late, *others])
     assert cell.discards(late, *others) == 0 or not is_lossless
 
@@ -60,6 +60,21 @@ def test_the_others_go_on_while_it_fetches_and_it_gets_there(make_job: MakeJob) 
     assert not any(event["participated"] for event in job.events(c, kind="follows"))
     job.wait_steps(a, b, more=10, participants=3)
     arrive(job, c, a, b)
+
+
+@pytest.mark.slow
+def test_a_sharded_group_catches_up(make_job: MakeJob) -> None:
+    """FSDP2 over two ranks. The other group commits meanwhile, and loses no step."""
+    job = make_job(Hsdp, ranks=2, heal_mode="catch_up")
+    a, c = job.all_groups("a", "c")
+    job.start(a, pace_s=PACE_S)
+    job.wait_steps(a, more=3, participants=1)
+    add_late(job, c)
+    job.wait_steps(a, more=10, participants=2)
+    arrive(job, c, a, way="hsdp")
+    for rank in range(2):
+        assert "caught up at step" in job.log_of(c, rank)
+        assert "healing from" not in job.log_of(c, rank)
 
 
 @pytest.mark.slow

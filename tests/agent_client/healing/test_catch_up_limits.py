@@ -13,6 +13,7 @@ from agent_client.healing.rules.catch_up import CatchUpPlan
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.step.config import AgentConfig
+from agent_client.step.rules.world_size import Share
 from agent_client.training.checkpoint_folder import CheckpointFolder
 from lighthouse_protocol.messages.membership import Tag
 
@@ -65,6 +66,18 @@ def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoi
         catch_up.machine.answered(CatchUpPlan(Tag(0, 0), catches_up=False, has_source=False, names=("a",)), Tag(0, 0))
         agent.internals.machine.work_at(0, 0)
         assert folder.save() is not None
+
+
+def test_a_batch_that_a_peer_skips_does_not_count_in_the_step_that_is_applied_later() -> None:
+    with agent_of() as agent:
+        machine, catch_up = agent.internals.machine, agent.internals.catch_up_for(agent.state.optimizer)
+        assert catch_up is not None
+        catch_up.begin_step()
+        lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b", "c"))
+        catch_up.machine.answered(lead, Tag(0, 0), "a")
+        machine.share, machine.skipped_weight = Share((0,), 3, counts=False), 1
+        catch_up.apply()
+        assert [kept.batches for kept in catch_up.machine.kept] == [2]
 
 
 def test_who_is_refused_leaves_nothing_behind() -> None:

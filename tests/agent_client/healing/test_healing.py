@@ -42,24 +42,23 @@ class TestServing:
         assert (machine.step, machine.tag_quorum_id, machine.batches_committed) == (5, 3, 10)
 
     def test_what_was_received_is_told_with_its_size_and_time(self, stack: ExitStack) -> None:
-        told: list[tuple[float, int]] = []
-        pair = Pair(stack, on_received=lambda seconds, nbytes: told.append((seconds, nbytes)))
+        own = Activity(time.monotonic)
+        pair = Pair(stack, activity=own)
         pair.serve()
         pair.fetch(ASSIGNMENT)  # nothing to take over
-        assert told == []
+        assert own.healed is None
         pair.fetch()
-        [(seconds, nbytes)] = told
-        assert 0 < seconds < 10
-        assert nbytes == 4 * (1024 * 1024 + 1024)  # of a Linear's weight and bias
+        assert own.healed is not None
+        assert (own.healed.heals, 0 < own.healed.seconds < 10) == (1, True)
+        assert own.healed.bytes == 4 * (1024 * 1024 + 1024)  # of a Linear's weight and bias
 
     @pytest.mark.usefixtures("impatient")
     def test_a_state_that_does_not_come_is_not_told(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
-        told: list[tuple[float, int]] = []
         own = Activity(time.monotonic)
-        pair = Pair(stack, on_received=lambda seconds, nbytes: told.append((seconds, nbytes)), on_begun=own.heal_begins)
+        pair = Pair(stack, activity=own)
         with caplog.at_level(logging.INFO), pytest.raises(StateUnavailable):
             pair.fetch()
-        assert told == []
+        assert own.healed is None
         assert own.read().heal is None
         assert [line for line in caplog.messages if "heal" in line] == [
             "healing from a at step 5",
@@ -68,7 +67,7 @@ class TestServing:
 
     def test_its_bytes_are_marked_as_they_arrive(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
         own = Activity(time.monotonic)
-        pair = Pair(stack, on_begun=own.heal_begins)
+        pair = Pair(stack, activity=own)
         seen: list[HealProgress] = []
         check = pair.target._check
 

@@ -32,7 +32,7 @@ def fetch(pair: Pair) -> BackgroundFetch:
 
 
 def kept(pair: Pair) -> int:
-    return len(pair.source._source._server._kept)
+    return len(pair.source._server._kept)
 
 
 def test_the_copy_is_that_of_its_step_whatever_comes_after(pair: Pair) -> None:
@@ -77,7 +77,7 @@ def test_it_is_forgotten_after_its_time(stack: ExitStack, monkeypatch: pytest.Mo
     serve(pair)
     now = time.monotonic()
     for later_s, count in ((49, 1), (51, 0)):
-        monkeypatch.setattr("agent_client.healing.source.time.monotonic", lambda later_s=later_s: now + later_s)
+        monkeypatch.setattr("agent_client.healing.healing.time.monotonic", lambda later_s=later_s: now + later_s)
         pair.source.serve(LATER, pair.machine)
         assert kept(pair) == count
 
@@ -85,7 +85,7 @@ def test_it_is_forgotten_after_its_time(stack: ExitStack, monkeypatch: pytest.Mo
 def test_a_newer_copy_for_the_same_target_takes_its_place(pair: Pair) -> None:
     serve(pair)
     serve(pair, quorum_id=8)
-    assert [key.quorum_id for key in pair.source._source._server._kept] == [8]
+    assert [key.quorum_id for key in pair.source._server._kept] == [8]
 
 
 def test_a_revoke_ends_it_on_neither_side(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_who_follows_no_more_can_end_it(pair: Pair) -> None:
 
 def test_without_room_the_source_refuses_at_once(stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
     pair = Pair(stack, timeout_s=100.0)
-    monkeypatch.setattr("agent_client.healing.source.has_room", lambda size: False)
+    monkeypatch.setattr("agent_client.healing.healing.has_room", lambda size: False)
     beside = fetch(pair)  # it waits for the copy
     assert not beside.received.done()
     serve(pair)
@@ -129,4 +129,4 @@ def test_a_state_of_another_lineage_is_refused(pair: Pair) -> None:
 def test_one_that_catches_up_offers_nothing(pair: Pair) -> None:
     pair.states[0].begin_step()
     pair.source.serve(replace(LATER, replica_rank=1, contributors=0, max_step=5), pair.machine)
-    assert (kept(pair), pair.source._source._server._held) == (0, None)
+    assert (kept(pair), pair.source._server._held) == (0, None)

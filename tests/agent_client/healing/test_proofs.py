@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing, contextmanager
 import pytest
 import torch
 
-from agent_client.healing import listener, server
+from agent_client.healing import server
 from agent_client.healing.connection import NONCE_HEADER, PROOF_HEADER, StateUnavailable
 from agent_client.healing.server import StateServer
 from lighthouse_protocol.rules.access import TARGET_WORD, prove
@@ -129,7 +129,7 @@ def test_a_copy_that_is_kept_has_the_secret_of_its_quorum(caplog: pytest.LogCapt
 
 def test_connections_are_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.WARNING)
-    monkeypatch.setattr(listener, "MAX_CONNECTIONS_OF_A_HOST", 3)
+    monkeypatch.setattr(server, "MAX_CONNECTIONS_OF_A_HOST", 3)
     with serving() as it, ExitStack() as open_:
         held = [open_.enter_context(connected(it.address)) for _ in range(3)]
         for connection in held:

@@ -19,8 +19,7 @@ import torch
 
 from agent_client.healing.connection import StateKey, StateUnavailable, split_address
 from agent_client.healing.fetch import Fetch
-from agent_client.healing.listener import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST
-from agent_client.healing.server import StateServer
+from agent_client.healing.server import MAX_CONNECTIONS, MAX_CONNECTIONS_OF_A_HOST, StateServer
 from agent_client.state.codec import Encoding, allocate, encode
 from agent_client.state.tree import CorruptState
 from tests.agent_client.healing.sources import (

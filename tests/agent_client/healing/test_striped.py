@@ -214,7 +214,7 @@ class TestNotAllOfThem:
     def test_without_its_state_the_others_give_it(self, stack: ExitStack, caplog: pytest.LogCaptureFixture) -> None:
         those = servers(stack, STATE, STATE, STATE)
         those["b"].withdraw()
-        those["b"].settle(*KEY[:2])
+        those["b"].refuse_up_to(*KEY[:2])
         assert same(fetch(those).run(), STATE)
         assert "b" not in shares(caplog)
 

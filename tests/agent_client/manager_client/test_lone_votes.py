@@ -47,7 +47,7 @@ class FakeManager:
         return self.link.ask(step, "", tag_quorum_id=QUORUM, commit_failures=0, timeout_s=PATIENCE_S)
 
     def tell(self, step: int) -> Vote:
-        self.link.tell(step, quorum_id=QUORUM, timeout_s=PATIENCE_S)
+        self.link.send_yes(step, quorum_id=QUORUM, timeout_s=PATIENCE_S)
         return self.watches[-1].ballot()
 
     def count(self, ballot: Vote, outcome: Decision | LighthouseError) -> None:
@@ -122,7 +122,7 @@ def test_a_revoke_while_it_is_under_way_is_known_when_its_grant_is_taken(manager
     manager.watches[-1].says.put(Revoked(QUORUM, "b is lost"))
     manager.count(ballot, Decision(commit=True, next=GRANT))
     assert manager.ask(5) is GRANT
-    assert manager.link.revoked(QUORUM) == "b is lost"
+    assert manager.link.watch.revoked(QUORUM) == "b is lost"
     assert manager.revoked == [QUORUM]
 
 

@@ -51,14 +51,14 @@ class Frozen:
 class TestThePlace:
     def test_is_the_scripts_innermost_line_whatever_it_has_called(self):
         place = ScriptPlace()
-        seen = [place.look(frame, now, 0) for now, frame in enumerate(frames())]
+        seen = [place.locate(frame, now, 0) for now, frame in enumerate(frames())]
         assert seen == [(at, "") for at in ("step (train.py:8)", "step (train.py:9)") * 2 + ("validate (train.py:5)",)]
 
     def test_of_a_rank_that_does_not_move_is_where_it_has_been_for_half_of_that_time(self):
         place = ScriptPlace()
         first, second, *_, last = frames()
         at = [(first, 0.0), (second, 3.0), (first, 4.0), (second, 6.0), (last, 7.0), (last, 10.0), (last, 14.0)]
-        seen = [place.look(frame, now, now)[0] for frame, now in at]
+        seen = [place.locate(frame, now, now)[0] for frame, now in at]
         assert seen == [
             "step (train.py:8)",
             "validate (train.py:3)",
@@ -70,10 +70,10 @@ class TestThePlace:
         ]
 
     def test_names_what_it_has_called_of_torch_distributed(self):
-        assert ScriptPlace().look(frames("barrier(look)")[0], 0, 0) == ("train.py:1", "barrier")
+        assert ScriptPlace().locate(frames("barrier(look)")[0], 0, 0) == ("train.py:1", "barrier")
 
     def test_of_a_thread_that_is_gone(self):
-        assert ScriptPlace().look(None, 0, 9) == ("", "")
+        assert ScriptPlace().locate(None, 0, 9) == ("", "")
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_out_over_the_wire_and_back(mesh: DeviceMesh, placements: tuple[Any, Any
     model.weight = nn.Parameter(tensor)
     shards = Shards(model.parameters())
     state = {"list": [tensor, 1], "tuple": (tensor,), "ordered": OrderedDict(weight=tensor), "plain": torch.ones(2)}
-    back = shards.put_back(over_the_wire(shards.take_out(state)))
+    back = shards.rebuild(over_the_wire(shards.describe(state)))
     for found in (back["list"][0], back["tuple"][0], back["ordered"]["weight"]):
         assert isinstance(found, DTensor)
         assert (found.device_mesh, found.placements, found.shape) == (mesh, placements, tensor.shape)
@@ -80,7 +80,7 @@ def test_out_over_the_wire_and_back(mesh: DeviceMesh, placements: tuple[Any, Any
 
 def test_a_shard_is_not_copied(mesh: DeviceMesh) -> None:
     model = sharded_model(mesh)
-    [described, *_] = Shards(model.parameters()).take_out(dict(model.state_dict())).values()
+    [described, *_] = Shards(model.parameters()).describe(dict(model.state_dict())).values()
     assert described["shard"].data_ptr() == next(model.parameters()).to_local().data_ptr()
 
 
@@ -89,7 +89,7 @@ def test_without_sharded_parameters_everything_passes_through() -> None:
     shards = Shards(model.parameters())
     assert not shards
     state = model.state_dict()
-    taken = shards.take_out(state)
+    taken = shards.describe(state)
     assert taken._metadata == state._metadata
     assert all(taken[name] is tensor for name, tensor in state.items())
 
@@ -98,10 +98,10 @@ def test_what_cannot_be_sent_is_named(mesh: DeviceMesh) -> None:
     shards = Shards(sharded_model(mesh).parameters())
     elsewhere = DTensor.from_local(torch.ones(2), init_device_mesh("cpu", (1,), mesh_dim_names=("other",)), [Shard(0)])
     with pytest.raises(TypeError, match="over which no parameter is"):
-        shards.take_out([elsewhere])
+        shards.describe([elsewhere])
     partial = DTensor.from_local(torch.ones(2), mesh["shard"], [Partial()])
     with pytest.raises(TypeError, match=r"laid out as P.* cannot be sent: only shards and replicas can"):
-        shards.take_out([partial])
+        shards.describe([partial])
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_what_cannot_be_sent_is_named(mesh: DeviceMesh) -> None:
 def test_a_description_that_fits_nothing_is_corrupt(mesh: DeviceMesh, wrong: dict[str, Any]) -> None:
     model = sharded_model(mesh)
     shards = Shards(model.parameters())
-    [described, *_] = shards.take_out(dict(model.state_dict())).values()
+    [described, *_] = shards.describe(dict(model.state_dict())).values()
     with pytest.raises(CorruptState, match="has a shard that does not belong to this rank"):
-        shards.put_back({"model": described | wrong})
+        shards.rebuild({"model": described | wrong})
 
 
 def test_a_model_its_optimizer_and_an_average_of_it_heal_and_train_on_to_the_same_bits(mesh: DeviceMesh) -> None:
@@ -177,7 +177,7 @@ def test_a_snapshot_between_forward_and_backward_is_of_the_steps_begin_and_distu
 def test_the_place_of_a_shard_in_its_whole(mesh: DeviceMesh) -> None:
     model = sharded_model(mesh)
     shards = Shards(model.parameters())
-    described = shards.take_out(dict(model.state_dict()))["0.weight"]
+    described = shards.describe(dict(model.state_dict()))["0.weight"]
     assert shards.place(described) == ((5, 6), (0, 0))
     for wrong in ({"mesh": 3}, {"placements": ()}, {"placements": (("shard", 0), ("replicate",))}, {"shape": None}):
         with pytest.raises(CorruptState, match="a shard that does not belong to this rank"):

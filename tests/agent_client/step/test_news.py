@@ -58,7 +58,7 @@ def test_waiting_never_ends_a_rank_and_is_said_regularly(kind: type[LighthouseEr
         error = kind("1 of 2 joined")
         assert patience.refused(error, now) == ""
         assert patience.backoff_s <= MAX_BACKOFF_S
-        if news := patience.take_news(error, now):
+        if news := patience.pop_news(error, now):
             said.append((now, news))
         now += 0.2 + patience.backoff_s
     assert patience._tries > 1100  # 2**1100 is no float
@@ -73,7 +73,7 @@ def test_a_quorum_is_the_end_of_it():
     for now in range(5):
         patience.refused(DeadlinePassed("x"), now)
     patience.answered()
-    assert patience.refused(DeadlinePassed("x"), 9) == patience.take_news(DeadlinePassed("x"), 9) == ""
+    assert patience.refused(DeadlinePassed("x"), 9) == patience.pop_news(DeadlinePassed("x"), 9) == ""
     assert patience.backoff_s < 0.1
 
 
@@ -83,7 +83,7 @@ LOST_B = Loss("b", "rank 1 has ended", step=1541, at=100.0)
 def test_a_loss_is_told_with_the_step_that_is_redone():
     news = StepNews()
     assert news.lost(LOST_B) == ""
-    assert news.take_overdue(100.1) == ""
+    assert news.pop_overdue(100.1) == ""
     assert news.committed(1541, ["a", "c"], 100.05) == [
         "lost b (rank 1 has ended); step 1541 redone without it after 50 ms"
     ]
@@ -99,8 +99,8 @@ def test_a_group_that_is_back_at_once_is_in_the_redone_step():
 def test_a_loss_does_not_wait_for_a_quorum_that_takes_long():
     news = StepNews()
     news.lost(LOST_B)
-    assert news.take_overdue(100.0 + LOSS_HELD_S) == "step 1541 discarded: lost b (rank 1 has ended)"
-    assert news.take_overdue(100.0 + LOSS_HELD_S) == ""
+    assert news.pop_overdue(100.0 + LOSS_HELD_S) == "step 1541 discarded: lost b (rank 1 has ended)"
+    assert news.pop_overdue(100.0 + LOSS_HELD_S) == ""
     assert news.committed(1541, ["a"], 110.0) == []
 
 

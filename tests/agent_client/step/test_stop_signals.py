@@ -25,7 +25,7 @@ def drain(reason):
     print(reason, flush=True)
     drained.set()
 
-manager = SimpleNamespace(drain=drain, is_watched=case != "unknown")
+manager = SimpleNamespace(drain=drain, watch=SimpleNamespace(is_open=case != "unknown"))
 signals = stop_signals.StopSignals(manager, 3)
 if case == "own handler":
     signal.signal(signal.SIGTERM, lambda *_: print("own", flush=True) or sys.exit(0))
@@ -79,7 +79,7 @@ import os, signal, time
 from types import SimpleNamespace
 from agent_client.step.stop_signals import StopSignals
 
-signals = StopSignals(SimpleNamespace(drain=lambda reason: None, is_watched=True), 0)
+signals = StopSignals(SimpleNamespace(drain=lambda reason: None, watch=SimpleNamespace(is_open=True)), 0)
 signals.install()
 reading, writing = os.pipe()
 worker = os.fork()

@@ -8,7 +8,7 @@ from torch.distributed import GradBucket, HashStore
 from torch.nn import parallel
 
 from agent_client.collectives.gloo import GlooGroup
-from agent_client.training.salvage import Salvage
+from agent_client.training.ddp import Salvage
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Pending, Rank
 

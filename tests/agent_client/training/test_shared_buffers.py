@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent_client.training.shared_buffers import SharedBuffers
+from agent_client.training.ddp import SharedBuffers
 from lighthouse_protocol.messages.membership import Tag
 
 
@@ -27,7 +27,7 @@ class Peer:
     def machine(self) -> "Peer":
         return self
 
-    def take_from_first(self, packed: Tensor) -> "Future[Tensor]":
+    def receive_from_first(self, packed: Tensor) -> "Future[Tensor]":
         self.told.append(packed.clone())
         done: Future[Tensor] = Future()
         done.set_result(packed if self.content is None else self.content.pop(0))
@@ -61,7 +61,7 @@ def share(agent: Any, buffers: list[Tensor], *, is_committed: bool = True) -> No
     for buffer in buffers:
         buffer.add_(1) if buffer.dtype != torch.bool else buffer.logical_not_()
     shared.agree()
-    shared.settle(is_committed=is_committed)
+    shared.end_step(is_committed=is_committed)
 
 
 def test_at_a_commit_they_are_those_of_the_first() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, TCPStore
 
-from agent_client.collectives.all_gather import MAX_BYTES, AllGather, gather
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import EvaluationInterrupted
+from agent_client.step.evaluation import MAX_BYTES, AllGather, gather
 from lighthouse_protocol.messages.membership import Assignment
 from tests.processes import PATIENCE_S
 
