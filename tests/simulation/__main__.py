@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
-from tests.simulation.plan import SCENARIOS
-from tests.simulation.simulation import run_seed
+from tests.simulation.quorums.plan import SCENARIOS
+from tests.simulation.quorums.simulation import run_seed
 from tests.simulation.world import Result
 
 REPORT_EVERY = 100

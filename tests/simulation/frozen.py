@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.simulation import simulation
+from tests.simulation.quorums import simulation
 from tests.simulation.runs import simulation as runs
 from tests.simulation.world import World
 

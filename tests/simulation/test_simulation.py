@@ -12,9 +12,9 @@ from multiprocessing import get_context
 
 import pytest
 
-from tests.simulation.faults import KINDS
-from tests.simulation.plan import SCENARIO_WEIGHTS, SCENARIOS, draw_plan
-from tests.simulation.simulation import Simulation, run_plan, run_seed
+from tests.simulation.quorums.faults import KINDS
+from tests.simulation.quorums.plan import SCENARIO_WEIGHTS, SCENARIOS, draw_plan
+from tests.simulation.quorums.simulation import Simulation, run_plan, run_seed
 from tests.simulation.world import Died, Result, Violation
 
 # A minute of computing, on a machine that may be busy.

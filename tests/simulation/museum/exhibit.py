@@ -7,8 +7,8 @@ from types import ModuleType
 from typing import Any
 from unittest import mock
 
-from tests.simulation.plan import Plan, draw_plan
-from tests.simulation.simulation import run_plan
+from tests.simulation.quorums.plan import Plan, draw_plan
+from tests.simulation.quorums.simulation import run_plan
 from tests.simulation.world import Result
 
 SECONDS = 40.0

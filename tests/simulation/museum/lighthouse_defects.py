@@ -19,8 +19,8 @@ from lighthouse.job.standing import Standing
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError
-from tests.simulation.lighthouse_site import FIRST_WALL_S, Lighthouse
 from tests.simulation.museum.exhibit import Replaced
+from tests.simulation.quorums.lighthouse_site import FIRST_WALL_S, Lighthouse
 
 _take_place = Presence._take_place
 _number = Numbering.number

@@ -27,8 +27,8 @@ from manager.group.records import ReplicaGroup
 from manager.group.requests import QuorumRequests, RequestDecision, Verdict, decide_request, no_state
 from manager.group.session import SessionMachine
 from manager.group.votes import Votes
-from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.museum.exhibit import Replaced
+from tests.simulation.quorums.manager import ManagerProcess
 from tests.simulation.world import Process
 
 _decide = Votes.decide

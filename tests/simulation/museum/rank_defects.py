@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from agent_client.step.rules.machine import Phase, StepMachine
 from lighthouse_protocol.messages.membership import Assignment, DistrustKind
 from tests.simulation.museum.exhibit import Replaced
-from tests.simulation.rank import Rank
+from tests.simulation.quorums.rank import Rank
 
 if TYPE_CHECKING:
-    from tests.simulation.rank import Snapshot
+    from tests.simulation.quorums.rank import Snapshot
 
 
 def _every_yes(self: StepMachine) -> bool:

@@ -7,7 +7,7 @@ from lighthouse.store.etcd_store import Batch
 from lighthouse.store.leadership import Candidate, Effect, Role
 from lighthouse_runtime.server.streams import OutputGate
 from tests.simulation.museum.exhibit import Replaced
-from tests.simulation.two_lighthouses import Etcd
+from tests.simulation.quorums.two_lighthouses import Etcd
 
 
 def _any_guards(self: Etcd, batch: Batch) -> bool:

@@ -21,15 +21,15 @@ from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.timing.timers import LoopLag
 from manager.group.driver import GroupDriver
 from manager.group.machine import GroupMachine
-from tests.simulation.manager_checks import ManagerChecks
-from tests.simulation.manager_link import ManagerLink
+from tests.simulation.checks import observe
 from tests.simulation.network import LOCAL_DELAY_S, End
-from tests.simulation.observed import observe
+from tests.simulation.quorums.manager_checks import ManagerChecks
+from tests.simulation.quorums.manager_link import ManagerLink
 from tests.simulation.world import MIN_RATE, Died, Process, Timers, Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.rank import Rank
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.rank import Rank
 
 NOTICE_S = (0.001, 0.05)
 EVIDENCE_TAKES_S = 0.05

@@ -4,7 +4,7 @@ A fault kind is one function in this folder. Its decorator says to whom it can h
 docstring is its row in docs/contributing/simulation.md.
 """
 
-from tests.simulation.faults import (
+from tests.simulation.quorums.faults import (
     clocks,
     groups,
     journal,
@@ -15,7 +15,7 @@ from tests.simulation.faults import (
     ranks,
     two_lighthouses,
 )
-from tests.simulation.faults.kinds import KINDS, Fault, draw_faults, draw_mix, schedule
+from tests.simulation.quorums.faults.kinds import KINDS, Fault, draw_faults, draw_mix, schedule
 
 __all__ = [
     "KINDS",

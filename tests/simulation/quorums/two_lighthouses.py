@@ -20,16 +20,16 @@ from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.refusals import LighthouseError, NotLeader, Unreachable
 from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.server.streams import OutputGate
-from tests.simulation.checkers import Checkers
-from tests.simulation.faults.two_lighthouses import STORE_HOST
-from tests.simulation.lighthouse_checks import Ledger, LighthouseChecks, member_of
-from tests.simulation.lighthouse_process import JOB, LighthouseProcess
-from tests.simulation.lighthouse_site import Journal, Lighthouse
 from tests.simulation.network import LIGHTHOUSE_HOST, End, Network
+from tests.simulation.quorums.checkers import Checkers
+from tests.simulation.quorums.faults.two_lighthouses import STORE_HOST
+from tests.simulation.quorums.lighthouse_checks import Ledger, LighthouseChecks, member_of
+from tests.simulation.quorums.lighthouse_process import JOB, LighthouseProcess
+from tests.simulation.quorums.lighthouse_site import Journal, Lighthouse
 from tests.simulation.world import Process, Timers, Violation, World
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
+    from tests.simulation.quorums.group import Group
 
 HOSTS = (LIGHTHOUSE_HOST, "lighthouse2")
 PREFIX = "/l"

@@ -16,7 +16,7 @@ from lighthouse_protocol.refusals import Superseded, Unreachable
 from tests.simulation.network import End
 
 if TYPE_CHECKING:
-    from tests.simulation.manager_process import ManagerProcess
+    from tests.simulation.quorums.manager import ManagerProcess
 
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 CLOSES_AFTER_S = (0.002, 0.02, 0.3)

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults.kinds import Fault, fault
-from tests.simulation.faults.lighthouse import find_lighthouse
+from tests.simulation.quorums.faults.kinds import Fault, fault
+from tests.simulation.quorums.faults.lighthouse import find_lighthouse
 
 if TYPE_CHECKING:
-    from tests.simulation.lighthouse_process import LighthouseProcess
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.lighthouse_process import LighthouseProcess
+    from tests.simulation.quorums.simulation import Simulation
 
 SLOW_WRITE_S = (0.05, 0.5, 2.0)
 

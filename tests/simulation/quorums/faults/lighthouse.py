@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults.kinds import Fault, fault
+from tests.simulation.quorums.faults.kinds import Fault, fault
 
 if TYPE_CHECKING:
-    from tests.simulation.lighthouse_process import LighthouseProcess
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.lighthouse_process import LighthouseProcess
+    from tests.simulation.quorums.simulation import Simulation
 
 # Back within the lease, less a beat and the time to connect again: nobody is to notice.
 SHORTLY_S = 1.2

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults.groups import anybody
-from tests.simulation.faults.kinds import Fault, fault
 from tests.simulation.network import LIGHTHOUSE_HOST
+from tests.simulation.quorums.faults.groups import anybody
+from tests.simulation.quorums.faults.kinds import Fault, fault
 
 if TYPE_CHECKING:
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.simulation import Simulation
 
 
 def _cut(simulation: "Simulation", ways: list[tuple[str, str]], for_s: float) -> None:

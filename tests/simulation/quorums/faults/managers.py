@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults.groups import find_group
-from tests.simulation.faults.kinds import Fault, fault
+from tests.simulation.quorums.faults.groups import find_group
+from tests.simulation.quorums.faults.kinds import Fault, fault
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.simulation import Simulation
 
 
 BACK_AFTER_S = (0.05, 0.5, 3.0, 9.0)

@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from agent_client.step.rules.machine import Phase
-from tests.simulation.faults.groups import find_group
-from tests.simulation.faults.kinds import Fault, fault
+from tests.simulation.quorums.faults.groups import find_group
+from tests.simulation.quorums.faults.kinds import Fault, fault
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.rank import Rank
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.rank import Rank
+    from tests.simulation.quorums.simulation import Simulation
 
 
 def find_rank(simulation: "Simulation", fault: Fault) -> "Rank | None":

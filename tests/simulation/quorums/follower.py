@@ -6,7 +6,7 @@ from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, C
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Tag
 
 if TYPE_CHECKING:
-    from tests.simulation.rank import Rank, Snapshot
+    from tests.simulation.quorums.rank import Rank, Snapshot
 
 RETRY_S = 0.05
 FULL_SHARE = 0.02

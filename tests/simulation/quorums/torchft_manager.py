@@ -13,8 +13,8 @@ from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.rank import Rank
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.rank import Rank
 
 BEAT_S = 0.3
 RECONNECT_S = (0.1, 0.5)

@@ -12,15 +12,15 @@ from agent_client.step.rules.machine import Phase, StepMachine
 from agent_client.step.rules.news import Patience
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, DistrustKind, Tag
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Superseded, Unreachable
-from tests.simulation.collectives import Arrival
-from tests.simulation.follower import Follower, Step
-from tests.simulation.manager_side import ManagerSide
 from tests.simulation.network import LOCAL_DELAY_S
+from tests.simulation.quorums.collectives import Arrival
+from tests.simulation.quorums.follower import Follower, Step
+from tests.simulation.quorums.manager_side import ManagerSide
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.manager_process import ManagerProcess
-    from tests.simulation.torchft_manager import TorchftManager
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.manager import ManagerProcess
+    from tests.simulation.quorums.torchft_manager import TorchftManager
 
 REPEATED = (TimeoutError, Superseded, Unreachable)
 FETCH_RETRY_S = 0.05

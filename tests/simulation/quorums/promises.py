@@ -6,15 +6,15 @@ One promise a scenario (plan.py). What can be broken in a moment is in checkers.
 from typing import TYPE_CHECKING
 
 from lighthouse.job.presence import ABSENT_KEPT
-from tests.simulation.collectives import LATE_S
-from tests.simulation.faults import KINDS, Fault
-from tests.simulation.observed import memory_of
+from tests.simulation.checks import memory_of
+from tests.simulation.quorums.collectives import LATE_S
+from tests.simulation.quorums.faults import KINDS, Fault
 from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.rank import Rank
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.rank import Rank
+    from tests.simulation.quorums.simulation import Simulation
 
 # A quorum that has lost a participant by one of these is followed by another one.
 CHANGES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "drain")

@@ -10,8 +10,8 @@ from tests.simulation.world import Died
 if TYPE_CHECKING:
     from random import Random
 
-    from tests.simulation.plan import Plan
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.plan import Plan
+    from tests.simulation.quorums.simulation import Simulation
 
 RETRY_S = 0.25
 PATIENCE_S = 300.0

@@ -26,7 +26,7 @@ from manager.group.events import PendingVote, QuorumRequest
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.manager_process import ManagerProcess
+    from tests.simulation.quorums.manager import ManagerProcess
 
 Votes = dict[tuple[int, int], dict[int, bool]]
 """By quorum_id and step, those of the ranks that have lived together."""

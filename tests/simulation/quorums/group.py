@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 from agent_client.step.rules.machine import Phase
 from lighthouse_protocol.messages.membership import Participant, Tag
 from lighthouse_protocol.refusals import DuplicateReplica, Unrecoverable, WrongState
-from tests.simulation.manager_checks import Votes
-from tests.simulation.manager_process import ManagerProcess
-from tests.simulation.rank import Rank, Snapshot
-from tests.simulation.torchft_manager import TorchftManager
+from tests.simulation.quorums.manager import ManagerProcess
+from tests.simulation.quorums.manager_checks import Votes
+from tests.simulation.quorums.rank import Rank, Snapshot
+from tests.simulation.quorums.torchft_manager import TorchftManager
 from tests.simulation.world import Died, Process, World
 
 if TYPE_CHECKING:
-    from tests.simulation.checkers import Checkers
-    from tests.simulation.collectives import Collectives
-    from tests.simulation.lighthouse_site import Lighthouse
     from tests.simulation.network import End, Network
-    from tests.simulation.plan import Plan
+    from tests.simulation.quorums.checkers import Checkers
+    from tests.simulation.quorums.collectives import Collectives
+    from tests.simulation.quorums.lighthouse_site import Lighthouse
+    from tests.simulation.quorums.plan import Plan
 
 KILLS_TAKE_S = 0.05
 CHECKPOINTS_KEPT = 3

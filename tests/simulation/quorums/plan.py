@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lighthouse.job.records import QuorumConfig
-from tests.simulation.faults import KINDS, draw_mix
-from tests.simulation.faults.lighthouse import LEASES_S, SIZES
-from tests.simulation.faults.misfits import NEED_NO_ROOM, NEED_ROOM
+from tests.simulation.quorums.faults import KINDS, draw_mix
+from tests.simulation.quorums.faults.lighthouse import LEASES_S, SIZES
+from tests.simulation.quorums.faults.misfits import NEED_NO_ROOM, NEED_ROOM
 
 # The rest of a run is for settling.
 FAULTS_SHARE = 0.8

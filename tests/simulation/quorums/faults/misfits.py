@@ -20,17 +20,17 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
-from tests.simulation.faults.groups import find_group
-from tests.simulation.faults.kinds import Fault, fault
-from tests.simulation.manager_process import ManagerProcess
 from tests.simulation.network import End
-from tests.simulation.torchft_manager import UnaryAnswer, UnaryQuorum
+from tests.simulation.quorums.faults.groups import find_group
+from tests.simulation.quorums.faults.kinds import Fault, fault
+from tests.simulation.quorums.manager import ManagerProcess
+from tests.simulation.quorums.torchft_manager import UnaryAnswer, UnaryQuorum
 from tests.simulation.world import Process, Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.rank import Rank
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.rank import Rank
+    from tests.simulation.quorums.simulation import Simulation
 
 ANSWERED_WITHIN_S = 2.0
 TIME_LEFT_S = 10.0

@@ -13,7 +13,7 @@ from lighthouse.job.events import MemberLeft, MemberLost
 from lighthouse.job.records import QuorumConfig, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
-from tests.simulation.faults.lighthouse import LEASES_S
+from tests.simulation.quorums.faults.lighthouse import LEASES_S
 from tests.simulation.world import MAX_RATE, MIN_RATE, Violation, World
 
 MAX_LEASE_S = max(LEASES_S)

@@ -18,15 +18,15 @@ from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Hello, JoinAccepted, JoinRejected, QuorumChanged
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from lighthouse_runtime.server.streams import OutputGate
+from tests.simulation.checks import observe
 from tests.simulation.keepalive import Keepalive
-from tests.simulation.lighthouse_checks import LighthouseChecks
 from tests.simulation.network import End
-from tests.simulation.observed import observe
-from tests.simulation.torchft_manager import UnaryAnswer, UnaryCancel, UnaryHeartbeat, UnaryQuorum
+from tests.simulation.quorums.lighthouse_checks import LighthouseChecks
+from tests.simulation.quorums.torchft_manager import UnaryAnswer, UnaryCancel, UnaryHeartbeat, UnaryQuorum
 from tests.simulation.world import Died, Process, Timers
 
 if TYPE_CHECKING:
-    from tests.simulation.lighthouse_site import Lighthouse
+    from tests.simulation.quorums.lighthouse_site import Lighthouse
 
 JOB = "j"
 DISK_RETRY_S = 0.5

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from lighthouse.job.records import QuorumConfig, QuorumRecord, dump_quorum, parse_quorum
 from lighthouse_protocol.messages.membership import Quorum
-from tests.simulation.checkers import Checkers
-from tests.simulation.lighthouse_checks import Ledger
-from tests.simulation.lighthouse_process import LighthouseProcess
 from tests.simulation.network import LIGHTHOUSE_HOST, End, Network
+from tests.simulation.quorums.checkers import Checkers
+from tests.simulation.quorums.lighthouse_checks import Ledger
+from tests.simulation.quorums.lighthouse_process import LighthouseProcess
 from tests.simulation.world import World
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
+    from tests.simulation.quorums.group import Group
 
 FIRST_WALL_S = 1_700_000_000.0
 KEPT = 10

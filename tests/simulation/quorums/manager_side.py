@@ -8,9 +8,9 @@ from tests.simulation.network import LOCAL_DELAY_S
 from tests.simulation.world import Process
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.manager_process import ManagerProcess
-    from tests.simulation.torchft_manager import TorchftManager
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.manager import ManagerProcess
+    from tests.simulation.quorums.torchft_manager import TorchftManager
 
 RECONNECT_S = 0.2
 CRASHES_AFTER_S = (0.0, 0.0004, 0.001, 0.01)

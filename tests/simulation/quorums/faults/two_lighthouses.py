@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.faults.kinds import Fault, fault
+from tests.simulation.quorums.faults.kinds import Fault, fault
 from tests.simulation.world import MAX_RATE, MIN_RATE
 
 if TYPE_CHECKING:
-    from tests.simulation.simulation import Simulation
-    from tests.simulation.two_lighthouses import Contender, Etcd, TwoLighthouses
+    from tests.simulation.quorums.simulation import Simulation
+    from tests.simulation.quorums.two_lighthouses import Contender, Etcd, TwoLighthouses
 
 STORE_HOST = "etcd"
 STOPS_S = (0.5, 1.9, 2.3, 3.2, 6.0)

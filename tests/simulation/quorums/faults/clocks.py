@@ -2,15 +2,15 @@
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults.groups import find_group
-from tests.simulation.faults.kinds import Fault, fault
-from tests.simulation.faults.lighthouse import find_lighthouse
+from tests.simulation.quorums.faults.groups import find_group
+from tests.simulation.quorums.faults.kinds import Fault, fault
+from tests.simulation.quorums.faults.lighthouse import find_lighthouse
 from tests.simulation.world import MAX_RATE, MIN_RATE
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.lighthouse_process import LighthouseProcess
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.lighthouse_process import LighthouseProcess
+    from tests.simulation.quorums.simulation import Simulation
 
 WALL_JUMPS_S = (-86_400.0, -3600.0, -5.0, 5.0, 3600.0, 43_200.0)
 

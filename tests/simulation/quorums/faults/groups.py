@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults.kinds import RETRY_S, Fault, fault
-from tests.simulation.rank import Snapshot
+from tests.simulation.quorums.faults.kinds import RETRY_S, Fault, fault
+from tests.simulation.quorums.rank import Snapshot
 from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
-    from tests.simulation.group_process import Group
-    from tests.simulation.simulation import Simulation
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.simulation import Simulation
 
 DRAIN_GRACE_S = 15.0
 STRANGER_PATIENCE_S = 60.0

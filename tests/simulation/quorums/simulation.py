@@ -3,18 +3,18 @@
 from collections.abc import Callable
 
 from lighthouse_protocol.messages.membership import Tag
-from tests.simulation.checkers import Checkers
-from tests.simulation.collectives import Collectives
-from tests.simulation.faults import KINDS, Fault, draw_faults, schedule
-from tests.simulation.faults.kinds import PATIENCE_S
-from tests.simulation.group_process import Group, System
-from tests.simulation.lighthouse_checks import largest_allowed
-from tests.simulation.lighthouse_site import Lighthouse
 from tests.simulation.network import Network
-from tests.simulation.plan import NAMES, Plan, draw_plan
-from tests.simulation.promises import PROMISES
-from tests.simulation.rank import Rank, Snapshot
-from tests.simulation.two_lighthouses import TwoLighthouses
+from tests.simulation.quorums.checkers import Checkers
+from tests.simulation.quorums.collectives import Collectives
+from tests.simulation.quorums.faults import KINDS, Fault, draw_faults, schedule
+from tests.simulation.quorums.faults.kinds import PATIENCE_S
+from tests.simulation.quorums.group import Group, System
+from tests.simulation.quorums.lighthouse_checks import largest_allowed
+from tests.simulation.quorums.lighthouse_site import Lighthouse
+from tests.simulation.quorums.plan import NAMES, Plan, draw_plan
+from tests.simulation.quorums.promises import PROMISES
+from tests.simulation.quorums.rank import Rank, Snapshot
+from tests.simulation.quorums.two_lighthouses import TwoLighthouses
 from tests.simulation.world import Result, Violation, World, run_to_end
 
 BOOT_S = 3.0

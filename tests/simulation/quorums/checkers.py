@@ -14,11 +14,11 @@ from tests.simulation.network import LIGHTHOUSE_HOST
 from tests.simulation.world import Violation, World
 
 if TYPE_CHECKING:
-    from tests.simulation.collectives import Collectives
-    from tests.simulation.group_process import Group
-    from tests.simulation.manager_process import ManagerProcess
-    from tests.simulation.rank import Rank
-    from tests.simulation.torchft_manager import TorchftManager
+    from tests.simulation.quorums.collectives import Collectives
+    from tests.simulation.quorums.group import Group
+    from tests.simulation.quorums.manager import ManagerProcess
+    from tests.simulation.quorums.rank import Rank
+    from tests.simulation.quorums.torchft_manager import TorchftManager
 
     Manager = ManagerProcess | TorchftManager
 
