@@ -6,7 +6,7 @@ process's ends are closed by its host, a vanished host's by nobody.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.simulation.world import Process, World
@@ -16,6 +16,8 @@ LOCAL_DELAY_S = 0.0003
 CONNECT_TIMEOUT_S = 5.0
 RESET_WITHIN_S = 0.003
 LATE_SHARE, LATE_FACTOR = 0.02, 20
+KEEPALIVE_EVERY_S = 0.25
+KEEPALIVE_TIMEOUT_S = (1.0, 2.0)
 _END = object()
 
 
@@ -158,6 +160,11 @@ class Network:
             if (end.process.host, end.peer.process.host) == (source, target):
                 end.resume()
 
+    def cut_for(self, for_s: float, ways: Iterable[tuple[str, str]]) -> None:
+        for way in ways:
+            self.cut(*way)
+            self.world.after(for_s, self.mend, *way)
+
     # -- connections
 
     def connect(
@@ -262,3 +269,42 @@ class Network:
             self._ends[end] = None
             self._ends_of.setdefault(end.process, {})[end] = None
         return ends
+
+
+class Keepalive:
+    """Close connections whose other end has not answered probes for a while, and call `ended`."""
+
+    def __init__(self, process: Process, ended: Callable[[End], None]) -> None:
+        self._process = process
+        self._ended = ended
+        self._patience: dict[End, float] = {}
+        self._is_watching = False
+
+    def watch(self, end: End) -> None:
+        self._patience[end] = self._process.world.random.uniform(*KEEPALIVE_TIMEOUT_S)
+        if not self._is_watching:
+            self._is_watching = True
+            self._process.after(KEEPALIVE_EVERY_S, self._probe)
+
+    def forget(self, end: End) -> None:
+        self._patience.pop(end, None)
+
+    def restart(self) -> None:
+        """Forget silences that began before a pause of this process."""
+        for end in self._patience:
+            end.silent_since = None
+
+    def _probe(self) -> None:
+        now = self._process.world.now
+        for end in list(self._patience):
+            if not end.peer.is_silent():
+                end.silent_since = None
+            elif end.silent_since is None:
+                end.silent_since = now
+            elif now - end.silent_since > self._patience[end]:
+                del self._patience[end]
+                end.close()
+                self._ended(end)
+        self._is_watching = bool(self._patience)
+        if self._patience:
+            self._process.after(KEEPALIVE_EVERY_S, self._probe)

@@ -37,18 +37,6 @@ class Result:
     counts: Counter[str] = field(default_factory=Counter[str])
 
 
-def run_to_end(simulation: Any) -> Result:
-    """Run a simulation to its end or its first violation."""
-    world, result = simulation.world, Result(simulation.plan.seed)
-    try:
-        simulation.run()
-    except Violation as violation:
-        result.violation = str(violation)
-        world.say("VIOLATION", result.violation)
-    result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
-    return result
-
-
 class World:
     on_send: Callable[[str, str, Any], None] | None = None
     """Of all worlds: hears who has sent what to whom, as it is sent."""

@@ -11,14 +11,12 @@ from tests.simulation.quorums.manager import ManagerProcess
 from tests.simulation.quorums.manager_checks import Votes
 from tests.simulation.quorums.rank import Rank, Snapshot
 from tests.simulation.quorums.torchft_manager import TorchftManager
-from tests.simulation.world import Died, Process, World
+from tests.simulation.world import Died, Process
 
 if TYPE_CHECKING:
-    from tests.simulation.network import End, Network
-    from tests.simulation.quorums.checkers import Checkers
-    from tests.simulation.quorums.collectives import Collectives
-    from tests.simulation.quorums.lighthouse_site import Lighthouse
-    from tests.simulation.quorums.plan import Plan
+    from tests.simulation.network import End
+    from tests.simulation.quorums.lighthouse import Lighthouse
+    from tests.simulation.quorums.simulation import QuorumSimulation
 
 KILLS_TAKE_S = 0.05
 CHECKPOINTS_KEPT = 3
@@ -32,23 +30,25 @@ NOTICED_WITHIN_S = 0.1  # the death of a rank, by its manager
 
 
 class Group:
-    def __init__(self, system: "System", replica_id: str, number: int, *, is_torchft: bool = False) -> None:
-        self.world: World = system.world
-        self.plan: Plan = system.plan
-        self.network: Network = system.network
-        self.lighthouse: Lighthouse = system.lighthouse
-        self.checkers: Checkers = system.checkers
-        self.collectives: Collectives = system.collectives
-        self._system = system
+    def __init__(
+        self, simulation: "QuorumSimulation", replica_id: str, number: int, *, is_torchft: bool = False
+    ) -> None:
+        self.world = simulation.world
+        self.plan = simulation.plan
+        self.network = simulation.network
+        self.lighthouse = simulation.lighthouse
+        self.checkers = simulation.checkers
+        self.collectives = simulation.collectives
+        self._simulation = simulation
         self.replica_id = replica_id
         self.name = replica_id
         self.host = f"host-{number}"
         self.address = f"10.0.{number // 250}.{number % 250 + 1}:29511"
         self.store_address = f"10.0.{number // 250}.{number % 250 + 1}:29600"
-        self.size = system.plan.group_world_size
+        self.size = simulation.plan.group_world_size
         self.is_torchft = is_torchft
-        share = 0.0 if is_torchft else system.plan.catch_up
-        self.may_catch_up = share > 0 and system.world.random.random() < share
+        share = 0.0 if is_torchft else simulation.plan.catch_up
+        self.may_catch_up = share > 0 and simulation.world.random.random() < share
         self._manager: ManagerProcess | TorchftManager | None = None
         self.ranks: list[Rank] = []
         self.shrinks = False
@@ -156,7 +156,7 @@ class Group:
         return rank
 
     def _number(self) -> int:
-        return self._system.next_number()
+        return self._simulation.next_number()
 
     def restart_rank(self, rank: Rank, back_after_s: float | None) -> None:
         """It is killed, and its launcher starts it again; or, None, waits for its mates to end, too. They live on. A
@@ -325,7 +325,7 @@ class Group:
         if self.has_lied:
             return "a rank of it has lied"
         if isinstance(error, DuplicateReplica):
-            return "another group has its id" if self._system.has_twin(self) else ""
+            return "another group has its id" if self._simulation.has_twin(self) else ""
         if isinstance(error, WrongState):  # it was told to ask again until a group is back, and has done so
             return self._why_unrecoverable({rank.held.quorum_id for rank in self.ranks if rank.held is not None})
         return self._why_unrecoverable(set()) if isinstance(error, Unrecoverable) else ""
@@ -344,17 +344,17 @@ class Group:
         if any(self._could_heal_from(other, noticed_at) for other in others):
             return ""
         lost = missed | {machine.torn_under for machine in torn}
-        if not others and any(state.quorum_id in lost for state in self._system.whole_states()):
+        if not others and any(state.quorum_id in lost for state in self._simulation.whole_states()):
             return ""
         return "a commit was not applied" if torn else "states that do not go together"
 
     def _could_heal_from(self, member: Participant, since: float) -> bool:
         """One that had made no step when it joined may have come to a state since then, alone."""
-        group = self._system.find_group(member.address)
+        group = self._simulation.find_group(member.address)
         return group is None or (member.step > 0 and group.has_held_since(since) and not group.has_lied)
 
     def find_rank(self, address: str, group_rank: int) -> Rank | None:
-        return self._system.find_rank(address, group_rank)
+        return self._simulation.find_rank(address, group_rank)
 
     def save(self, rank: Rank) -> None:
         step = rank.machine.step
@@ -363,31 +363,3 @@ class Group:
             saved[step] = rank.snapshot()
             for old in sorted(saved)[:-CHECKPOINTS_KEPT]:
                 del saved[old]
-
-
-class System:
-    """What a group needs of everything around it."""
-
-    world: World
-    plan: "Plan"
-    network: "Network"
-    lighthouse: "Lighthouse"
-    checkers: "Checkers"
-    collectives: "Collectives"
-
-    def next_number(self) -> int:
-        raise NotImplementedError
-
-    def find_group(self, address: str) -> Group | None:
-        raise NotImplementedError
-
-    def find_rank(self, address: str, group_rank: int) -> Rank | None:
-        raise NotImplementedError
-
-    def has_twin(self, group: Group) -> bool:
-        """Whether another group was started with its id."""
-        raise NotImplementedError
-
-    def whole_states(self) -> list[Tag]:
-        """Of all groups that live, wherever they are."""
-        raise NotImplementedError

@@ -13,6 +13,7 @@ from lighthouse.job.events import MemberLeft, MemberLost
 from lighthouse.job.records import QuorumConfig, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
+from tests.simulation.checks import Checks
 from tests.simulation.quorums.faults.lighthouse import LEASES_S
 from tests.simulation.world import MAX_RATE, MIN_RATE, Violation, World
 
@@ -93,8 +94,8 @@ class Ledger:
         self.is_blank = True
 
 
-class LighthouseChecks:
-    """Of one life."""
+class LighthouseChecks(Checks):
+    """What one process of the lighthouse has received and sends."""
 
     def __init__(self, config: QuorumConfig, ledger: Ledger, world: World) -> None:
         self._config = config
@@ -112,8 +113,9 @@ class LighthouseChecks:
 
     # -- what happens
 
-    def handles(self, event: events.QuorumEvent | None) -> None:
-        """Just before the machine does."""
+    def before(self, event: events.QuorumEvent | None, now: float) -> None:
+        if event is None:
+            return
         if isinstance(event, events.WasLate):  # it could answer nobody meanwhile
             self._waits.clear()
         self._check_patience()
@@ -157,7 +159,7 @@ class LighthouseChecks:
             if held.mode is HoldState.LEAVING:
                 self._left.add(key)
 
-    def answers(self, effect: events.QuorumEffect) -> None:
+    def effect(self, effect: events.QuorumEffect) -> None:
         match effect:
             case events.Welcomed(_, welcome):
                 self._check_returned(welcome.order)

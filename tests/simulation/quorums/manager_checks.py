@@ -23,6 +23,7 @@ from lighthouse_protocol.messages.session import (
 )
 from manager.group import events
 from manager.group.events import PendingVote, QuorumRequest
+from tests.simulation.checks import Checks
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class _Held:
     committed: set[int] = field(default_factory=set[int])
 
 
-class ManagerChecks:
+class ManagerChecks(Checks):
     def __init__(self, process: "ManagerProcess") -> None:
         self._process = process
         self._world = process.world
@@ -63,8 +64,7 @@ class ManagerChecks:
 
     # -- what happens
 
-    def handles(self, event: events.Event | None) -> None:
-        """Just before the machine does."""
+    def before(self, event: events.Event | None, now: float) -> None:
         match event:
             case events.Received(message):
                 self._hear(message)
@@ -79,7 +79,7 @@ class ManagerChecks:
             case _:
                 pass
 
-    def answers(self, effect: events.Effect) -> None:
+    def effect(self, effect: events.Effect) -> None:
         match effect:
             case events.Sent(message):
                 self._say(message)

@@ -12,6 +12,7 @@ from lighthouse.job.records import QuorumConfig
 from tests.simulation.quorums.faults import KINDS, draw_mix
 from tests.simulation.quorums.faults.lighthouse import LEASES_S, SIZES
 from tests.simulation.quorums.faults.misfits import NEED_NO_ROOM, NEED_ROOM
+from tests.simulation.simulation import Plan
 
 # The rest of a run is for settling.
 FAULTS_SHARE = 0.8
@@ -23,55 +24,50 @@ CHANGES_SIZES_SHARE = 0.1
 NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """`one_at_a_time`: a fault waits until all train together again. `settle_s`: how long that may take in the end.
-    `catch_up`: the share of groups that heal beside their steps."""
-
-    seed: int
-    scenario: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumPlan(Plan):
     config: QuorumConfig
     groups: int
     group_world_size: int
-    faults_s: float
-    fault_every_s: float
-    mix: tuple[str, ...]
-    delay_s: float = 0.002
-    step_s: float = 0.2
     step_spread: float = 0.3
     heal_s: float = 0.3
     heal_timeout_s: float = 5.0
     collective_timeout_s: float = 5.0
     quorum_timeout_s: float = 20.0
     vote_timeout_s: float = 5.0
-    restart_s: float = 1.0
     checkpoint_every: int = 10
     from_checkpoint: float = 0.5
     init_sync: bool = True
     wants_next: float = 1.0
     breaks: float = 0.0
-    closes: float = 0.0  # the share of joins under which the session closes
-    skips: float = 0.0  # the share of commits that a rank does not apply
-    pause: float = 0.0  # the share of a step between a decision and the next request
+    closes: float = 0.0
+    """The share of joins during which the session closes."""
+    skips: float = 0.0
+    """The share of commits that a rank does not apply."""
+    pause: float = 0.0
+    """The share of a step between a decision and the next request."""
     torchft: int = 0
+    """The number of groups with torchft's manager."""
     one_at_a_time: bool = False
+    """A fault waits until all groups train together again."""
     catch_up: float = 0.0
+    """The share of groups that heal while the others train."""
     has_two_lighthouses: bool = False
 
     @property
     def quiet_s(self) -> float:
-        """Within this all have noticed a fault that is over."""
+        """The time within which all processes notice the end of a fault."""
         return 2.0 + 2 * self.config.heartbeat_timeout_s
 
     @property
     def refusals(self) -> int:
-        """So many in a row end a rank: they come a second apart, and a peer may be in a step for as long as that."""
+        """Refusals in a row that end a rank. They come a second apart, and a peer's step may take as long."""
         return 30 + int(self.step_s + self.collective_timeout_s + self.heal_timeout_s)
 
     @property
     def settle_s(self) -> float:
-        """Twice what one loss may cost that is noticed last: silence, leases, a straggler, a step that all wait for, a
-        start, and the steps together."""
+        """The longest time to settle after the last fault: twice the cost of the loss that is detected last, with its
+        silence, leases, a straggler, a step that times out, a start, and some steps."""
         config = self.config
         noticed_s = 2 * config.heartbeat_timeout_s + max(config.lease_s, MAX_LEASE_S) + config.join_timeout_s
         step_s = self.collective_timeout_s + self.heal_timeout_s + self.vote_timeout_s
@@ -80,7 +76,7 @@ class Plan:
 
 def draw_plan(
     seed: int, *, seconds: float = 75.0, scenario: str | None = None, groups: int | None = None, min_step_s: float = 0.0
-) -> Plan:
+) -> QuorumPlan:
     """`groups`, `scenario`: these, instead of drawn ones."""
     r = random.Random(f"plan {seed}")
     scenario = scenario or r.choices(tuple(SCENARIOS), SCENARIO_WEIGHTS)[0]
@@ -95,7 +91,7 @@ def draw_plan(
     return replace(plan, mix=mix, catch_up=catch_up, closes=closes, skips=skips, pause=pause)
 
 
-def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> Plan:
+def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_step_s: float) -> QuorumPlan:
     config = _draw_config(r, groups)
     step_s = r.choice([s for s in (0.05, 0.1, 0.2, 0.25, 0.5, 1.0) if s >= min_step_s])
     if r.random() < 0.15:
@@ -103,7 +99,7 @@ def _draw_storm(r: random.Random, seed: int, seconds: float, groups: int, min_st
     timeout_s = r.choice((2.0, 4.0, 8.0)) + 2 * step_s
     torchft = r.choice((1, groups)) if r.random() < 0.1 else 0
     width = 1 if torchft else r.choice((1, 1, 2, 3))
-    return Plan(
+    return QuorumPlan(
         seed=seed,
         scenario="storm",
         config=config,
@@ -152,7 +148,7 @@ def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
     )
 
 
-def _one_at_a_time(plan: Plan, mix: tuple[str, ...], **changes: Any) -> Plan:
+def _one_at_a_time(plan: QuorumPlan, mix: tuple[str, ...], **changes: Any) -> QuorumPlan:
     """Native groups under a quorum that stands, on a sound network, with time between two faults."""
     step_s = min(plan.step_s, MAX_STEP_S)
     timeout_s = 8.0 + 2 * step_s
@@ -176,35 +172,35 @@ def _one_at_a_time(plan: Plan, mix: tuple[str, ...], **changes: Any) -> Plan:
     return replace(calm, **changes)
 
 
-def _storm(plan: Plan, r: random.Random) -> Plan:
+def _storm(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     return plan
 
 
-def _graceful(plan: Plan, r: random.Random) -> Plan:
+def _graceful(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     return _one_at_a_time(plan, ("drain", "stranger_drains"), scenario="graceful")
 
 
-def _losses(plan: Plan, r: random.Random) -> Plan:
+def _losses(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     mix = tuple(r.sample(LOSSES, 3))
     return _one_at_a_time(plan, mix, scenario="losses")
 
 
-def _restarts(plan: Plan, r: random.Random) -> Plan:
+def _restarts(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     calm = _one_at_a_time(plan, ("restart_lighthouse", "pause_lighthouse", "close_shortly"), scenario="restarts")
     return replace(calm, config=replace(calm.config, heartbeat_timeout_s=5.0, lease_s=5.0))
 
 
-def _misfits(plan: Plan, r: random.Random) -> Plan:
+def _misfits(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     """Beside groups that come and go in good order. `max_replicas` leaves room for a misfit, or not."""
     is_full = r.random() < 0.2
     left_out = NEED_ROOM if is_full else NEED_NO_ROOM
-    misfits = (kind.name for kind in KINDS.values() if kind.to == "misfits" and kind.name not in left_out)
+    misfits = (kind.name for kind in KINDS.values() if kind.place == "misfits" and kind.name not in left_out)
     calm = _one_at_a_time(plan, ("drain", *misfits), scenario="misfits", fault_every_s=plan.faults_s / MISFITS_IN_TURN)
     max_replicas = plan.groups if is_full else calm.config.max_replicas
     return replace(calm, config=replace(calm.config, heartbeat_timeout_s=2.0, lease_s=2.0, max_replicas=max_replicas))
 
 
-def _churn(plan: Plan, r: random.Random) -> Plan:
+def _churn(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     """Long enough to forget who has gone."""
     calm = _one_at_a_time(
         plan, ("stranger", "stranger_ahead", "stranger_drains"), scenario="churn", fault_every_s=1.0, faults_s=120.0
@@ -212,7 +208,7 @@ def _churn(plan: Plan, r: random.Random) -> Plan:
     return replace(calm, groups=min(3, calm.groups), group_world_size=1, step_s=0.5, one_at_a_time=False)
 
 
-def _two_lighthouses(plan: Plan, r: random.Random) -> Plan:
+def _two_lighthouses(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     """Beside what happens to groups: two lighthouses on one store, and what happens to them and to it."""
     mix = (*r.sample(AROUND_A_STORE, 4), *r.sample(LOSSES, 2), r.choice(("drain", "stranger")))
     lease_s = r.choice((3.0, 5.0, 8.0))

@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 from lighthouse.job.presence import ABSENT_KEPT
 from tests.simulation.checks import memory_of
+from tests.simulation.faults import Fault
 from tests.simulation.quorums.collectives import LATE_S
-from tests.simulation.quorums.faults import KINDS, Fault
+from tests.simulation.quorums.faults import KINDS
 from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.quorums.group import Group
     from tests.simulation.quorums.rank import Rank
-    from tests.simulation.quorums.simulation import Simulation
+    from tests.simulation.quorums.simulation import QuorumSimulation
 
 # A quorum that has lost a participant by one of these is followed by another one.
 CHANGES = ("kill_group", "kill_rank", "kill_manager", "vanish_group", "drain")
@@ -30,7 +31,7 @@ FORGETS_AFTER_S = 75.0
 class Promise:
     """In any run: quorums form."""
 
-    def __init__(self, simulation: "Simulation") -> None:
+    def __init__(self, simulation: "QuorumSimulation") -> None:
         self.simulation = simulation
         self.world = simulation.world
         self.plan = simulation.plan
@@ -69,7 +70,7 @@ class Misfits(Graceful):
 
     def fired(self, fault: Fault, group: "Group | None") -> None:
         super().fired(fault, group)
-        if KINDS[fault.what].to == "misfits":
+        if KINDS[fault.what].place == "misfits":
             self.simulation.begin()
             self.world.after(NOTICED_WITHIN_S, self._look, fault, self.simulation.checkers.newest_id)
 
@@ -112,7 +113,7 @@ class Losses(Promise):
 class Restarts(Promise):
     """S9: the lighthouse is away for a while, killed, paused or cut off; nothing else happens."""
 
-    def __init__(self, simulation: "Simulation") -> None:
+    def __init__(self, simulation: "QuorumSimulation") -> None:
         super().__init__(simulation)
         self._quorum_id = 0
 

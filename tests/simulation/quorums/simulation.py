@@ -3,19 +3,20 @@
 from collections.abc import Callable
 
 from lighthouse_protocol.messages.membership import Tag
-from tests.simulation.network import Network
+from tests.simulation.faults import Fault
 from tests.simulation.quorums.checkers import Checkers
 from tests.simulation.quorums.collectives import Collectives
-from tests.simulation.quorums.faults import KINDS, Fault, draw_faults, schedule
+from tests.simulation.quorums.faults import KINDS, draw_faults
 from tests.simulation.quorums.faults.kinds import PATIENCE_S
-from tests.simulation.quorums.group import Group, System
+from tests.simulation.quorums.group import Group
+from tests.simulation.quorums.lighthouse import Lighthouse
 from tests.simulation.quorums.lighthouse_checks import largest_allowed
-from tests.simulation.quorums.lighthouse_site import Lighthouse
-from tests.simulation.quorums.plan import NAMES, Plan, draw_plan
+from tests.simulation.quorums.plan import NAMES, QuorumPlan
 from tests.simulation.quorums.promises import PROMISES
 from tests.simulation.quorums.rank import Rank, Snapshot
 from tests.simulation.quorums.two_lighthouses import TwoLighthouses
-from tests.simulation.world import Result, Violation, World, run_to_end
+from tests.simulation.simulation import Simulation
+from tests.simulation.world import Violation
 
 BOOT_S = 3.0
 LOOK_EVERY_S = 0.5
@@ -26,17 +27,15 @@ FAULTS_OVER_S = 2 * PATIENCE_S
 HELD_UP_S = (0.01, 0.1, 0.5)
 
 
-class Simulation(System):
-    def __init__(self, plan: Plan, trace: Callable[[str], None] | None = None) -> None:
+class QuorumSimulation(Simulation):
+    def __init__(self, plan: QuorumPlan, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(plan, KINDS, trace)
         self.plan = plan
-        self.world = World(plan.seed, trace)
-        self.network = Network(self.world, plan.delay_s)
         self.collectives = Collectives(self.world, self.network)
         self.checkers = Checkers(self.world, self.collectives)
         self.checkers.find_group = self.find_group
-        place = TwoLighthouses if plan.has_two_lighthouses else Lighthouse
-        self.lighthouse = place(self.world, self.network, plan.config, self.checkers)
-        self._numbers = 0
+        site = TwoLighthouses if plan.has_two_lighthouses else Lighthouse
+        self.lighthouse = site(self.world, self.network, plan.config, self.checkers)
         self._by_address: dict[str, Group] = {}
         self._groups_made = 0
         self._ongoing = 0
@@ -44,9 +43,7 @@ class Simulation(System):
         self.twins: list[Group] = []
         self.strangers: list[Group] = []
         self.impostors: list[Lighthouse] = []
-        self.kinds = dict(KINDS)
         self.faults = draw_faults(self)
-        self.unfired: list[Fault] = []
         self.pending = 0
         self.last_fault_ends_at = 0.0
         self.settled = Settled(self)
@@ -96,11 +93,27 @@ class Simulation(System):
         if group.is_up and group.manager.link is not None:
             self.network.break_(group.manager.link)
 
-    def group_of(self, target: object) -> Group | None:
-        """To whom a fault happens."""
-        if isinstance(target, Group):
-            return target
-        return target.site if isinstance(target, Rank) else None
+    # -- faults
+
+    def schedule(self, fault: Fault) -> None:
+        self.pending += 1
+        super().schedule(fault)
+
+    def may_fire(self) -> bool:
+        return not self.plan.one_at_a_time or self.is_settled()
+
+    def latest(self, fault: Fault) -> float:
+        return fault.at + PATIENCE_S
+
+    def before_fault(self, fault: Fault, target: object) -> None:
+        group = target.site if isinstance(target, Rank) else target
+        self.promise.fired(fault, group if isinstance(group, Group) else None)
+
+    def after_fault(self, fault: Fault | None) -> None:
+        self.pending -= 1
+        if fault is not None:
+            self.settled.forget()
+            self.last_fault_ends_at = max(self.last_fault_ends_at, self.world.now + fault.for_s)
 
     def begin(self) -> None:
         self.pending += 1
@@ -115,10 +128,6 @@ class Simulation(System):
         """All train together, and have had time to notice whatever has happened."""
         is_quiet = not self._ongoing and self.world.now >= self.last_fault_ends_at + self.plan.quiet_s
         return self.settled.look() and is_quiet and self.lighthouse.is_up
-
-    def next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
 
     def find_group(self, address: str) -> Group | None:
         return self._by_address.get(address)
@@ -141,7 +150,7 @@ class Simulation(System):
         for group in self.groups:
             world.after(world.random.random() * BOOT_S, group.start)
         for fault in self.faults:
-            schedule(self, fault)
+            self.schedule(fault)
         world.run(self.plan.faults_s)
         over_at = self.plan.faults_s + FAULTS_OVER_S
         while self.pending or world.now < self.last_fault_ends_at + 0.1:
@@ -240,7 +249,7 @@ class Simulation(System):
 class Settled:
     """Whether all living groups are in one quorum, and make steps there without a discard and without another one."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: QuorumSimulation) -> None:
         self._simulation = simulation
         self._mark: dict[Rank, int] = {}
         self._seen = (-1, -1)
@@ -258,20 +267,3 @@ class Settled:
             self._seen = seen
             return False
         return all(rank.commits >= self._mark[rank] + STEPS_TOGETHER for rank in together)
-
-
-def run_plan(plan: Plan, trace: Callable[[str], None] | None = None) -> Result:
-    return run_to_end(Simulation(plan, trace))
-
-
-def run_seed(
-    seed: int,
-    *,
-    seconds: float = 75.0,
-    scenario: str | None = None,
-    groups: int | None = None,
-    min_step_s: float = 0.0,
-    trace: Callable[[str], None] | None = None,
-) -> Result:
-    plan = draw_plan(seed, seconds=seconds, scenario=scenario, groups=groups, min_step_s=min_step_s)
-    return run_plan(plan, trace)

@@ -23,9 +23,8 @@ from lighthouse_runtime.server.streams import OutputGate
 from tests.simulation.network import LIGHTHOUSE_HOST, End, Network
 from tests.simulation.quorums.checkers import Checkers
 from tests.simulation.quorums.faults.two_lighthouses import STORE_HOST
+from tests.simulation.quorums.lighthouse import JOB, Journal, Lighthouse, QuorumLighthouse
 from tests.simulation.quorums.lighthouse_checks import Ledger, LighthouseChecks, member_of
-from tests.simulation.quorums.lighthouse_process import JOB, LighthouseProcess
-from tests.simulation.quorums.lighthouse_site import Journal, Lighthouse
 from tests.simulation.world import Process, Timers, Violation, World
 
 if TYPE_CHECKING:
@@ -156,12 +155,12 @@ class ChecksOfLeader(LighthouseChecks):
         super().__init__(process.config, process.site.ledger, process.world)
         self._process = process
 
-    def answers(self, effect: Any) -> None:
+    def effect(self, effect: Any) -> None:
         if self._process.may_speak:
-            super().answers(effect)
+            super().effect(effect)
 
 
-class Contender(LighthouseProcess):
+class Contender(QuorumLighthouse):
     """One of the two, as lighthouse/store/election.py and election.py have it."""
 
     site: "Seat"
@@ -215,14 +214,14 @@ class Contender(LighthouseProcess):
         self._ends[end] = None
         super().accept(end)
 
-    def _ended(self, end: End) -> None:
+    def stream_ended(self, end: End) -> None:
         self._ends.pop(end, None)
-        super()._ended(end)
+        super().stream_ended(end)
 
-    def _receive(self, end: End, message: object) -> None:
+    def receive(self, end: End, message: Any) -> None:
         refusal = self._refusal()
         if refusal is None:
-            return super()._receive(end, message)
+            return super().receive(end, message)
         if isinstance(message, Hello):
             self.site.pair.refused(end, refusal)
         return self.close_stream(end)
@@ -241,7 +240,7 @@ class Contender(LighthouseProcess):
 
     def commit(self, job: str, record: QuorumRecord) -> None:
         if not self._is_making:
-            self._fire_crash()
+            self.fire_crash()
         self.may_die()
         self.records.commit(job, record)
 
@@ -340,7 +339,7 @@ class Seat(Lighthouse):
         self.pair = pair
         self.journal, self.ledger = pair.journal, pair.ledger
 
-    def speaks(self, process: LighthouseProcess) -> None:
+    def speaks(self, process: QuorumLighthouse) -> None:
         leader = self.pair.store.leader
         if leader is None or leader.candidate != process.name:
             raise Violation(f"S1 {process.name} speaks, and the leader is {leader and leader.candidate}")
@@ -348,11 +347,8 @@ class Seat(Lighthouse):
     def told(self, quorum: Quorum) -> None:
         self.pair.told(quorum, self)
 
-    def start(self) -> None:
-        if not self.is_up:
-            self.network.boot(self.host)
-            self.starts += 1
-            self.process = Contender(self)
+    def create(self) -> Contender:
+        return Contender(self)
 
 
 class TwoLighthouses(Lighthouse):

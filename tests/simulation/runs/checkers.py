@@ -13,7 +13,7 @@ from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import Generation, GenerationFormed, HelloRejected, RankHello, RankId, RunStopped
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, NotPermitted, WrongState
 from tests.simulation.runs.counters import Recount
-from tests.simulation.runs.keys import KeyRequest
+from tests.simulation.runs.lighthouse import KeyRequest
 from tests.simulation.world import MAX_RATE, Violation
 
 if TYPE_CHECKING:

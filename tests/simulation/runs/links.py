@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.simulation.keepalive import Keepalive
-from tests.simulation.network import End, Network
+from tests.simulation.network import End, Keepalive, Network
 from tests.simulation.world import Process
 
 

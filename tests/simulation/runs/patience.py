@@ -27,7 +27,7 @@ class Patience:
 
     def look(self) -> None:
         simulation = self._simulation
-        process = simulation.site.process
+        process = simulation.lighthouse.process
         if process is None or not process.is_up or process.is_paused:
             return
         for host in simulation.hosts:

@@ -4,33 +4,27 @@ import random
 from dataclasses import dataclass
 
 from lighthouse_protocol.messages.run import RunTerms
+from tests.simulation.simulation import Plan
 
 STRIDE = 100
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """`steps` makes the training end. `budget`: restarts that a supervisor has. `is_group_scope`: a rank that dies
-    takes the others of its host with it. `interrupt_s`: how long a function takes to stop."""
-
-    seed: int
-    scenario: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan(Plan):
     terms: RunTerms
     hosts: int
     ranks_per_host: int
-    mix: tuple[str, ...]
-    faults_s: float
-    fault_every_s: float
     steps: int
-    step_s: float
-    delay_s: float
+    """The training ends after this many."""
     rank_timeout_s: float
     boot_s: float
     interrupt_s: float
-    restart_s: float
+    """The time that a function takes to stop."""
     relaunch_s: float
     is_group_scope: bool = False
+    """A rank that dies takes the other ranks of its host with it."""
     budget: int = 10_000
+    """The number of restarts that a supervisor has."""
     hard_timeout_s: float = 90.0
     accept_timeout_s: float = 10.0
 

@@ -8,7 +8,7 @@ from agent_client.restart.rules.events import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationFormed, KeyKind, RankHello, RankId, RunCompleted, RunStopped
-from tests.simulation.runs.keys import KeyAnswer, KeyRequest
+from tests.simulation.runs.lighthouse import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import Link
 from tests.simulation.world import Process, Timer
 
@@ -75,7 +75,7 @@ class RankProcess(Process):
 
     def connect(self, session: int) -> "RankProcess":
         self._session, self._queued = session, []
-        site = self.simulation.site
+        site = self.simulation.lighthouse
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
         return self
 

@@ -105,7 +105,7 @@ class Supervisor(Process):
     # -- the stream
 
     def _connect(self) -> None:
-        site = self.simulation.site
+        site = self.simulation.lighthouse
         self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
 
     def _opened(self) -> None:

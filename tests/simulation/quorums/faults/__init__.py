@@ -1,8 +1,4 @@
-"""Faults: what can happen to a run, drawn from its seed as a list of (when, what, whom, for how long).
-
-A fault kind is one function in this folder. Its decorator says to whom it can happen and how often it is drawn; its
-docstring is its row in docs/contributing/simulation.md.
-"""
+"""The kinds of faults of a cluster of replica groups: one function each, in the module of the place that it strikes."""
 
 from tests.simulation.quorums.faults import (
     clocks,
@@ -15,11 +11,10 @@ from tests.simulation.quorums.faults import (
     ranks,
     two_lighthouses,
 )
-from tests.simulation.quorums.faults.kinds import KINDS, Fault, draw_faults, draw_mix, schedule
+from tests.simulation.quorums.faults.kinds import KINDS, draw_faults, draw_mix
 
 __all__ = [
     "KINDS",
-    "Fault",
     "clocks",
     "draw_faults",
     "draw_mix",
@@ -30,6 +25,5 @@ __all__ = [
     "misfits",
     "network",
     "ranks",
-    "schedule",
     "two_lighthouses",
 ]

@@ -3,13 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from tests.simulation.quorums.faults.kinds import RETRY_S, Fault, fault
+from tests.simulation.faults import Fault
+from tests.simulation.quorums.faults.kinds import fault
 from tests.simulation.quorums.rank import Snapshot
+from tests.simulation.simulation import RETRY_S
 from tests.simulation.world import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.quorums.group import Group
-    from tests.simulation.quorums.simulation import Simulation
+    from tests.simulation.quorums.simulation import QuorumSimulation
 
 DRAIN_GRACE_S = 15.0
 STRANGER_PATIENCE_S = 60.0
@@ -20,50 +22,50 @@ SLOWED_BY_S = (0.003, 0.02, 0.06)
 
 
 def find_group(
-    simulation: "Simulation", fault: Fault, suits: Callable[["Group"], bool] = lambda group: True
+    simulation: "QuorumSimulation", fault: Fault, suits: Callable[["Group"], bool] = lambda group: True
 ) -> "Group | None":
     """One that trains; the number `whom`, or the next one."""
     groups = simulation.groups[fault.whom :] + simulation.groups[: fault.whom]
     return next((group for group in groups if group.is_training and suits(group)), None)
 
 
-def anybody(simulation: "Simulation", fault: Fault) -> "Simulation":
+def anybody(simulation: "QuorumSimulation", fault: Fault) -> "QuorumSimulation":
     return simulation
 
 
-def find_training(simulation: "Simulation", fault: Fault) -> "Simulation | None":
+def find_training(simulation: "QuorumSimulation", fault: Fault) -> "QuorumSimulation | None":
     """A job that has come further than the first steps."""
     own = [group for group in simulation.groups if group.is_training and group not in simulation.strangers]
     return simulation if any(all(rank.commits > 1 for rank in group.ranks) for group in own) else None
 
 
 @fault(find_group)
-def kill_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def kill_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its manager and all ranks are killed, and started again"""
     group.kill()
 
 
 @fault(find_group)
-def vanish_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def vanish_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its host loses its power: nobody is told; it is started again at the usual time"""
     group.vanish()
 
 
 @fault(find_group)
-def reboot_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def reboot_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its host loses its power and is back at once with the same address: it answers old connections with a reset"""
     group.vanish(back_after_s=simulation.world.random.choice(REBOOT_S))
 
 
 @fault(find_group)
-def pause_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def pause_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """SIGSTOP to all its processes, for a while"""
     for process in group.processes:
         process.pause(fault.for_s)
 
 
 @fault(find_group)
-def slow_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def slow_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """everything that its processes do takes 3 to 60 ms more, for a while"""
     by_s = simulation.world.random.choice(SLOWED_BY_S)
     for process in group.processes:
@@ -71,14 +73,14 @@ def slow_group(simulation: "Simulation", group: "Group", fault: Fault) -> None:
 
 
 @fault(find_group)
-def shrink_only(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def shrink_only(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its ranks ask to shrink, for a while"""
     group.shrinks = True
     simulation.world.after(fault.for_s, setattr, group, "shrinks", False)
 
 
 @fault(find_group)
-def twin(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def twin(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """somebody starts a second group with its replica_id, and ends it after a while"""
     second = simulation.add_group(group.replica_id)
     second.name = f"{group.name}-twin{len(simulation.twins)}"
@@ -91,23 +93,23 @@ def twin(simulation: "Simulation", group: "Group", fault: Fault) -> None:
 
 
 @fault(find_group)
-def drain(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def drain(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """it leaves in good order, and comes back later"""
     _drain(simulation, group, fault)
 
 
-def _drain(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def _drain(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     simulation.begin()
     _when_gone(simulation, group, lambda: simulation.world.after(fault.for_s, _come_back, simulation, group))
     group.drain()  # its manager may die of it, between two answers
 
 
-def _come_back(simulation: "Simulation", group: "Group") -> None:
+def _come_back(simulation: "QuorumSimulation", group: "Group") -> None:
     simulation.end()
     group.come_back()
 
 
-def _when_gone(simulation: "Simulation", group: "Group", act: Callable[[], None]) -> None:
+def _when_gone(simulation: "QuorumSimulation", group: "Group", act: Callable[[], None]) -> None:
     """After its grace a supervisor kills what is left."""
     kill_at = simulation.world.now + DRAIN_GRACE_S
 
@@ -127,7 +129,7 @@ def _when_gone(simulation: "Simulation", group: "Group", act: Callable[[], None]
 
 
 @fault(find_group)
-def end_script(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def end_script(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its script ends in good order; later it is started again, below its old manager or a new one"""
     if group.is_torchft:
         return _drain(simulation, group, fault)
@@ -152,19 +154,19 @@ def end_script(simulation: "Simulation", group: "Group", fault: Fault) -> None:
 
 
 @fault(anybody)
-def stranger(simulation: "Simulation", anybody: "Simulation", fault: Fault) -> None:
+def stranger(simulation: "QuorumSimulation", anybody: "QuorumSimulation", fault: Fault) -> None:
     """a group that was never there before comes, and is killed for ever"""
     group = simulation.add_stranger()
     simulation.world.after(2 * fault.for_s, _end_stranger, simulation, group)
 
 
-def _end_stranger(simulation: "Simulation", group: "Group") -> None:
+def _end_stranger(simulation: "QuorumSimulation", group: "Group") -> None:
     group.end_for_good()
     simulation.end()
 
 
 @fault(find_training, weight=0)
-def stranger_ahead(simulation: "Simulation", job: "Simulation", fault: Fault) -> None:
+def stranger_ahead(simulation: "QuorumSimulation", job: "QuorumSimulation", fault: Fault) -> None:
     """a group comes with the state of another job, says that it is far ahead, and names the present quorum as the one
     that has led it there; those that train must not take its state over"""
     step = FAR_AHEAD + max(rank.machine.step for group in job.groups for rank in group.ranks)
@@ -183,7 +185,7 @@ def stranger_ahead(simulation: "Simulation", job: "Simulation", fault: Fault) ->
 
 
 @fault(anybody)
-def stranger_drains(simulation: "Simulation", anybody: "Simulation", fault: Fault) -> None:
+def stranger_drains(simulation: "QuorumSimulation", anybody: "QuorumSimulation", fault: Fault) -> None:
     """the same, and it leaves in good order once it trains"""
     group = simulation.add_stranger()
 

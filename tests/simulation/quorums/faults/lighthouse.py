@@ -3,11 +3,12 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tests.simulation.quorums.faults.kinds import Fault, fault
+from tests.simulation.faults import Fault
+from tests.simulation.quorums.faults.kinds import fault
 
 if TYPE_CHECKING:
-    from tests.simulation.quorums.lighthouse_process import LighthouseProcess
-    from tests.simulation.quorums.simulation import Simulation
+    from tests.simulation.quorums.lighthouse import QuorumLighthouse
+    from tests.simulation.quorums.simulation import QuorumSimulation
 
 # Back within the lease, less a beat and the time to connect again: nobody is to notice.
 SHORTLY_S = 1.2
@@ -15,74 +16,74 @@ LEASES_S = (1.5, 3.0, 5.0)
 SIZES = ((1, 2), (2, 4), (1, 3), (2, 3))
 
 
-def find_lighthouse(simulation: "Simulation", fault: Fault) -> "LighthouseProcess | None":
+def find_lighthouse(simulation: "QuorumSimulation", fault: Fault) -> "QuorumLighthouse | None":
     process = simulation.lighthouse.process
     return process if process is not None and process.is_up else None
 
 
-def find_only_lighthouse(simulation: "Simulation", fault: Fault) -> "LighthouseProcess | None":
+def find_only_lighthouse(simulation: "QuorumSimulation", fault: Fault) -> "QuorumLighthouse | None":
     is_alone = not any(impostor.is_up for impostor in simulation.impostors)
     return find_lighthouse(simulation, fault) if is_alone else None
 
 
 @fault(find_lighthouse)
-def kill_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def kill_lighthouse(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """it is killed, and started again after a while"""
     simulation.lighthouse.kill(fault.for_s)
 
 
 @fault(find_lighthouse, weight=0)
-def restart_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def restart_lighthouse(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """the same, and it is back within 1.2 s"""
     simulation.lighthouse.kill(min(fault.for_s, SHORTLY_S))
 
 
 @fault(find_lighthouse)
-def close_connections(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def close_connections(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """what lies before it (a load balancer, a firewall) closes all connections at once, and refuses new ones for a
     while"""
     simulation.lighthouse.close_connections(fault.for_s)
 
 
 @fault(find_lighthouse, weight=0)
-def close_shortly(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def close_shortly(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """the same, for at most 1.2 s"""
     simulation.lighthouse.close_connections(min(fault.for_s, SHORTLY_S))
 
 
 @fault(find_lighthouse)
-def reboot_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def reboot_lighthouse(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """its host loses its power: nobody is told; once it is back it answers old connections with a reset"""
     simulation.lighthouse.vanish(fault.for_s)
 
 
 @fault(find_lighthouse)
-def crash_telling(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def crash_telling(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """it dies between two things that it writes or tells, of a quorum that forms if one does in time"""
     process.arm_crash(simulation.world.random.randrange(6), patience_s=fault.for_s)
 
 
 @fault(find_lighthouse)
-def pause_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def pause_lighthouse(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """SIGSTOP, for a while"""
     process.pause(fault.for_s)
 
 
 @fault(find_lighthouse)
-def slow_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def slow_lighthouse(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """everything that it does takes 3 or 20 ms more, for a while"""
     process.slow(simulation.world.random.choice((0.003, 0.02)), fault.for_s)
 
 
 @fault(find_lighthouse)
-def change_lease(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def change_lease(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """it is started again with another lease"""
     simulation.lighthouse.change_lease(simulation.world.random.choice(LEASES_S))
     simulation.lighthouse.kill(fault.for_s)
 
 
 @fault(find_only_lighthouse, weight=0)
-def change_sizes(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def change_sizes(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """it is started again with other sizes that a quorum may have (--min-replicas, --allowed-replicas,
     --active-replicas), and later with those that it had"""
     site, r = simulation.lighthouse, simulation.world.random
@@ -104,6 +105,6 @@ def change_sizes(simulation: "Simulation", process: "LighthouseProcess", fault: 
 
 
 @fault(find_only_lighthouse, weight=0.5)
-def second_lighthouse(simulation: "Simulation", process: "LighthouseProcess", fault: Fault) -> None:
+def second_lighthouse(simulation: "QuorumSimulation", process: "QuorumLighthouse", fault: Fault) -> None:
     """by mistake another one is started, with a journal of its own, and some groups find that one for a while"""
     simulation.start_impostor(fault.for_s)

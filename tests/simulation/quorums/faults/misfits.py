@@ -20,9 +20,10 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, LighthouseError, LimitReached, WrongState
+from tests.simulation.faults import Fault
 from tests.simulation.network import End
 from tests.simulation.quorums.faults.groups import find_group
-from tests.simulation.quorums.faults.kinds import Fault, fault
+from tests.simulation.quorums.faults.kinds import fault
 from tests.simulation.quorums.manager import ManagerProcess
 from tests.simulation.quorums.torchft_manager import UnaryAnswer, UnaryQuorum
 from tests.simulation.world import Process, Violation
@@ -30,7 +31,7 @@ from tests.simulation.world import Process, Violation
 if TYPE_CHECKING:
     from tests.simulation.quorums.group import Group
     from tests.simulation.quorums.rank import Rank
-    from tests.simulation.quorums.simulation import Simulation
+    from tests.simulation.quorums.simulation import QuorumSimulation
 
 ANSWERED_WITHIN_S = 2.0
 TIME_LEFT_S = 10.0
@@ -69,7 +70,7 @@ class Outsider(Process):
     """One connection to the lighthouse, from a host of its own, on which it says `words` and then waits for an
     answer. `expected` None: it is let in, and must not be told to go on."""
 
-    def __init__(self, simulation: "Simulation", words: Sequence[Any], expected: Expected | None) -> None:
+    def __init__(self, simulation: "QuorumSimulation", words: Sequence[Any], expected: Expected | None) -> None:
         number = simulation.next_number()
         super().__init__(simulation.world, f"outsider-{number}", f"outside-{number}")
         self._simulation = simulation
@@ -120,7 +121,7 @@ class Outsider(Process):
             break_s13(f"{self._words[0]} gets no answer within {ANSWERED_WITHIN_S:g} s")
 
 
-def find_with_session(simulation: "Simulation", fault: Fault) -> "Group | None":
+def find_with_session(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
     """Of a manager of ours, that the lighthouse knows as such."""
     lighthouse = simulation.lighthouse.process
 
@@ -131,7 +132,7 @@ def find_with_session(simulation: "Simulation", fault: Fault) -> "Group | None":
     return find_group(simulation, fault, has_session)
 
 
-def like(simulation: "Simulation", group: "Group", **changes: Any) -> Participant:
+def like(simulation: "QuorumSimulation", group: "Group", **changes: Any) -> Participant:
     """A group as those that train, on a host of its own."""
     number = simulation.next_number()
     address = f"10.9.{number % 250}.1"
@@ -146,7 +147,9 @@ def like(simulation: "Simulation", group: "Group", **changes: Any) -> Participan
     return replace(stranger, wire_id="", **changes)
 
 
-def ask(simulation: "Simulation", participant: Participant, error: type[LighthouseError], blames: str = "") -> None:
+def ask(
+    simulation: "QuorumSimulation", participant: Participant, error: type[LighthouseError], blames: str = ""
+) -> None:
     """For a quorum by a call of its own, as torchft's clients do, or for a session."""
     is_call = simulation.world.random.random() < 0.5
     words = UnaryQuorum(1, participant, TIME_LEFT_S) if is_call else Hello(participant, secret=NOT_THE_SECRET)
@@ -154,19 +157,19 @@ def ask(simulation: "Simulation", participant: Participant, error: type[Lighthou
 
 
 @fault(find_group, weight=0)
-def another_width(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def another_width(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a group comes whose number of ranks is another one"""
     ask(simulation, like(simulation, group, group_world_size=group.size + 1), WrongState)
 
 
 @fault(find_group, weight=0)
-def loopback(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def loopback(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a group comes that advertises a loopback address, beside others that advertise their hosts'"""
     ask(simulation, like(simulation, group, address="127.0.0.1:29511", store_address="127.0.0.1:29600"), WrongState)
 
 
 @fault(find_group, weight=0)
-def id_never_given_out(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def id_never_given_out(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a group says that it was told a quorum_id, or holds a state of one, that lies weeks ahead"""
     field = simulation.world.random.choice(("seen_quorum_id", "tag_quorum_id"))
     ahead = simulation.checkers.newest_id + DAYS_AHEAD
@@ -174,19 +177,19 @@ def id_never_given_out(simulation: "Simulation", group: "Group", fault: Fault) -
 
 
 @fault(find_group, weight=0)
-def one_too_many(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def one_too_many(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a group comes that is one more than the lighthouse takes"""
     ask(simulation, like(simulation, group), LimitReached)
 
 
 @fault(find_group, weight=0)
-def same_name(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def same_name(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a group comes with the replica_id of one that trains"""
     ask(simulation, like(simulation, group, replica_id=group.replica_id), DuplicateReplica)
 
 
 @fault(find_group, weight=0)
-def holds_what_it_never_had(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def holds_what_it_never_had(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a manager says that it holds the quorum, or an older one, or has given it up, and is in none of them"""
     r = simulation.world.random
     quorum_id = simulation.checkers.newest_id - r.choice((0, 0, 1))
@@ -196,7 +199,7 @@ def holds_what_it_never_had(simulation: "Simulation", group: "Group", fault: Fau
 
 
 @fault(find_with_session, weight=0)
-def impostor(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def impostor(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """somebody comes as a group that trains, with its incarnation and what it holds, and not with its secret"""
     r = simulation.world.random
     manager = group.manager
@@ -211,7 +214,7 @@ def impostor(simulation: "Simulation", group: "Group", fault: Fault) -> None:
 
 
 @fault(find_with_session, weight=0)
-def speaks_for_another(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def speaks_for_another(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a group has a session of its own, and joins by it in the name of one that trains"""
     manager = group.manager
     assert isinstance(manager, ManagerProcess)
@@ -240,11 +243,11 @@ class Refused:
         self.expected.check(self.what, error)
 
 
-def find_native(simulation: "Simulation", fault: Fault) -> "Group | None":
+def find_native(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
     return find_group(simulation, fault, lambda group: isinstance(group.manager, ManagerProcess))
 
 
-def find_computing(simulation: "Simulation", fault: Fault) -> "Group | None":
+def find_computing(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
     """In the middle of a step."""
     return find_group(simulation, fault, lambda group: bool(computing(group)))
 
@@ -265,7 +268,7 @@ def at_manager(group: "Group", act: Callable[[ManagerProcess], object]) -> None:
     manager.after(0.0, act, manager)
 
 
-def vote(simulation: "Simulation", group: "Group", expected: Expected, **fields: Any) -> None:
+def vote(simulation: "QuorumSimulation", group: "Group", expected: Expected, **fields: Any) -> None:
     """A no, by a call, for something that is not voted on."""
     rank, step = simulation.world.random.choice(group.ranks), step_of(group)
     said = {"group_rank": rank.group_rank, "step": step.max_step, "quorum_id": step.quorum_id, "vote": False}
@@ -275,21 +278,21 @@ def vote(simulation: "Simulation", group: "Group", expected: Expected, **fields:
 
 
 @fault(find_computing, weight=0)
-def vote_for_another_step(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def vote_for_another_step(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a rank votes for a step that nobody is in"""
     step, said = step_of(group).max_step + STEPS_AHEAD, simulation.world.random.random() < 0.5
     vote(simulation, group, Expected(WrongState, "step"), step=step, vote=said)
 
 
 @fault(find_computing, weight=0)
-def vote_for_another_quorum(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def vote_for_another_quorum(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a rank votes under a quorum that nobody was told of"""
     quorum_id, said = step_of(group).quorum_id + STEPS_AHEAD, simulation.world.random.random() < 0.5
     vote(simulation, group, Expected(WrongState, "quorum_id"), quorum_id=quorum_id, vote=said)
 
 
 @fault(find_native, weight=0)
-def no_after_the_commit(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def no_after_the_commit(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a rank votes no for the last step that its group has committed"""
     rank = min(group.ranks, key=lambda rank: rank.machine.step)
     machine = rank.machine
@@ -301,7 +304,7 @@ def no_after_the_commit(simulation: "Simulation", group: "Group", fault: Fault) 
 
 
 @fault(find_computing, weight=0)
-def no_such_rank(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def no_such_rank(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a rank votes, or asks for a quorum, that its group does not have"""
     expected = Expected(InvalidRequest, "rank")
     if simulation.world.random.random() < 0.5:
@@ -312,7 +315,7 @@ def no_such_rank(simulation: "Simulation", group: "Group", fault: Fault) -> None
 
 
 @fault(find_native, weight=0)
-def step_goes_back(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def step_goes_back(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a manager joins at step 0, with the incarnation with which it has joined at a later one"""
 
     def say_join(manager: ManagerProcess) -> None:
@@ -324,7 +327,7 @@ def step_goes_back(simulation: "Simulation", group: "Group", fault: Fault) -> No
 
 
 @fault(find_native, weight=0)
-def watch_before_the_end_of_the_last(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def watch_before_the_end_of_the_last(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """a rank opens its next watch, and the end of its last one comes later"""
     rank: Rank = simulation.world.random.choice(group.ranks)
 
@@ -345,7 +348,7 @@ def say(group: "Group", message: Any) -> None:
 
 
 @fault(find_native, weight=0)
-def answer_repeated(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def answer_repeated(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """the answer to a group's last join, or to one that it never sent, comes again; or a refusal of it"""
     r = simulation.world.random
     assert isinstance(group.manager, ManagerProcess)
@@ -358,7 +361,7 @@ def answer_repeated(simulation: "Simulation", group: "Group", fault: Fault) -> N
 
 
 @fault(find_native, weight=0)
-def order_for_another_quorum(simulation: "Simulation", group: "Group", fault: Fault) -> None:
+def order_for_another_quorum(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """an order about a quorum that is over, or was never told, comes to a manager"""
     r = simulation.world.random
     quorum_id = simulation.checkers.newest_id + r.choice((-1, 1))

@@ -3,33 +3,34 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.simulation.quorums.faults.kinds import Fault, fault
+from tests.simulation.faults import Fault
+from tests.simulation.quorums.faults.kinds import fault
 from tests.simulation.world import MAX_RATE, MIN_RATE
 
 if TYPE_CHECKING:
-    from tests.simulation.quorums.simulation import Simulation
+    from tests.simulation.quorums.simulation import QuorumSimulation
     from tests.simulation.quorums.two_lighthouses import Contender, Etcd, TwoLighthouses
 
 STORE_HOST = "etcd"
 STOPS_S = (0.5, 1.9, 2.3, 3.2, 6.0)
 
 
-def find_pair(simulation: "Simulation", fault: Fault) -> "TwoLighthouses | None":
+def find_pair(simulation: "QuorumSimulation", fault: Fault) -> "TwoLighthouses | None":
     place: Any = simulation.lighthouse
     return place if simulation.plan.has_two_lighthouses and place.is_up else None
 
 
-def find_leader(simulation: "Simulation", fault: Fault) -> "Contender | None":
+def find_leader(simulation: "QuorumSimulation", fault: Fault) -> "Contender | None":
     pair = find_pair(simulation, fault)
     return pair.leader if pair is not None else None
 
 
-def find_store(simulation: "Simulation", fault: Fault) -> "Etcd | None":
+def find_store(simulation: "QuorumSimulation", fault: Fault) -> "Etcd | None":
     pair = find_pair(simulation, fault)
     return pair.store if pair is not None and not pair.store.is_stopped else None
 
 
-def _cut(simulation: "Simulation", ways: Sequence[tuple[str, str]], for_s: float) -> None:
+def _cut(simulation: "QuorumSimulation", ways: Sequence[tuple[str, str]], for_s: float) -> None:
     simulation.begin()
     for way in ways:
         simulation.network.cut(*way)
@@ -43,13 +44,13 @@ def _cut(simulation: "Simulation", ways: Sequence[tuple[str, str]], for_s: float
 
 
 @fault(find_leader, weight=0)
-def kill_leader(simulation: "Simulation", leader: "Contender", fault: Fault) -> None:
+def kill_leader(simulation: "QuorumSimulation", leader: "Contender", fault: Fault) -> None:
     """the lighthouse that leads is killed, and started again after a while"""
     leader.site.kill(fault.for_s)
 
 
 @fault(find_leader, weight=0)
-def stop_leader(simulation: "Simulation", leader: "Contender", fault: Fault) -> None:
+def stop_leader(simulation: "QuorumSimulation", leader: "Contender", fault: Fault) -> None:
     """SIGSTOP of the lighthouse that leads, for about as long as its lease, more or less"""
     for_s = simulation.world.random.choice(STOPS_S)
     simulation.begin()
@@ -58,7 +59,7 @@ def stop_leader(simulation: "Simulation", leader: "Contender", fault: Fault) -> 
 
 
 @fault(find_leader, weight=0)
-def cut_leader_from_store(simulation: "Simulation", leader: "Contender", fault: Fault) -> None:
+def cut_leader_from_store(simulation: "QuorumSimulation", leader: "Contender", fault: Fault) -> None:
     """the lighthouse that leads and the store are out of each other's reach, one way or both"""
     ways = [(leader.host, STORE_HOST), (STORE_HOST, leader.host)]
     draw = simulation.world.random
@@ -66,7 +67,7 @@ def cut_leader_from_store(simulation: "Simulation", leader: "Contender", fault: 
 
 
 @fault(find_leader, weight=0)
-def cut_leader_from_groups(simulation: "Simulation", leader: "Contender", fault: Fault) -> None:
+def cut_leader_from_groups(simulation: "QuorumSimulation", leader: "Contender", fault: Fault) -> None:
     """some groups reach the lighthouse that follows, and not the one that leads"""
     draw = simulation.world.random
     hosts = [group.host for group in simulation.groups if draw.random() < 0.5]
@@ -74,14 +75,14 @@ def cut_leader_from_groups(simulation: "Simulation", leader: "Contender", fault:
 
 
 @fault(find_pair, weight=0)
-def kill_both_lighthouses(simulation: "Simulation", pair: "TwoLighthouses", fault: Fault) -> None:
+def kill_both_lighthouses(simulation: "QuorumSimulation", pair: "TwoLighthouses", fault: Fault) -> None:
     """both are killed, and started again, each after a while"""
     for seat in pair.seats:
         seat.kill(simulation.world.random.uniform(0.5, 1.5) * fault.for_s)
 
 
 @fault(find_store, weight=0)
-def stop_store(simulation: "Simulation", store: "Etcd", fault: Fault) -> None:
+def stop_store(simulation: "QuorumSimulation", store: "Etcd", fault: Fault) -> None:
     """the store has no quorum, for a while"""
     simulation.begin()
     store.is_stopped = True
@@ -94,6 +95,6 @@ def stop_store(simulation: "Simulation", store: "Etcd", fault: Fault) -> None:
 
 
 @fault(find_store, weight=0)
-def drift_store(simulation: "Simulation", store: "Etcd", fault: Fault) -> None:
+def drift_store(simulation: "QuorumSimulation", store: "Etcd", fault: Fault) -> None:
     """the store's clock runs at another rate from now on, the fastest or the slowest"""
     store.drift(simulation.world.random.choice((MIN_RATE, MAX_RATE)))

@@ -1,55 +1,145 @@
-"""The lighthouse: the product's registry of jobs and its JobDriver on a virtual clock, its journal, and the ends of its
-connections.
+"""The lighthouse: the product's registry of jobs and its JobDriver on a virtual clock, its journal, and its streams.
 
-It can die before each write and before each message. A new life has what the journal kept, and waits for the holders of
-what an earlier one may have told.
+A new life has what the journal kept, and waits for the holders of what an earlier one may have sent.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from lighthouse.job.driver import Answer, JobDriver
 from lighthouse.job.forming import QuorumMachine
-from lighthouse.job.records import QuorumConfig, QuorumRecord
+from lighthouse.job.records import QuorumConfig, QuorumRecord, dump_quorum, parse_quorum
 from lighthouse.job.registry import JobRegistry
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Hello, JoinAccepted, JoinRejected, QuorumChanged
 from lighthouse_protocol.refusals import LighthouseError, WrongState
 from lighthouse_runtime.server.streams import OutputGate
 from tests.simulation.checks import observe
-from tests.simulation.keepalive import Keepalive
-from tests.simulation.network import End
-from tests.simulation.quorums.lighthouse_checks import LighthouseChecks
+from tests.simulation.lighthouse import LighthouseProcess, Site
+from tests.simulation.network import LIGHTHOUSE_HOST, End, Network
+from tests.simulation.quorums.checkers import Checkers
+from tests.simulation.quorums.lighthouse_checks import Ledger, LighthouseChecks
 from tests.simulation.quorums.torchft_manager import UnaryAnswer, UnaryCancel, UnaryHeartbeat, UnaryQuorum
-from tests.simulation.world import Died, Process, Timers
+from tests.simulation.world import Timers, World
 
 if TYPE_CHECKING:
-    from tests.simulation.quorums.lighthouse_site import Lighthouse
+    from tests.simulation.quorums.group import Group
 
 JOB = "j"
 DISK_RETRY_S = 0.5
 SCRAPED_EVERY_S = 15.0
+FIRST_WALL_S = 1_700_000_000.0
+KEPT = 10
+# An id that is a day above the clock is refused as one that was never given out.
+MAX_WALL_OFFSET_S = 43_200.0
 
 
-class LighthouseProcess(Process):
+class Journal:
+    """Records as they were written, one after the other; the disk below it may be slow or full."""
+
+    def __init__(self) -> None:
+        self.records: list[QuorumRecord] = []
+        self.write_s = 0.0
+        self.is_full = self.tears_next = False
+
+    @property
+    def record(self) -> QuorumRecord | None:
+        return self.records[-1] if self.records else None
+
+    def write(self, record: QuorumRecord) -> None:
+        self.records.append(parse_quorum(dump_quorum(record)))
+        del self.records[:-KEPT]
+
+    def lose(self, writes: int | None) -> None:
+        del self.records[slice(None) if writes is None else slice(-writes, None)]
+
+
+class Lighthouse(Site["QuorumLighthouse"]):
+    """What outlives a process: the journal, the settings and the clock."""
+
+    def __init__(
+        self, world: World, network: Network, config: QuorumConfig, checkers: Checkers, host: str = LIGHTHOUSE_HOST
+    ) -> None:
+        super().__init__(world, network, host)
+        self.wall_offset_s = self.most_offset_s = 0.0  # now, and the highest so far
+        self.config = config
+        self.checkers = checkers
+        self.journal = Journal()
+        self.ledger = Ledger()
+        self.refuses_until = 0.0
+
+    def create(self) -> "QuorumLighthouse":
+        return QuorumLighthouse(self)
+
+    def wall(self) -> float:
+        """Seconds since the epoch."""
+        return FIRST_WALL_S + self.world.now + self.wall_offset_s
+
+    def find(
+        self, group: "Group", connected: Callable[[End], None], failed: Callable[[], None]
+    ) -> "tuple[Lighthouse, Callable[[End], None], Callable[[], None]]":
+        """Where a group connects to, and what it does when it has, or has not."""
+        return self, connected, failed
+
+    def speaks(self, process: "QuorumLighthouse") -> None:
+        """It is about to."""
+
+    def told(self, quorum: Quorum) -> None:
+        """Somebody is about to be."""
+        self.checkers.told(quorum, self.journal.record, self.host)
+
+    def start(self) -> None:
+        """Start unless the disk is full: the lighthouse writes to its journal when it starts."""
+        if self.journal.is_full and not self.is_up:
+            self.world.after(DISK_RETRY_S, self.start)
+        else:
+            super().start()
+
+    def close_connections(self, for_s: float) -> None:
+        """By what lies between it and the groups, and refuses new ones: the process notices no more than that."""
+        assert self.process is not None
+        self.refuses_until = max(self.refuses_until, self.world.now + for_s)
+        self.network.close_all(self.process)
+
+    def vanish(self, back_after_s: float) -> None:
+        """Its host loses its power: nobody is told."""
+        if self.process is not None and self.process.is_up:
+            self.network.vanish(self.process)
+        self.kill(back_after_s)
+
+    def lose_journal(self, writes: int | None = None) -> None:
+        """To be called while it is down. `writes`: the newest ones only. Ids are safe by the journal or by the wall
+        clock: who sets that back and loses the journal, too, has neither."""
+        self.wall_offset_s = self.most_offset_s
+        self.journal.lose(writes)
+        self.ledger.lost_journal()
+
+    def set_wall_clock(self, by_s: float) -> None:
+        self.wall_offset_s = max(-MAX_WALL_OFFSET_S, min(MAX_WALL_OFFSET_S, self.wall_offset_s + by_s))
+        self.most_offset_s = max(self.most_offset_s, self.wall_offset_s)
+        if self.ledger.is_blank:
+            self.wall_offset_s = self.most_offset_s
+
+    def change_lease(self, lease_s: float) -> None:
+        """From the next start on."""
+        self.config = replace(self.config, lease_s=lease_s)
+
+
+class QuorumLighthouse(LighthouseProcess):
     """The part of a RecordStore for jobs, too: what it commits is in the site's journal."""
 
-    def __init__(self, site: "Lighthouse") -> None:
-        super().__init__(site.world, f"{site.host}{site.starts}", site.host)
+    def __init__(self, site: Lighthouse) -> None:
+        super().__init__(site, f"{site.host}{site.starts}")
         self.site = site
         self.config = site.config
         self.checks = LighthouseChecks(self.config, site.ledger, site.world)
         self.gate = OutputGate()
-        self.crash_in: int | None = None
-        self._armed: int | None = None
         self._is_making = False
         self._driver: JobDriver | None = None
         self._sessions: dict[End, tuple[JobDriver, int]] = {}
         self._calls: dict[tuple[End, int], tuple[JobDriver, int]] = {}
-        self._keepalive = Keepalive(self, self._ended)
-        self.on_death.append(self._die)
         record = site.journal.record
         self.say(f"starts with {record and record.quorum_id}")
         site.ledger.starts(record, self.config.lease_s, site.world.now)
@@ -82,13 +172,8 @@ class LighthouseProcess(Process):
 
     # -- connections: what the RPCs do
 
-    def accept(self, end: End) -> None:
-        end.on_message = lambda message: self._receive(end, message)
-        end.on_end = lambda: self._ended(end)
-        self._keepalive.watch(end)
-
-    def _ended(self, end: End) -> None:
-        self._keepalive.forget(end)
+    def stream_ended(self, end: End) -> None:
+        super().stream_ended(end)
         for key in [key for key in self._calls if key[0] is end]:
             with suppress(LighthouseError):
                 self._cancel(*key)
@@ -97,8 +182,8 @@ class LighthouseProcess(Process):
             with suppress(LighthouseError):
                 driver.end_session(number)
 
-    def _receive(self, end: End, message: Any) -> None:
-        """A handler that raises a refusal ends its stream by that status."""
+    def receive(self, end: End, message: Any) -> None:
+        """Handle a message. A handler that raises a refusal ends its stream with that status."""
         try:
             self._handle(end, message)
         except LighthouseError as error:
@@ -136,15 +221,6 @@ class LighthouseProcess(Process):
             driver, call = waiting
             driver.withdraw(call)
 
-    def close_stream(self, end: End) -> None:
-        """From our side; then its handler returns."""
-        end.close()
-        self.after(0, self._ended, end)
-
-    def pause(self, for_s: float) -> None:
-        super().pause(for_s)
-        self.after(for_s, self._keepalive.begin_anew)
-
     # -- the journal
 
     def claim(self) -> int:
@@ -162,7 +238,7 @@ class LighthouseProcess(Process):
         """Durable when it returns."""
         is_formed = not self._is_making and record.ended is None  # else its lease is longer, or its job has ended
         if is_formed:
-            self._fire_crash()
+            self.fire_crash()
         self.may_die()
         self._write(record)
         if is_formed and record.quorum is not None:
@@ -174,7 +250,7 @@ class LighthouseProcess(Process):
             raise WrongState("the disk is full")
         if journal.tears_next:
             journal.tears_next = False
-            self._end("dies in the middle of a write", DISK_RETRY_S)
+            self.die("dies in the middle of a write", DISK_RETRY_S)
         if journal.write_s:
             self.pause(journal.write_s)
         journal.write(record)
@@ -190,42 +266,16 @@ class LighthouseProcess(Process):
 
     # -- its end
 
-    def arm_crash(self, effects: int, *, patience_s: float) -> None:
-        """Die so many writes and messages after the next quorum has formed; if none does in time, after any."""
-        self._armed = effects
-        self.after(patience_s, self._fire_crash)
-
-    def _fire_crash(self) -> None:
-        if self._armed is not None:
-            self.crash_in, self._armed = self._armed, None
-
-    def may_die(self) -> None:
-        if self.crash_in is None:
-            return
-        self.crash_in -= 1
-        if self.crash_in < 0:
-            self.world.counts["crashed while telling"] += 1
-            self._end("crashes", self.world.random.choice((0.05, 0.5, 2.0)))
-
     def _give_up(self, status: int) -> None:
         """The daemon ends by itself, in good order."""
-        self.after(0, self._end, f"ends with status {status}", DISK_RETRY_S)
-
-    def _end(self, why: str, back_after_s: float) -> None:
-        self.say(why)
-        self.site.kill(back_after_s)
-        raise Died
-
-    def _die(self) -> None:
-        self.say("is killed")
-        self.site.network.end_all(self)
+        self.after(0, self.die, f"ends with status {status}", DISK_RETRY_S)
 
 
 @dataclass(frozen=True, slots=True)
 class EndPeer:
     """A lighthouse_runtime.ports.Peer."""
 
-    lighthouse: LighthouseProcess
+    lighthouse: QuorumLighthouse
     stream: End
 
     def send(self, message: Any) -> None:
@@ -260,7 +310,7 @@ class EndPeer:
 class UnaryReply:
     """A lighthouse_runtime.ports.Reply."""
 
-    lighthouse: LighthouseProcess
+    lighthouse: QuorumLighthouse
     stream: End
     number: int
 
