@@ -60,7 +60,7 @@ class Kinds(dict[str, Kind]):
                 target = find(simulation, fault)
                 if target is None:
                     return False
-                simulation.world.say("FAULT", f"{name} {getattr(target, 'name', '')} ({fault.for_s:.2f} s)")
+                simulation.world.log("FAULT", f"{name} {getattr(target, 'name', '')} ({fault.for_s:.2f} s)")
                 simulation.before_fault(fault, target)
                 with suppress(Died):  # a process that dies of the fault at once does not end the fault
                     return act(simulation, target, fault) is not False

@@ -3,6 +3,7 @@
 A lighthouse can die before each write and before each message.
 """
 
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 from tests.simulation.network import LIGHTHOUSE_HOST, End, Keepalive, Network
@@ -69,12 +70,12 @@ class LighthouseProcess(Process):
             self.die("crashes", self.world.random.choice(BACK_AFTER_CRASH_S))
 
     def die(self, why: str, back_after_s: float) -> None:
-        self.say(why)
+        self.log(why)
         self._place.kill(back_after_s)
         raise Died
 
     def _die(self) -> None:
-        self.say("is killed")
+        self.log("is killed")
         self._place.network.end_all(self)
 
 
@@ -91,6 +92,8 @@ class Site(Generic[P]):
         self.process: P | None = None
         self.starts = 0
         self.up_since = 0.0
+        self.refuses_until = 0.0
+        """The time until which something on the way refuses new connections."""
 
     @property
     def is_up(self) -> bool:
@@ -98,6 +101,17 @@ class Site(Generic[P]):
 
     def create(self) -> P:
         raise NotImplementedError
+
+    def connect(
+        self, client: Process, connected: Callable[[End], None], failed: Callable[[], None], *, shadowed_s: float = 0.0
+    ) -> None:
+        """Open a stream to the process that runs when the connection arrives (Network.connect)."""
+        process = self.process if self.world.now >= self.refuses_until else None
+        self.network.connect(client, process, self._accept, connected, failed, shadowed_s=shadowed_s)
+
+    def _accept(self, end: End) -> None:
+        if self.process is not None:
+            self.process.accept(end)
 
     def start(self) -> None:
         if not self.is_up:

@@ -36,7 +36,7 @@ class Simulator:
             simulation.run()
         except Violation as violation:
             result.violation = str(violation)
-            world.say("VIOLATION", result.violation)
+            world.log("VIOLATION", result.violation)
         result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
         return result
 

@@ -1,8 +1,8 @@
-"""S1 to S4, S11 and S14 of docs/contributing/protocol.md, watched from outside: nothing here looks into a machine.
+"""S1 to S4, S11 and S14 of docs/contributing/protocol.md, checked from outside the machines.
 
-What the lighthouse forms and tells, what managers are handed and grant, and what ranks commit is noted here, and every
-rule that can be broken in a moment is checked in that moment. S5 and S12 are in simulation.py; S6 to S9 are about a
-whole run: promises.py.
+These checkers note the quorums that the lighthouse forms and sends, the steps that managers receive and grant, and the
+commits of ranks. They check each rule that can be broken in a moment in that moment. S5 and S12 are in simulation.py,
+and S6 to S9, which concern a whole run, in promises.py.
 """
 
 from collections.abc import Callable
@@ -57,7 +57,7 @@ class Checkers:
         self._name(quorum)
 
     def told(self, quorum: Quorum, record: QuorumRecord | None, author: str) -> None:
-        """Somebody is about to be told; `record` is what the journal of that lighthouse says then."""
+        """Note that the lighthouse is about to send a quorum. `record` is the newest record of its journal."""
         written = record.quorum if record else None
         self._name(quorum)
         self._said.setdefault(quorum.quorum_id, set()).add(quorum)
@@ -76,8 +76,11 @@ class Checkers:
             self._members.append(frozenset((p.replica_id, p.incarnation) for p in quorum.participants))
 
     def _check_kept(self, quorum: Quorum) -> None:
-        """A quorum does not go on from below a committed step that a group in it holds, if that group has been in each
-        quorum since, and none of those has committed a step. Two lighthouses cannot know of each other's commits."""
+        """Check that a quorum does not start below a committed step that a member holds.
+
+        This applies if the member has been in every quorum since, and none of them committed a step. Two lighthouses
+        cannot know of each other's commits.
+        """
         if len(set(self._authors.values())) > 1:
             return
         max_step = max(member.step for member in quorum.participants)
@@ -94,7 +97,7 @@ class Checkers:
                 )
 
     def _has_taken_part(self, wire_id: str, since_id: int) -> bool:
-        """In each quorum that was told after that one, and none of those has committed a step."""
+        """Return whether a group was in every later quorum, and none of them committed a step."""
         later = [quorum_id for quorum_id in self._told if quorum_id > since_id]
         return all(wire_id in self._names[quorum_id] and quorum_id not in self._committed for quorum_id in later)
 
@@ -117,12 +120,15 @@ class Checkers:
             raise Violation(f"S1 {manager.name} takes quorum {quorum.quorum_id} for another one than it was told")
 
     def _cannot_know(self, manager: "Manager", quorum: Quorum) -> bool:
-        """torchft's managers do not say what they have seen: one that was with a second lighthouse may go back."""
+        """Return whether a manager may go back to a lower id.
+
+        torchft's managers do not report ids that they have seen.
+        """
         authors = {self._authors[manager.seen_id], self._authors[quorum.quorum_id]}
         return manager.is_torchft and len(authors) > 1
 
     def answered(self, manager: "Manager", assignment: Assignment, *, is_grant: bool) -> None:
-        """A rank is let into a step."""
+        """Note that a manager lets a rank into a step."""
         quorum_id, step = assignment.quorum_id, assignment.max_step
         if quorum_id < manager.told_id and not manager.is_torchft:
             raise Violation(f"S2 {manager.name} has answered quorum {manager.told_id} and answers {quorum_id}")
@@ -134,8 +140,10 @@ class Checkers:
             self._check_alone(manager, quorum_id, step)
 
     def _check_alone(self, manager: "Manager", quorum_id: int, step: int) -> None:
-        """Two quorums without a common member that train at once would leave two states. Two lighthouses may have
-        them; the tags tell the states apart."""
+        """Check that no later quorum without a common member trains at the same time.
+
+        Quorums of two lighthouses may: the tags distinguish their states.
+        """
         place = self._told[quorum_id]
         for later in range(place + 1, len(self._members)):
             if self._members[place] & self._members[later]:
@@ -154,7 +162,7 @@ class Checkers:
             self._serves(rank, assignment)
 
     def _serves(self, rank: "Rank", assignment: Assignment) -> None:
-        """Those that are up to date share the heals."""
+        """Check that the groups at `max_step` share the heals evenly."""
         key = assignment.quorum_id, assignment.max_step, rank.group_rank
         serving = self._serving.setdefault(key, {})
         serving[rank.name] = len(assignment.serve_to)
@@ -187,14 +195,14 @@ class Checkers:
         self._world.counts["commits"] += 1
 
     def holds(self, rank: "Rank", tag: Tag) -> None:
-        """Its state is named by that tag."""
+        """Check that a tag names one state."""
         if tag.quorum_id:
             was = self._states.setdefault((tag.step, tag.quorum_id, rank.group_rank), rank.state)
             if was != rank.state:
                 raise Violation(f"S3 tag {tuple(tag)} names two states; {rank.name} has another than one before it")
 
     def ended(self, rank: "Rank", reason: str, explained_by: str) -> None:
-        """By itself: a rank that is healthy has no reason to."""
+        """Note that a rank exits on its own. A healthy rank has no reason to."""
         if not explained_by:
             raise Violation(f"S11 {rank.name} ends by itself, and no fault explains it: {reason}")
 
@@ -204,7 +212,7 @@ class Checkers:
         self.on_discard(rank, assignment.quorum_id, assignment.max_step)
 
     def _decide(self, rank: "Rank", assignment: Assignment, *, commit: bool) -> None:
-        """All ranks of a group that live decide alike. What one knew that is gone is lost with it."""
+        """Check that all live ranks of a group decide alike. The decision of a dead rank is lost with it."""
         decided = self._decisions.setdefault((assignment.quorum_id, assignment.max_step, rank.site.name), {})
         decided[rank] = commit
         for other, was in decided.items():

@@ -1,8 +1,8 @@
-"""All-reduces over the participants of (quorum_id, step), per group rank: they complete, fail, are aborted, or wait.
+"""All-reduces over the participants of (quorum_id, step), for each group rank: they complete, fail, are aborted, or wait.
 
-A participant that drops its process group (it aborts, dies, or takes another quorum's) ends what has not completed of
-the others. Once all have arrived each completes in its own time; what is dropped in between may hit some and not
-others.
+A participant drops its process group when it aborts, dies, or enters another quorum. That fails the unfinished
+collectives of the others. Once all have arrived, each participant completes in its own time. A drop in between fails
+some of them and spares others.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,10 @@ LATE_SHARE, LATE_S = 0.02, 0.08  # of those that take part, and what it takes th
 
 @dataclass(slots=True)
 class Arrival:
-    """`done` is called at most once, with whether it completed, and the sum. `state` None: it contributes nothing."""
+    """A participant of a collective.
+
+    `done` receives whether the collective completed, and the sum. A `state` of None contributes nothing.
+    """
 
     process: Process
     state: int | None
@@ -55,7 +58,7 @@ class Collectives:
         self._meetings.setdefault((quorum_id, group_rank), _Meeting(participants))
 
     def drop(self, quorum_id: int, group_rank: int, name: str) -> None:
-        """`name`'s process group of that quorum is gone."""
+        """End the process group of `name` in that quorum."""
         meeting = self._meetings.get((quorum_id, group_rank))
         if meeting is None or name in meeting.dropped:
             return
@@ -124,5 +127,5 @@ class Collectives:
 
 
 def hash_of(name: str) -> int:
-    """The same in every process, unlike hash()."""
+    """Return a hash that is the same in every process, unlike hash()."""
     return int.from_bytes(name.encode()[:8].ljust(8, b"\0"), "big")

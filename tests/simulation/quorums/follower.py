@@ -1,4 +1,4 @@
-"""A rank that catches up: the Agent's follower around the pure CatchUpMachine, with hashes for a model."""
+"""A rank that catches up: the Agent's follower around the pure CatchUpMachine, with hashes as the model."""
 
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,7 +14,7 @@ FULL_SHARE = 0.02
 
 
 class Step(NamedTuple):
-    """What one committed step does to a state."""
+    """The effect of a committed step on a state."""
 
     step: int
     total: int
@@ -58,7 +58,7 @@ class Follower:
             rank.machine.work_at(*catch_up.followed)
 
     def committed(self, step: Step) -> None:
-        """The step under way, by a rank that follows."""
+        """Commit the present step of a rank that catches up."""
         rank, catch_up = self._rank, self.catch_up
         tag = Tag(*rank.machine.tag)
         is_full = rank.happens("no room for a step", FULL_SHARE if rank.plan.breaks else 0.0)
@@ -71,7 +71,7 @@ class Follower:
             rank.site.checkers.holds(rank, kept.tag)
             rank.world.counts["steps applied later"] += 1
         if not catch_up.follows:
-            rank.say(f"has caught up at step {rank.machine.step}")
+            rank.log(f"has caught up at step {rank.machine.step}")
             rank.world.counts["caught up"] += 1
         return None
 
@@ -109,7 +109,7 @@ class Follower:
         if not source.is_up or self._is_cut(source) or rank.happens("a transfer broke", rank.plan.breaks):
             self._fail("the transfer broke")
             return
-        rank.say(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
+        rank.log(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
         self._snapshot = snapshot
         self.catch_up.arrived(Tag(snapshot.step, snapshot.tag_quorum_id))
 
@@ -118,6 +118,6 @@ class Follower:
         return network.is_cut(source.host, host) or network.is_cut(host, source.host)
 
     def _fail(self, reason: str) -> None:
-        self._rank.say(f"cannot catch up: {reason}")
+        self._rank.log(f"cannot catch up: {reason}")
         self._transfers += 1
         self.catch_up.failed()

@@ -1,4 +1,4 @@
-"""A replica group's host: its manager, its ranks, the supervisor that starts them again, its checkpoints on disk."""
+"""A replica group's host: its manager, its ranks, the supervisor that restarts them, and its checkpoints on disk."""
 
 from collections.abc import Callable
 from random import Random
@@ -76,7 +76,7 @@ class Group:
 
     @property
     def manager(self) -> ManagerProcess | TorchftManager:
-        """From the first start on."""
+        """The present manager, from the first start on."""
         assert self._manager is not None
         return self._manager
 
@@ -96,13 +96,8 @@ class Group:
         self, manager: Process, connected: "Callable[[End], None]", failed: Callable[[], None]
     ) -> None:
         lighthouse, connected, failed = (self.finds or self.lighthouse).find(self, connected, failed)
-        self.network.connect(
-            manager,
-            lighthouse.process if self.world.now >= lighthouse.refuses_until else None,
-            lambda end: lighthouse.process.accept(end) if lighthouse.process else None,
-            connected,
-            failed,
-            shadowed_s=max(0.0, self.doubles_sessions_until - self.world.now),
+        lighthouse.connect(
+            manager, connected, failed, shadowed_s=max(0.0, self.doubles_sessions_until - self.world.now)
         )
 
     @property
@@ -112,7 +107,7 @@ class Group:
     # -- starts
 
     def start(self) -> None:
-        """A manager and its ranks, new, unless they live."""
+        """Start a manager and its ranks, unless they are alive."""
         self._restart_at = None
         if self.has_gone:
             return
@@ -122,7 +117,7 @@ class Group:
             self._lives += 1
             life = f"{self.name}-{self._number()}"
             self._manager = TorchftManager(self, life) if self.is_torchft else ManagerProcess(self, life)
-            self.manager.say("starts")
+            self.manager.log("starts")
         self._start_ranks()
 
     def _start_ranks(self) -> None:
@@ -137,7 +132,7 @@ class Group:
         self.ranks = [self._start_rank(rank, snapshot) for rank, snapshot in enumerate(found)]
 
     def _load(self) -> list[Snapshot | None]:
-        """The newest checkpoint that all ranks have; or, as scripts do it too, each rank its own newest."""
+        """Return the newest checkpoint that all ranks have, or each rank's own newest one, as some scripts do."""
         if not self.must_agree and self.world.random.random() < LOADS_APART:
             return [saved[max(saved)] if saved else None for saved in self._saved]
         self.must_agree = False
@@ -152,15 +147,17 @@ class Group:
         initial = 1 if not self.plan.init_sync else self.world.random.getrandbits(32)
         snapshot = found or Snapshot(initial, 0, 0)
         rank = Rank(self, group_rank, f"w{self._number()}", snapshot)
-        rank.say(f"starts at step {snapshot.step} of quorum {snapshot.tag_quorum_id}")
+        rank.log(f"starts at step {snapshot.step} of quorum {snapshot.tag_quorum_id}")
         return rank
 
     def _number(self) -> int:
         return self._simulation.next_number()
 
     def restart_rank(self, rank: Rank, back_after_s: float | None) -> None:
-        """It is killed, and its launcher starts it again; or, None, waits for its mates to end, too. They live on. A
-        manager that was restarted, and has not met it or a mate since, could not tell them."""
+        """Kill a rank, and start it again unless `back_after_s` is None.
+
+        The other ranks live on. A restarted manager that does not know all ranks yet could not notify them.
+        """
         if not (self.manager.knows(rank) and all(map(self.manager.has_met, self.ranks))):
             back_after_s = RECONNECTS_S
         rank.has_vanished = self.world.random.random() < VANISHES_SHARE
@@ -181,18 +178,18 @@ class Group:
     # -- ends
 
     def crash(self) -> None:
-        """One of its processes; its manager between two answers."""
+        """Kill one of the group's processes. A manager dies between two answers."""
         if not self.is_training:
             return
         dies = self.world.random.choice(self.processes)
-        dies.say("crashes")
+        dies.log("crashes")
         if isinstance(dies, ManagerProcess):
             dies.dies_in = self.world.random.randrange(3)
         else:
             dies.kill()
 
     def restart_manager(self, back_after_s: float) -> None:
-        """It is killed, and started again below its ranks, if they still live."""
+        """Kill the manager, and start it again below its ranks if they are still alive."""
         old = self.manager
         self.manager_returns = self.has_lost_manager = True
         old.kill()
@@ -206,20 +203,20 @@ class Group:
         if self._manager is old and not self.has_gone and self._restart_at is None:
             self._lives += 1
             self._manager = ManagerProcess(self, f"{self.name}-{self._number()}")
-            self.manager.say("starts below its ranks")
+            self.manager.log("starts below its ranks")
             for rank in self.ranks:  # it cannot tell the mates of one that it has never met
                 if not rank.is_up:
                     self.world.after(RECONNECTS_S, self._start_alone, rank)
 
     def kill(self) -> None:
-        """The manager and all ranks at once; the supervisor starts them again."""
+        """Kill the manager and all ranks at once. The supervisor starts them again."""
         self._restart_later()
         if self.manager.is_up:
             self.manager.kill()
         self._end_ranks()
 
     def vanish(self, back_after_s: float | None = None) -> None:
-        """The host loses its power."""
+        """Turn the power of the host off."""
         if back_after_s is not None:
             self._restart_in(back_after_s)
         for process in (self.manager, *self.ranks):
@@ -249,7 +246,7 @@ class Group:
         self.world.after(delay_s, self.start)
 
     def _end_before(self, restart_at: float) -> None:
-        """What the launcher has left alive is dead, and known to be, before the new ones ask."""
+        """Kill remaining ranks before the new ones start."""
         if self._restart_at == restart_at:
             for rank in self.ranks:
                 rank.kill()
@@ -257,12 +254,12 @@ class Group:
     # -- leaving
 
     def drain(self) -> None:
-        """Its manager is told by itself: one that dies of that leaves the rest of the drain to its supervisor."""
+        """Drain the group, in an event of its manager: if the manager dies of it, the supervisor does the rest."""
         self.is_leaving = True
         self.manager.after(0, self.manager.drain, "drained")
 
     def end_script(self, step: int) -> None:
-        """Its ranks do all steps below that one, and end in good order."""
+        """Let the ranks do all steps below `step`, and end in good order."""
         self.is_leaving, self._script_ends_at = True, step
         self.ends_asking = Random(f"ends asking {self.plan.seed} {self.name} {step}").random() < ENDS_ASKING_SHARE
 
@@ -281,7 +278,7 @@ class Group:
         self._end_ranks()
 
     def come_back(self, *, keeps_manager: bool = False) -> None:
-        """A group that has left is started again."""
+        """Start a group again that has left."""
         if self.manager.is_up and not keeps_manager:
             self.manager.kill()
         self._end_ranks()
@@ -293,7 +290,7 @@ class Group:
 
     @property
     def whole_state(self) -> Tag | None:
-        """The state that all its ranks hold: what could heal another group."""
+        """The tag of the state that all ranks hold and could send to another group, or None."""
         held = {rank.held for rank in self.ranks if not rank.machine.is_torn}
         is_whole = self.is_up and len(held) == 1 and not any(rank.machine.is_torn for rank in self.ranks)
         tag = held.pop() if is_whole else None
@@ -301,27 +298,27 @@ class Group:
 
     @property
     def is_in_standing_quorum(self) -> bool:
-        """By what its manager was handed last."""
+        """True if the last quorum that the manager received stands."""
         accepted = self.manager.accepted if isinstance(self.manager, ManagerProcess) else None
         return accepted is not None and accepted.stands
 
     def is_as_it_was(self, moment: float) -> bool:
-        """Its ranks are those that were there at that time."""
+        """Return whether no rank has restarted since that time."""
         return all(rank.began_at <= moment for rank in self.ranks)
 
     def has_held_since(self, moment: float) -> bool:
-        """A whole state, by the ranks that were there at that time, and not by others before or after them."""
+        """Return whether the ranks hold a whole state and none has restarted since that time."""
         return self.whole_state is not None and self.is_as_it_was(moment)
 
     @property
     def why_undecided(self) -> str:
-        """The fault because of which a rank may not learn what was decided; empty: there is none."""
+        """The fault because of which a rank may not learn a decision, or empty if there is none."""
         if self.has_lied:
             return "a rank of it has lied"
         return "the manager that knew it has died" if self.has_lost_manager else ""
 
     def why_refused(self, error: Exception) -> str:
-        """The fault because of which its ranks may end by that refusal; empty: there is none."""
+        """Return the fault because of which ranks may end after that refusal, or empty if there is none."""
         if self.has_lied:
             return "a rank of it has lied"
         if isinstance(error, DuplicateReplica):
@@ -331,9 +328,11 @@ class Group:
         return self._why_unrecoverable(set()) if isinstance(error, Unrecoverable) else ""
 
     def _why_unrecoverable(self, missed: set[int | None]) -> str:
-        """The fault because of which its ranks hold no state that goes together; empty: there is a group to heal from.
-        That is one of its quorum with a whole state, of which no rank has lied; or, where it is alone in that, any with
-        what was not applied, or with what a quorum of `missed` has made."""
+        """Return the fault because of which the ranks hold no common state, or empty if they could heal.
+
+        They could heal from a group of their quorum with a whole state whose ranks have not lied. A group alone in its
+        quorum could heal from any group that holds what it did not apply, or what a quorum of `missed` has committed.
+        """
         assert isinstance(self.manager, ManagerProcess)
         torn = [rank.machine for rank in self.ranks if rank.machine.is_torn]
         quorum = self.manager.handed
@@ -349,7 +348,7 @@ class Group:
         return "a commit was not applied" if torn else "states that do not go together"
 
     def _could_heal_from(self, member: Participant, since: float) -> bool:
-        """One that had made no step when it joined may have come to a state since then, alone."""
+        """Return whether a member could send its state. A member at step 0 may have trained alone since it joined."""
         group = self._simulation.find_group(member.address)
         return group is None or (member.step > 0 and group.has_held_since(since) and not group.has_lied)
 

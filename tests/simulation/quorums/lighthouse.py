@@ -37,7 +37,7 @@ MAX_WALL_OFFSET_S = 43_200.0
 
 
 class Journal:
-    """Records as they were written, one after the other; the disk below it may be slow or full."""
+    """The records in the order of their writes. The disk may be slow or full."""
 
     def __init__(self) -> None:
         self.records: list[QuorumRecord] = []
@@ -68,26 +68,25 @@ class Lighthouse(Site["QuorumLighthouse"]):
         self.checkers = checkers
         self.journal = Journal()
         self.ledger = Ledger()
-        self.refuses_until = 0.0
 
     def create(self) -> "QuorumLighthouse":
         return QuorumLighthouse(self)
 
     def wall(self) -> float:
-        """Seconds since the epoch."""
+        """Return the wall clock in seconds since the epoch."""
         return FIRST_WALL_S + self.world.now + self.wall_offset_s
 
     def find(
         self, group: "Group", connected: Callable[[End], None], failed: Callable[[], None]
     ) -> "tuple[Lighthouse, Callable[[End], None], Callable[[], None]]":
-        """Where a group connects to, and what it does when it has, or has not."""
+        """Return the lighthouse that a group connects to, with the callbacks for the connection."""
         return self, connected, failed
 
     def speaks(self, process: "QuorumLighthouse") -> None:
-        """It is about to."""
+        """Check that a process may send."""
 
     def told(self, quorum: Quorum) -> None:
-        """Somebody is about to be."""
+        """Note that a quorum is about to be sent."""
         self.checkers.told(quorum, self.journal.record, self.host)
 
     def start(self) -> None:
@@ -98,20 +97,22 @@ class Lighthouse(Site["QuorumLighthouse"]):
             super().start()
 
     def close_connections(self, for_s: float) -> None:
-        """By what lies between it and the groups, and refuses new ones: the process notices no more than that."""
+        """Close all connections and refuse new ones for a while, as a proxy does. The process continues."""
         assert self.process is not None
         self.refuses_until = max(self.refuses_until, self.world.now + for_s)
         self.network.close_all(self.process)
 
     def vanish(self, back_after_s: float) -> None:
-        """Its host loses its power: nobody is told."""
+        """Turn the power of the host off. Its peers are not notified."""
         if self.process is not None and self.process.is_up:
             self.network.vanish(self.process)
         self.kill(back_after_s)
 
     def lose_journal(self, writes: int | None = None) -> None:
-        """To be called while it is down. `writes`: the newest ones only. Ids are safe by the journal or by the wall
-        clock: who sets that back and loses the journal, too, has neither."""
+        """Delete the newest `writes` records, or all, while the lighthouse is down.
+
+        Ids are unique by the journal or by the wall clock, so this ends a wall clock that was set back.
+        """
         self.wall_offset_s = self.most_offset_s
         self.journal.lose(writes)
         self.ledger.lost_journal()
@@ -123,12 +124,12 @@ class Lighthouse(Site["QuorumLighthouse"]):
             self.wall_offset_s = self.most_offset_s
 
     def change_lease(self, lease_s: float) -> None:
-        """From the next start on."""
+        """Use another lease from the next start on."""
         self.config = replace(self.config, lease_s=lease_s)
 
 
 class QuorumLighthouse(LighthouseProcess):
-    """The part of a RecordStore for jobs, too: what it commits is in the site's journal."""
+    """One life of the lighthouse. It is also a RecordStore for jobs that writes to the site's journal."""
 
     def __init__(self, site: Lighthouse) -> None:
         super().__init__(site, f"{site.host}{site.starts}")
@@ -141,7 +142,7 @@ class QuorumLighthouse(LighthouseProcess):
         self._sessions: dict[End, tuple[JobDriver, int]] = {}
         self._calls: dict[tuple[End, int], tuple[JobDriver, int]] = {}
         record = site.journal.record
-        self.say(f"starts with {record and record.quorum_id}")
+        self.log(f"starts with {record and record.quorum_id}")
         site.ledger.starts(record, self.config.lease_s, site.world.now)
         self.jobs = JobRegistry(self._config, Timers(self), self, self._give_up, wall=site.wall)
         self.jobs.remember(self.load())
@@ -152,7 +153,7 @@ class QuorumLighthouse(LighthouseProcess):
 
     @property
     def driver(self) -> JobDriver:
-        """Made anew where the job has been forgotten meanwhile."""
+        """The driver of the job. It is new if the registry has forgotten the job meanwhile."""
         self._is_making = True
         driver = self.jobs.get(JOB)
         self._is_making = False
@@ -166,7 +167,7 @@ class QuorumLighthouse(LighthouseProcess):
         return self.driver.machine
 
     def _scrape(self) -> None:
-        """As /metrics does it."""
+        """Forget quiet jobs, as a scrape of /metrics does."""
         self.jobs.forget_quiet()
         self.after(SCRAPED_EVERY_S, self._scrape)
 
@@ -190,7 +191,7 @@ class QuorumLighthouse(LighthouseProcess):
             if end in self._sessions or isinstance(message, Hello):
                 EndPeer(self, end).end(error)
             else:
-                self.say(f"refuses a call: {error}")
+                self.log(f"refuses a call: {error}")
                 self.close_stream(end)
 
     def _handle(self, end: End, message: Any) -> None:
@@ -235,7 +236,7 @@ class QuorumLighthouse(LighthouseProcess):
         return record.quorum_id if record is not None else 0
 
     def commit(self, job: str, record: QuorumRecord) -> None:
-        """Durable when it returns."""
+        """Write a record. It is durable when this returns."""
         is_formed = not self._is_making and record.ended is None  # else its lease is longer, or its job has ended
         if is_formed:
             self.fire_crash()
@@ -267,7 +268,7 @@ class QuorumLighthouse(LighthouseProcess):
     # -- its end
 
     def _give_up(self, status: int) -> None:
-        """The daemon ends by itself, in good order."""
+        """End the daemon in good order."""
         self.after(0, self.die, f"ends with status {status}", DISK_RETRY_S)
 
 
@@ -295,13 +296,13 @@ class EndPeer:
             lighthouse.world.counts["quorums told by what has changed"] += 1
             lighthouse.site.told(formed)
         if isinstance(message, JoinRejected):
-            lighthouse.say(f"refuses a join: {message.error}")
+            lighthouse.log(f"refuses a join: {message.error}")
         self.stream.send(message)
 
     def _end(self, error: LighthouseError | None) -> None:
-        """A status ends a stream; here it is a word before its end."""
+        """Send the status of a stream as a message, because connections here have no status."""
         if error is not None:
-            self.lighthouse.say(f"ends a session: {error}")
+            self.lighthouse.log(f"ends a session: {error}")
             self.stream.send(JoinRejected(0, error))
         self.lighthouse.close_stream(self.stream)
 
@@ -326,5 +327,5 @@ class UnaryReply:
         self.stream.send(UnaryAnswer(self.number, value.quorum))
 
     def _refuse(self, error: LighthouseError) -> None:
-        self.lighthouse.say(f"refuses a join: {error}")
+        self.lighthouse.log(f"refuses a join: {error}")
         self.stream.send(UnaryAnswer(self.number, error))

@@ -1,7 +1,6 @@
-"""What a lighthouse has heard and decides by that: S1, S3 and S6 as they can be broken by it alone.
+"""Checks of what a lighthouse decides, by what it has received: S1, S3 and S6 as one lighthouse alone can break them.
 
-A Ledger is of a place: it goes on where a process of it has died. Nothing here computes what the product computes; it
-reads events, and the configuration as a person would.
+A Ledger belongs to a place and outlives the lighthouse's processes. Nothing here computes what the product computes.
 """
 
 import math
@@ -26,8 +25,11 @@ Member = tuple[str, str]
 
 @dataclass(slots=True)
 class Wait:
-    """For a quorum; `until`: it has ended, unless the group asks again by then. `shrinks`: it is a member of the last
-    one, and takes members alone."""
+    """A group that waits for a quorum.
+
+    The wait has ended at `until` unless the group asks again by then. With `shrinks`, the group is a member of the last
+    quorum and admits only members.
+    """
 
     since: float
     until: float = math.inf
@@ -40,27 +42,31 @@ def member_of(participant: Participant) -> Member:
 
 @dataclass(slots=True)
 class Ledger:
-    """`standing`: the quorum that was written down last, if it stands. `leases`: until when a member of it may hold
-    one, by all answers since. `renewed`: the same, by the newest answer alone; with that a manager begins a quorum.
-    `ids`: all that were formed. `last`: who is in the one that was written down last. `returning_id`: of the one that
-    the journal had at the start. `unheard`: its members that have not been heard of since, and until when each may hold
-    a lease, of a later one, too. `blind_until`: the same for members unknown, where the journal had none.
-    `is_blank`: the journal was lost, and nothing was written down since.
-    `displaced`: members of `last` for which another process has asked since: they come back as newcomers."""
+    """What the lighthouse has promised. Times are the world's."""
 
     standing: Quorum | None = None
+    """The newest durable quorum, if it stands."""
     leases: dict[Member, float] = field(default_factory=dict[Member, float])
+    """When each member's lease ends at the latest, by all answers since."""
     renewed: dict[Member, float] = field(default_factory=dict[Member, float])
+    """The same by the newest answer. A manager begins a quorum with it."""
     ids: set[int] = field(default_factory=set[int])
+    """All ids of quorums."""
     last: frozenset[Member] = frozenset()
+    """The members of the newest durable quorum."""
     is_blank: bool = False
+    """True if the journal was lost and nothing was written since."""
     displaced: set[Member] = field(default_factory=set[Member])
+    """Members of `last` that another process of their group has replaced."""
     unheard: dict[Member, float] = field(default_factory=dict[Member, float])
+    """Members in the journal without a message since the start, and when the lease of each ends, even of a later quorum."""
     blind_until: float = 0.0
+    """The same for unknown members, if the journal has no quorum."""
     returning_id: int = 0
+    """The id of the quorum in the journal at the start."""
 
     def starts(self, record: QuorumRecord | None, lease_s: float, now: float) -> None:
-        """With what the journal has."""
+        """Begin a process with the newest record of the journal."""
         until = now + max(lease_s, record.lease_s if record is not None else 0.0) / MAX_RATE
         quorum = record.quorum if record is not None else None
         stood = quorum.participants if record is not None and quorum is not None and record.stands else ()
@@ -69,7 +75,7 @@ class Ledger:
         self.returning_id = quorum.quorum_id if quorum is not None else 0
 
     def wrote(self, record: QuorumRecord) -> None:
-        """From now on somebody may be told."""
+        """Note a durable record. From now on, members may receive its quorum."""
         self.standing = record.quorum if record.stands else None
         if record.quorum_id not in self.ids:
             self.leases = dict(self.renewed)
@@ -86,7 +92,7 @@ class Ledger:
         self.leases[member] = max(until, self.leases.get(member, 0.0))
 
     def lost_journal(self) -> None:
-        """What was written down binds nobody any more; of what members say it learns again."""
+        """Forget all records. The lighthouse learns from its members again."""
         self.leases.clear()
         self.renewed.clear()
         self.last = frozenset()
@@ -142,8 +148,11 @@ class LighthouseChecks(Checks):
                 pass
 
     def _change_ranks(self, session: int, member: Member) -> None:
-        """A manager that has asked grants no more under what it held, whoever its ranks were (manager_checks.py). With
-        the newest answer that it had it begins the next quorum; the write of the one before may still be under way."""
+        """Move a session to another incarnation of its manager.
+
+        A manager that has asked grants no more under its old quorum. Its newest lease counts for the next quorum, even
+        while the last quorum is being written.
+        """
         before = self._members.get(session, member)
         if before != member:
             self._ledger.leases.pop(before, None)
@@ -181,19 +190,22 @@ class LighthouseChecks(Checks):
                     self._lets_in(self._waits.pop(member))
             case events.QuorumFormed(quorum):
                 self.formed = quorum
-                self._world.say("", _describe(effect))
+                self._world.log("", _describe(effect))
                 self._check_formed(effect)
             case _:
                 pass
 
     def _renews(self, order: QuorumOrder | None) -> bool:
-        """An answer about a quorum that is revoked renews nothing of it; one about none comes after that order, too."""
+        """Return whether an answer renews the lease.
+
+        An answer about a revoked quorum, or after its revoke, does not.
+        """
         standing = self._ledger.standing
         phase = self._phases.get(standing.quorum_id if standing is not None else 0)
         return phase is not QuorumPhase.REVOKED if order is None else order.phase is not QuorumPhase.REVOKED
 
     def _wait(self, participant: Participant) -> None:
-        """Whoever asks again soon has waited all the time."""
+        """Begin or continue a wait. A group that asks again soon has waited all the time."""
         member, now = member_of(participant), self._world.now
         shrinks = participant.shrink_only and member in self._ledger.last
         wait = self._waits.pop(member, None)
@@ -203,7 +215,7 @@ class LighthouseChecks(Checks):
         self._waits[member] = Wait(since, shrinks=shrinks)
 
     def _lets_in(self, wait: Wait) -> None:
-        """Others have waited for nothing while that one shut them out."""
+        """Restart the other waits if this one kept them out."""
         if wait.shrinks:
             for other in self._waits.values():
                 other.since = self._world.now
@@ -216,9 +228,11 @@ class LighthouseChecks(Checks):
     # -- what must hold
 
     def _check_patience(self) -> None:
-        """Enough groups, a member of the last quorum among them, wait no longer than a straggler is waited for; after
-        it is known who is alive, and whose lease has ended. While a member asks to shrink, only members count: it may
-        be alone, and then it waits until it asks for something else."""
+        """Check that enough groups with a member of the last quorum wait no longer than for a straggler.
+
+        The wait counts from when the lighthouse knows which groups are alive, and which leases have ended. While a
+        member asks to shrink, only members count.
+        """
         config, now = self._config, self._world.now
         lease_s = max(config.lease_s, MAX_LEASE_S)
         limit_s = (config.join_timeout_s + config.last_call_s + 2 * config.heartbeat_timeout_s + lease_s) / MIN_RATE + 3
@@ -230,7 +244,7 @@ class LighthouseChecks(Checks):
             raise Violation(f"S5 {sorted(late)} have waited for a quorum for longer than {limit_s:.1f} s")
 
     def _check_returned(self, order: QuorumOrder | None) -> None:
-        """After a restart the quorum of before goes on once all are back, and as it was only if none has stopped."""
+        """Check that a restored quorum continues only with all members. It stands only if none of them has stopped."""
         standing = self._ledger.standing
         if order is None or standing is None or order.quorum_id != standing.quorum_id:
             return
@@ -243,8 +257,7 @@ class LighthouseChecks(Checks):
             raise Violation(f"S6 quorum {order.quorum_id} is told to stand, and {stopped} have stopped")
 
     def _check_resumed(self, order: QuorumOrder) -> None:
-        """Up to the highest step that a member has granted: all can do that one, and nobody is left behind in it. Where
-        one has left, up to its last."""
+        """Check that a quorum resumes up to the highest granted step, or to the last step of a member that left."""
         standing = self._ledger.standing
         if standing is None or standing.quorum_id != order.quorum_id:
             return
@@ -301,8 +314,10 @@ class LighthouseChecks(Checks):
         return self._formed.quorum if self._formed.stands else None
 
     def _check_leases(self, members: set[Member], where: str) -> None:
-        """Without a member of the last standing quorum, the next one waits until all of that have stopped granting. A
-        journal may be older than what was told: who is not heard of may hold what it does not know."""
+        """Check that a quorum without a member of the last standing one waits for all its leases.
+
+        A journal may be outdated, so a member without a message since the start may hold a later quorum.
+        """
         standing, now = self._last_standing, self._world.now
         if (early_s := self._ledger.blind_until - now) > 0:
             raise Violation(f"S3 {where} forms {early_s:.3f} s too soon after a start with nothing written down")
@@ -320,7 +335,7 @@ class LighthouseChecks(Checks):
 
 
 def _describe(effect: events.QuorumFormed) -> str:
-    """For a reader of a trace."""
+    """Describe a quorum for a trace."""
     members = " ".join(
         f"{p.replica_id}@{p.step}/{'apart' if p.ranks_disagree else p.tag_quorum_id}"
         for p in effect.quorum.participants
@@ -335,5 +350,5 @@ def is_allowed(size: int, config: QuorumConfig) -> bool:
 
 
 def largest_allowed(sizes: Iterable[int], config: QuorumConfig) -> int:
-    """0: none."""
+    """Return the largest of `sizes` that the configuration allows, or 0."""
     return max((size for size in sizes if is_allowed(size, config)), default=0)

@@ -1,7 +1,7 @@
 """A manager: the product's GroupDriver on a virtual clock, its link to the lighthouse, and the calls of its ranks."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,26 +11,33 @@ from lighthouse_protocol.messages.session import (
     EvidenceDone,
     EvidenceRequest,
     JoinAccepted,
+    JoinRejected,
+    JoinRequest,
+    Leave,
     Leaving,
+    QuorumChanged,
     RankGone,
     Released,
     Revoked,
+    ToLighthouse,
     WatchHello,
+    Welcome,
 )
-from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_protocol.refusals import LighthouseError, Superseded, Unreachable
 from lighthouse_runtime.timing.timers import LoopLag
 from manager.group.driver import GroupDriver
 from manager.group.machine import GroupMachine
 from tests.simulation.checks import observe
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.quorums.manager_checks import ManagerChecks
-from tests.simulation.quorums.manager_link import ManagerLink
 from tests.simulation.world import MIN_RATE, Died, Process, Timers, Violation
 
 if TYPE_CHECKING:
     from tests.simulation.quorums.group import Group
     from tests.simulation.quorums.rank import Rank
 
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+CLOSES_AFTER_S = (0.002, 0.02, 0.3)
 NOTICE_S = (0.001, 0.05)
 EVIDENCE_TAKES_S = 0.05
 DISCARDED_WITHIN_S = 0.3
@@ -119,15 +126,17 @@ class ManagerProcess(Process):
             self.after(LOCAL_DELAY_S, self.on_cancel, rank, token)
 
     def _check_answered(self, rank: "Rank", token: int, *, is_last: bool = False) -> None:
-        """Whatever a call waits for, its caller is told in time. What holds this process up holds up this look, too,
-        and may bring it before the call's own timer: so it looks twice."""
+        """Check that a call gets its answer in time.
+
+        A pause of this process may bring this check before the call's own timer, so it looks twice.
+        """
         if (rank, token) in self._calls and not is_last:
             self.after(0, partial(self._check_answered, is_last=True), rank, token)
         elif (rank, token) in self._calls:
             raise Violation(f"S5 {self.name} leaves a call of {rank.name} without an answer for longer than it has")
 
     def on_cancel(self, rank: "Rank", token: int) -> None:
-        """The rank's call is over: it was cancelled, or its connection broke."""
+        """End a call that was cancelled or whose connection broke."""
         self._voting.pop((rank, token), None)
         if (call := self._calls.pop((rank, token), None)) is not None:
             self.driver.end_call(call)
@@ -157,7 +166,7 @@ class ManagerProcess(Process):
             self.driver.end_watch(watch)
 
     def on_rank_death(self, rank: "Rank") -> None:
-        """Its host closes its connections, in any order."""
+        """Close the connections of a dead rank, in any order."""
         soon_s = VANISHED_NOTICE_S if rank.has_vanished else NOTICE_S
         notice_s = self.world.random.uniform(*soon_s)
         for watch, watched in list(self._watching.items()):
@@ -171,7 +180,7 @@ class ManagerProcess(Process):
             self.after(soon_s[1] + DISCARDED_WITHIN_S, self._check_votes, rank, waiting)
 
     def _check_votes(self, rank: "Rank", waiting: list[tuple["Rank", int]], *, is_last: bool = False) -> None:
-        """It had not voted, so those of its mates are not to wait for it. It looks twice, as above."""
+        """Check that no vote waits for a rank that died without a vote. This looks twice, like `_check_answered`."""
         left = [mate.name for mate, token in waiting if (mate, token) in self._voting and mate.is_up]
         if left and not is_last:
             self.after(0, partial(self._check_votes, is_last=True), rank, waiting)
@@ -183,8 +192,10 @@ class ManagerProcess(Process):
         to.after(LOCAL_DELAY_S, to.on_mate_gone, reason)
 
     def check_gone(self, rank: "Rank", patience_s: float, *, is_last: bool = False) -> None:
-        """Its mates are told within that time, if they live and no other process has come in its place. While the
-        manager is paused the time stands still. It looks twice, as above."""
+        """Check that the other ranks of the group are notified of a loss in time.
+
+        A pause of the manager stops the time. This looks twice, like `_check_answered`.
+        """
         waiting = [mate for mate in self.site.ranks if mate.is_up and mate.began_at <= rank.began_at]
         if rank not in self.site.ranks or not waiting or rank.group_rank in self._gone:
             return None
@@ -215,7 +226,7 @@ class ManagerProcess(Process):
         if self._has_ended:
             return
         self._has_ended = True
-        self.say(f"ends with status {status}")
+        self.log(f"ends with status {status}")
         if status == 0:
             self.after(0, self.site.has_left, self)
             return
@@ -226,6 +237,148 @@ class ManagerProcess(Process):
         self.site.network.end_all(self)
         for rank in self.site.ranks:
             rank.after(self.world.random.uniform(*NOTICE_S), rank.on_manager_gone, self)
+
+
+class ManagerLink:
+    """The manager's session with the lighthouse, reopened while the manager runs. `end` is its present connection."""
+
+    def __init__(self, manager: ManagerProcess) -> None:
+        self.end: End | None = None
+        self.error = ""
+        self._manager = manager
+        self._left_behind: list[End] = []  # until the next welcome
+        self._is_connecting = self._wants_another = self._is_leaving = False
+        self._backoff_s = FIRST_BACKOFF_S
+
+    # -- for the driver
+
+    def send(self, message: ToLighthouse) -> None:
+        self._is_leaving |= isinstance(message, Leave)
+        if self.end is not None:
+            self.end.send(message)
+            if isinstance(message, JoinRequest):
+                self._close_under(self.end)
+
+    def _close_under(self, end: End) -> None:
+        """Break the connection while the lighthouse has the join, or while its answer is in transit."""
+        world, share = self._manager.world, self._manager.site.plan.closes
+        if share and not world.is_calm and world.random.random() < share:
+            world.counts["sessions closed under a join"] += 1
+            world.after(world.random.choice(CLOSES_AFTER_S) * world.random.random(), self._break, end)
+
+    def _break(self, end: End) -> None:
+        if end.is_open:
+            self._manager.site.network.break_(end)
+
+    def give_up(self, reason: str) -> None:
+        self._manager.log(f"gives its session up: {reason}")
+        end, self.end = self.end, None
+        self._wants_another = False
+        if end is not None:
+            end.close()
+            self._manager.after(0, self._closed)
+
+    def connect_second(self, reason: str) -> None:
+        self._wants_another = True
+        self._try_beside()
+
+    def cancel_second(self) -> None:
+        self._wants_another = False
+
+    # -- the network
+
+    def connect(self) -> None:
+        self._manager.site.connect_to_lighthouse(self._manager, self._connected, self._connect_later)
+
+    def _connect_later(self) -> None:
+        self.error = "unreachable"
+        delay_s = self._backoff_s * self._manager.world.random.uniform(0.5, 1)
+        self._backoff_s = min(MAX_BACKOFF_S, 2 * self._backoff_s)
+        self._manager.after(delay_s, self.connect)
+
+    def _connected(self, end: End) -> None:
+        self._wants_another = False
+        self.end = end
+        end.on_message = lambda message: self._receive(end, message)
+        end.on_end = lambda: self._ended(end)
+        self._manager.driver.opened()
+
+    def _receive(self, end: End, message: Any) -> None:
+        if end is not self.end:
+            return
+        self.error = ""
+        if isinstance(message, Welcome):
+            behind, self._left_behind = self._left_behind, []
+            for older in behind:
+                older.close()
+        if isinstance(message, JoinAccepted | QuorumChanged):
+            self._answer_back(message)
+        if isinstance(message, JoinAccepted):
+            self._manager.was_handed(message)
+        if isinstance(message, JoinRejected):
+            self._manager.log(f"is refused: {message.error}")
+            if not message.join and isinstance(message.error, Unreachable | Superseded):
+                return  # of a session, and for now: it is opened again
+        else:
+            self._backoff_s = FIRST_BACKOFF_S
+        if isinstance(message, QuorumChanged):
+            self._receive_change(message)
+        else:
+            self._manager.driver.received(message)
+
+    def _answer_back(self, message: JoinAccepted | QuorumChanged) -> None:
+        """Receive an answer with a lower quorum_id before the real one."""
+        manager = self._manager
+        quorum = message.quorum if isinstance(message, JoinAccepted) else manager.handed
+        if manager.site.is_answered_back and manager.told_id and quorum is not None:
+            manager.site.is_answered_back = False
+            lower = replace(quorum, quorum_id=manager.told_id - 1)
+            manager.driver.received(JoinAccepted(message.join, lower, message.stands, message.secret))
+
+    def _receive_change(self, message: QuorumChanged) -> None:
+        """Note the quorum that the manager computes from a change, if its join still waits."""
+        session = self._manager.machine.session
+        before = session.known
+        self._manager.driver.received(message)
+        if session.known is None:
+            self._manager.world.counts["changes that were not taken"] += 1
+        elif session.known is not before:
+            quorum = session.known.quorum
+            self._manager.was_handed(JoinAccepted(message.join, quorum, message.stands, message.secret))
+
+    def _ended(self, end: End) -> None:
+        if end is self.end:
+            self.end = None
+            self._wants_another = False
+            self._manager.log("has lost its session")
+            self._closed()
+
+    def _closed(self) -> None:
+        self._manager.driver.closed()
+        if not self._is_leaving:
+            self._connect_later()
+
+    # -- a second connection beside the first
+
+    def _try_beside(self) -> None:
+        if self._wants_another and not self._is_connecting:
+            self._is_connecting = True
+            self._manager.site.connect_to_lighthouse(self._manager, self._connected_beside, self._failed_beside)
+
+    def _failed_beside(self) -> None:
+        self._is_connecting = False
+        self._manager.after(FIRST_BACKOFF_S, self._try_beside)
+
+    def _connected_beside(self, end: End) -> None:
+        self._is_connecting = False
+        if self.end is None or not self._wants_another:
+            return end.close()
+        self._manager.log("moves its session to another connection")
+        self._manager.world.counts["sessions moved"] += 1
+        self._left_behind.append(self.end)
+        self.end = None
+        self._manager.driver.closed()
+        return self._connected(end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +427,7 @@ class WatchPeer:
         self.manager.world.sends(self.manager.name, rank.name, message)
         match message:
             case Revoked(quorum_id, reason):
-                self.manager.say(f"pushes: {quorum_id} is revoked ({reason})")
+                self.manager.log(f"pushes: {quorum_id} is revoked ({reason})")
                 rank.after(delay_s, rank.on_revoked, quorum_id)
             case Released():
                 rank.after(delay_s, rank.on_released)
@@ -284,11 +437,11 @@ class WatchPeer:
                 pass
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """Its end is the host's to tell (on_watch_end of the rank)."""
+        """Do nothing: the rank's host reports the end of a watch (on_watch_end)."""
 
 
 class Evidence:
-    """An EvidenceSource that finds nothing, soon."""
+    """An EvidenceSource that soon reports that it found nothing."""
 
     def __init__(self, manager: ManagerProcess) -> None:
         self._manager = manager

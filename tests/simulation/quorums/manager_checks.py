@@ -1,6 +1,6 @@
-"""What a manager has said and heard, and what it may do by that: S2 to S4 as they can be broken by one manager alone.
+"""Checks of what a manager may do, by what it has sent and received: S2 to S4 as one manager alone can break them.
 
-Nothing here computes what the product computes. It reads the words that go over the wire, in the world's time.
+Nothing here computes what the product computes. The checks read messages, in the world's time.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from lighthouse_protocol.messages.session import (
 from manager.group import events
 from manager.group.events import PendingVote, QuorumRequest
 from tests.simulation.checks import Checks
-from tests.simulation.world import MAX_RATE, Violation
+from tests.simulation.world import MAX_RATE, violated
 
 if TYPE_CHECKING:
     from tests.simulation.quorums.manager import ManagerProcess
@@ -38,7 +38,7 @@ SLACK_S = 1e-3
 
 @dataclass(slots=True)
 class _Held:
-    """A quorum as the manager knows of it. `over`: why it may let nobody into a further step."""
+    """A quorum that the manager holds. `over` is the reason why it may grant no further step."""
 
     formed_for: int
     stands: bool
@@ -121,7 +121,7 @@ class ManagerChecks(Checks):
                 pass
 
     def _lease_s(self) -> float | None:
-        """What the lighthouse that answers counts for an answered beat."""
+        """Return the lease of the lighthouse that answers, in seconds."""
         link = self._process.link
         config = getattr(link.peer.process, "config", None) if link is not None else None
         return config.lease_s if config is not None else None
@@ -220,4 +220,4 @@ class ManagerChecks(Checks):
             held.committed.add(step)
 
     def _break(self, rule: str, text: str) -> NoReturn:
-        raise Violation(f"{rule} {self._process.name} {text}")
+        violated(rule, f"{self._process.name} {text}")

@@ -1,7 +1,7 @@
-"""What a seed means: the configuration of a run, its groups, and its mix of faults. All drawn, nothing fixed.
+"""What a seed means: the configuration of a run, its groups, and its mix of faults.
 
-Most runs are a storm: any faults, at any time. The others each hold the suite to one promise about whole runs
-(promises.py) under the faults that it is made about, one at a time.
+Most runs are a storm: any faults, at any time. Each other scenario checks one promise about whole runs (promises.py)
+under the faults that the promise covers, one at a time.
 """
 
 import random
@@ -77,7 +77,7 @@ class QuorumPlan(Plan):
 def draw_plan(
     seed: int, *, seconds: float = 75.0, scenario: str | None = None, groups: int | None = None, min_step_s: float = 0.0
 ) -> QuorumPlan:
-    """`groups`, `scenario`: these, instead of drawn ones."""
+    """Draw the plan of a seed, with `groups` and `scenario` instead of drawn ones if they are given."""
     r = random.Random(f"plan {seed}")
     scenario = scenario or r.choices(tuple(SCENARIOS), SCENARIO_WEIGHTS)[0]
     groups = groups or r.choice((2, 3, 3, 4, 5, 6))
@@ -149,7 +149,7 @@ def _draw_config(r: random.Random, groups: int) -> QuorumConfig:
 
 
 def _one_at_a_time(plan: QuorumPlan, mix: tuple[str, ...], **changes: Any) -> QuorumPlan:
-    """Native groups under a quorum that stands, on a sound network, with time between two faults."""
+    """Return a plan of native groups and standing quorums on a good network, with time between two faults."""
     step_s = min(plan.step_s, MAX_STEP_S)
     timeout_s = 8.0 + 2 * step_s
     config = replace(plan.config, stands=True, min_replicas=1, active=None, allowed_sizes=frozenset())
@@ -191,7 +191,7 @@ def _restarts(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
 
 
 def _misfits(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
-    """Beside groups that come and go in good order. `max_replicas` leaves room for a misfit, or not."""
+    """Return a plan in which groups drain while misfits call. `max_replicas` may leave no room for a misfit."""
     is_full = r.random() < 0.2
     left_out = NEED_ROOM if is_full else NEED_NO_ROOM
     misfits = (kind.name for kind in KINDS.values() if kind.place == "misfits" and kind.name not in left_out)
@@ -201,7 +201,7 @@ def _misfits(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
 
 
 def _churn(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
-    """Long enough to forget who has gone."""
+    """Return a plan that is long enough for the lighthouse to forget groups that have left."""
     calm = _one_at_a_time(
         plan, ("stranger", "stranger_ahead", "stranger_drains"), scenario="churn", fault_every_s=1.0, faults_s=120.0
     )
@@ -209,7 +209,7 @@ def _churn(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
 
 
 def _two_lighthouses(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
-    """Beside what happens to groups: two lighthouses on one store, and what happens to them and to it."""
+    """Return a plan with two lighthouses on one store, and faults of both and of groups."""
     mix = (*r.sample(AROUND_A_STORE, 4), *r.sample(LOSSES, 2), r.choice(("drain", "stranger")))
     lease_s = r.choice((3.0, 5.0, 8.0))
     config = replace(plan.config, stands=True, lease_s=lease_s, heartbeat_timeout_s=min(lease_s, 5.0))

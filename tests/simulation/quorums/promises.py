@@ -1,7 +1,4 @@
-"""S6 to S9 of quorum.md, section 1: what holds over a whole run, each under the faults that it is promised for.
-
-One promise a scenario (plan.py). What can be broken in a moment is in checkers.py.
-"""
+"""S6 to S9 and S13 of docs/contributing/protocol.md, which concern a whole run: one class for each scenario."""
 
 from typing import TYPE_CHECKING
 
@@ -29,7 +26,7 @@ FORGETS_AFTER_S = 75.0
 
 
 class Promise:
-    """In any run: quorums form."""
+    """Checks of any run: quorums form."""
 
     def __init__(self, simulation: "QuorumSimulation") -> None:
         self.simulation = simulation
@@ -38,7 +35,7 @@ class Promise:
         self.hit: set[int] = set()
 
     def fired(self, fault: Fault, group: "Group | None") -> None:
-        """Just before it happens."""
+        """Note a fault just before it strikes."""
         newest = self.simulation.checkers.newest_id
         is_member = newest and group is not None and all(rank.quorum_id == newest for rank in group.ranks)
         if is_member and fault.what in CHANGES:
@@ -54,19 +51,19 @@ class Promise:
 
     @property
     def round_s(self) -> float:
-        """A step at its slowest, with its messages."""
+        """The longest time of a step, with its messages."""
         return (1 + self.plan.step_spread) * self.plan.step_s + 0.1 + 60 * self.plan.delay_s + 2 * LATE_S
 
 
 class Graceful(Promise):
-    """S6: joins and drains only."""
+    """S6: groups only join and drain, so no step is discarded."""
 
     def discarded(self, rank: "Rank", quorum_id: int, step: int) -> None:
         raise Violation(f"S6 {rank.name} discards step {step} of quorum {quorum_id}; all came and left in good order")
 
 
 class Misfits(Graceful):
-    """S13: beside the groups that come and go in good order, somebody says what makes no sense."""
+    """S13: misfits call while groups come and go in good order. They cause no discard and no quorum."""
 
     def fired(self, fault: Fault, group: "Group | None") -> None:
         super().fired(fault, group)
@@ -84,7 +81,7 @@ class Misfits(Graceful):
 
 
 class Losses(Promise):
-    """S7: one group is lost at a time; the others lose one step, and go on as soon as it can be known."""
+    """S7: one group is lost at a time. The others lose one step, and continue once the loss is detected."""
 
     def fired(self, fault: Fault, group: "Group | None") -> None:
         super().fired(fault, group)
@@ -94,7 +91,7 @@ class Losses(Promise):
         self.world.after(self._limit_s(fault), self._look, fault, before)
 
     def _limit_s(self, fault: Fault) -> float:
-        """Noticing, the quorum without it, the step again; and the step in which it heals, should it be back."""
+        """Return the time to detect a loss, form a quorum, repeat the step, and heal the group if it returns."""
         config = self.plan.config
         notice_s = 0.3 if fault.what in NOTICED_AT_ONCE else 1.3 * config.heartbeat_timeout_s + 1.0
         return notice_s + (STEPS_AFTER_LOSS + 2) * self.round_s + 2 * self.plan.heal_s
@@ -111,7 +108,7 @@ class Losses(Promise):
 
 
 class Restarts(Promise):
-    """S9: the lighthouse is away for a while, killed, paused or cut off; nothing else happens."""
+    """S9: the lighthouse is killed, paused or cut off, and nothing else happens. No step is lost."""
 
     def __init__(self, simulation: "QuorumSimulation") -> None:
         super().__init__(simulation)
@@ -143,7 +140,7 @@ class Restarts(Promise):
 
 
 class Churn(Promise):
-    """S8: groups come once, and go."""
+    """S8: groups join once and leave. The lighthouse forgets them."""
 
     def at_end(self) -> None:
         super().at_end()

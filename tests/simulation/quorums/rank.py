@@ -1,8 +1,9 @@
-"""One rank: the Agent's step around the pure StepMachine, with a hash for a model.
+"""One rank: the Agent's step around the pure StepMachine, with a hash as the model.
 
-ask -> (serve, heal) -> compute -> all-reduce over all participants -> vote -> commit or discard. A rank that may have
-to heal installs before it computes; one that is told so later adds zeros and votes no. The model is a hash folded over
-(state, step, sum of the contributions, divisor): who diverges or skips a contribution is seen.
+A step is: ask, serve or heal, compute, all-reduce over all participants, vote, and commit or discard. A rank that may
+have to heal installs the state before it computes. If it learns later that it must heal, it adds zeros and votes no.
+The model is a hash over (state, step, sum of the contributions, divisor), so a divergence or a missing contribution
+changes it.
 """
 
 from dataclasses import dataclass
@@ -89,7 +90,7 @@ class Rank(Process):
 
     @property
     def catches_up(self) -> bool:
-        """It, or another rank of its group."""
+        """True if this rank, or another rank of its group, catches up."""
         assignment = self.machine.assignment
         return self.follows or (assignment is not None and assignment.catches_up)
 
@@ -99,7 +100,7 @@ class Rank(Process):
 
     @property
     def held(self) -> Tag:
-        """The state that it holds; without a quorum_id: none."""
+        """The tag of the state that the rank holds. It has no quorum_id if the rank holds none."""
         return (self.follower.catch_up.held if self.follower is not None else None) or Tag(*self.machine.tag)
 
     @property
@@ -116,7 +117,7 @@ class Rank(Process):
         self.world.at(self.world.now + LOCAL_DELAY_S, self.manager, self.manager.on_watch, self)
 
     def watch_again(self) -> None:
-        """Once its manager is back."""
+        """Open a watch as soon as the manager is up."""
         if self.manager.is_up:
             self._watch()
         else:
@@ -128,7 +129,7 @@ class Rank(Process):
             self.begin_step()
 
     def on_watch_end(self) -> None:
-        """It revokes what this rank holds; the next one is opened a little later."""
+        """Handle a broken watch as a revoke, and open the next one a little later."""
         self.on_revoked(self.quorum_id)
         self.after(self.world.random.uniform(0.05, 0.5), self._watch)
 
@@ -185,7 +186,7 @@ class Rank(Process):
         return None
 
     def end_call(self, error: Exception) -> None:
-        """With the connection that it was on."""
+        """End the present call because its connection broke."""
         if self._called == self.token:
             self.on_refused(self.token, error)
 
@@ -195,12 +196,12 @@ class Rank(Process):
             self.cancel("cancelled")
 
     def _lost_call(self, token: int) -> None:
-        """The manager answers in time, unless it is paused or gone."""
+        """Give up a call without an answer: the manager is paused or dead."""
         if token == self.token and self.machine.phase in (Phase.ASKED, Phase.VOTED):
             self.cancel("no answer in time")
 
     def cancel(self, reason: str) -> None:
-        """The call that waits ends without an answer."""
+        """End the waiting call without an answer."""
         token = self.token
         manager = self.manager
         self.world.at(self.world.now + LOCAL_DELAY_S, manager, manager.on_cancel, self, token)
@@ -221,7 +222,7 @@ class Rank(Process):
         self.call_manager("on_ask", self.plan.quorum_timeout_s, self._fields())
 
     def lie(self, **fields: Any) -> None:
-        """One more request, which is not true. Nobody waits for its answer."""
+        """Send one more request, with false fields. Its answer is ignored."""
         self.site.has_lied = True
         self.after(0, self.manager.on_ask, self, -self.token - 1, self.plan.quorum_timeout_s, self._fields() | fields)
 
@@ -265,13 +266,13 @@ class Rank(Process):
             explained_by = self.site.why_refused(error)
             return self.exit(f"refused: {reason}", explained_by=explained_by)
         self.world.counts["steps without a quorum"] += 1
-        self.say(f"has no quorum for step {self.machine.step}: {error}")
+        self.log(f"has no quorum for step {self.machine.step}: {error}")
         self.machine.got_no_quorum(str(error))
         self.after(self._patience.backoff_s, self._vote, self._next_round())
         return None
 
     def _stay(self) -> None:
-        """Drained: the process group stays until the manager has left."""
+        """Keep the process group of a draining rank until the manager has left."""
         self._is_leaving = True
 
     # -- the step
@@ -325,7 +326,7 @@ class Rank(Process):
                     del self.copies[next(iter(self.copies))]
 
     def _fetch(self, this_round: int, assignment: Assignment, give_up_at: float) -> None:
-        """A transfer takes its time, and ends with its source, a cut, or the revoke."""
+        """Copy a source's state. The copy takes time, and ends with its source, a cut or a revoke."""
         if this_round != self._round:
             return None
         machine = self.machine
@@ -352,7 +353,7 @@ class Rank(Process):
         if network.is_cut(source.host, self.host) or source.is_paused:
             return self._fetch(this_round, assignment, give_up_at)
         self._received = snapshot
-        self.say(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
+        self.log(f"has received step {snapshot.step} of quorum {snapshot.tag_quorum_id} from {source.name}")
         if snapshot.step != self._max_step:
             return self._fail(this_round, f"the state received is of step {snapshot.step}")
         self.machine.installing()
@@ -419,7 +420,7 @@ class Rank(Process):
         return happens
 
     def _fail(self, this_round: int, reason: str) -> None:
-        """The step is marked, and ended for the peers too."""
+        """Mark the step as failed, and end it for the peers, too."""
         self.machine.failed(reason)
         self._drop()
         self.after(LOCAL_DELAY_S, self._vote, this_round)
@@ -456,7 +457,7 @@ class Rank(Process):
         return is_free and (self.plan.wants_next == 1 or self.world.random.random() < self.plan.wants_next)
 
     def _vote_refused(self, error: Exception) -> None:
-        """A no needs no decision; a yes is bound, and repeated."""
+        """Conclude a no, which needs no decision, or repeat a yes, which is bound."""
         if self.machine.failure is not None:
             self._conclude(False)
             return self._go_on(None)
@@ -467,7 +468,7 @@ class Rank(Process):
         return self._cast()
 
     def _yes_refused(self, error: Exception) -> None:
-        """It is the decision, whatever becomes of it: repeated, or nothing is to be said about it any more."""
+        """Repeat a yes that is the decision already, unless the refusal is final."""
         if isinstance(error, LighthouseError) and not isinstance(error, REPEATED):
             return self._go_on(None)
         self.world.counts["votes repeated"] += 1
@@ -499,21 +500,21 @@ class Rank(Process):
             self._begin(granted)
 
     def _leave(self) -> None:
-        """The script has ended; the process stays until it is released."""
+        """End the script. The process stays until the manager releases it."""
         self._is_leaving = True
         self.token += 1
         self._next_round()
-        self.say(f"its script ends after step {self.machine.step - 1}")
+        self.log(f"its script ends after step {self.machine.step - 1}")
         manager = self.manager
         self.world.at(self.world.now + LOCAL_DELAY_S, manager, manager.on_leaving, self, self.machine.next_step)
         self.after(RELEASED_WITHIN_S, self.on_released)
 
     def on_released(self) -> None:
-        self.say("is released")
+        self.log("is released")
         self.kill()
 
     def _conclude(self, commit: bool) -> None:
-        """The decision is made; then the next step begins."""
+        """Apply the decision and begin the next step."""
         machine = self.machine
         assignment = machine.assignment
         if commit and machine.failure is not None:
@@ -547,7 +548,7 @@ class Rank(Process):
                 self.site.save(self)
             return
         self.discards += 1
-        self.say(f"discards step {assignment.max_step} of quorum {assignment.quorum_id}: {reason or 'another rank'}")
+        self.log(f"discards step {assignment.max_step} of quorum {assignment.quorum_id}: {reason or 'another rank'}")
         self.site.checkers.discarded(self, assignment)
 
     def snapshot(self) -> Snapshot:
@@ -556,19 +557,19 @@ class Rank(Process):
     # -- its end
 
     def exit(self, reason: str, *, explained_by: str = "") -> None:
-        """`explained_by`: the fault that makes it right to end."""
-        self.say(f"ends: {reason}")
+        """Exit on its own. `explained_by` names the fault that justifies it."""
+        self.log(f"ends: {reason}")
         self.world.counts["ranks that ended by themselves"] += 1
         self.site.checkers.ended(self, reason, explained_by)
         self.kill()
 
     def _die(self) -> None:
-        """Its peers see its connections close, unless its host is gone."""
+        """Drop the process group, so that the peers see its connections close, unless the host lost its power."""
         if not self.has_vanished:
             self._drop()
         self.site.rank_died(self)
 
 
 def _as_refusal(error: Exception) -> LighthouseError:
-    """A call that got no answer in time is refused by the client."""
+    """Return the refusal that the client makes of a call without an answer."""
     return error if isinstance(error, LighthouseError) else DeadlinePassed(str(error))

@@ -1,4 +1,4 @@
-"""One run: everything that a plan asks for, the faults, and what must hold at the end."""
+"""One run of a cluster from its seed: its groups, the faults, and the checks at the end."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ BOOT_S = 3.0
 LOOK_EVERY_S = 0.5
 STEPS_TOGETHER = 5
 SHOWN_FAULTS = 8
-# After the last one is due: the longest that it may wait for somebody to happen to, and the longest that it may last.
+# The time after the last fault is due in which it must find a target and end.
 FAULTS_OVER_S = 2 * PATIENCE_S
 HELD_UP_S = (0.01, 0.1, 0.5)
 
@@ -51,14 +51,14 @@ class QuorumSimulation(Simulation):
         self.checkers.on_discard = self.promise.discarded
 
     def add_group(self, replica_id: str, *, is_torchft: bool = False) -> Group:
-        """On a host of its own."""
+        """Create a group on a host of its own."""
         group = Group(self, replica_id, self._groups_made, is_torchft=is_torchft)
         self._groups_made += 1
         self._by_address[group.address] = group
         return group
 
     def add_stranger(self, begins_with: Snapshot | None = None) -> Group:
-        """A group that comes once. Until `end` the fault lasts."""
+        """Start a group that comes once. The fault lasts until `end`."""
         group = self.add_group(f"stranger-{len(self.strangers):03d}")
         group.begins_with = begins_with
         self.strangers.append(group)
@@ -68,7 +68,7 @@ class QuorumSimulation(Simulation):
         return group
 
     def start_impostor(self, for_s: float) -> None:
-        """A second lighthouse, for a while; about half of the groups find that one."""
+        """Start a second lighthouse for a while. About half of the groups connect to it."""
         world = self.world
         impostor = Lighthouse(world, self.network, self.plan.config, self.checkers, f"impostor{len(self.impostors)}-")
         impostor.set_wall_clock(self.lighthouse.most_offset_s)  # it has no journal: its ids are safe by that alone
@@ -125,9 +125,9 @@ class QuorumSimulation(Simulation):
         self.last_fault_ends_at = max(self.last_fault_ends_at, self.world.now)
 
     def is_settled(self) -> bool:
-        """All train together, and have had time to notice whatever has happened."""
+        """Return whether all groups train together, and had time to notice the last fault."""
         is_quiet = not self._ongoing and self.world.now >= self.last_fault_ends_at + self.plan.quiet_s
-        return self.settled.look() and is_quiet and self.lighthouse.is_up
+        return self.settled.is_settled() and is_quiet and self.lighthouse.is_up
 
     def find_group(self, address: str) -> Group | None:
         return self._by_address.get(address)
@@ -157,7 +157,7 @@ class QuorumSimulation(Simulation):
             if world.now >= over_at:
                 raise Violation(f"{self.pending} faults last beyond {over_at:.0f} s: {self.describe()}")
             world.run(world.now + LOOK_EVERY_S)
-        world.say("", "no more faults")
+        world.log("", "no more faults")
         world.is_calm = True
         self._settle()
         never = [fault for fault in self.unfired if not world.counts[f"fault: {fault.what}"]]
@@ -169,7 +169,7 @@ class QuorumSimulation(Simulation):
     # -- S12
 
     def _end_job(self) -> None:
-        """All scripts end after the same step, some of them held up for a moment: all do it, under one quorum."""
+        """End all scripts after the same step, some of them late. All groups must do it under one quorum (S12)."""
         ranks = self.together()
         groups = [group for group in self.groups if not group.has_gone]
         if self.plan.torchft or not self.plan.config.stands or len(ranks) < len(groups) * self.plan.group_world_size:
@@ -204,7 +204,7 @@ class QuorumSimulation(Simulation):
         world = self.world
         ends_at = world.now + self.plan.settle_s
         self.settled.forget()
-        while not self.settled.look():
+        while not self.settled.is_settled():
             if world.now >= ends_at:
                 if not self._can_train():
                     return  # the others were told that the job has ended, and are gone
@@ -212,7 +212,7 @@ class QuorumSimulation(Simulation):
             world.run(world.now + LOOK_EVERY_S)
 
     def together(self) -> list[Rank]:
-        """The ranks of as many groups as can be in a quorum, if they are in the newest one."""
+        """Return the ranks of the largest possible quorum if they are in the newest one, or none."""
         config = self.plan.config
         living = [group for group in self.groups if not group.has_gone]
         newest = self.checkers.newest_id
@@ -229,7 +229,7 @@ class QuorumSimulation(Simulation):
         return len(living) == len(self.groups) or largest_allowed(range(len(living) + 1), self.plan.config) > 0
 
     def describe(self) -> str:
-        """Where everybody is, for a reader of a failure."""
+        """Describe all processes for a failure's message."""
         process = self.lighthouse.process
         parts: list[str] = []
         if process is not None:
@@ -247,7 +247,7 @@ class QuorumSimulation(Simulation):
 
 
 class Settled:
-    """Whether all living groups are in one quorum, and make steps there without a discard and without another one."""
+    """Notices when all live groups make steps in one quorum, without a discard and without another quorum."""
 
     def __init__(self, simulation: QuorumSimulation) -> None:
         self._simulation = simulation
@@ -257,8 +257,8 @@ class Settled:
     def forget(self) -> None:
         self._mark = {}
 
-    def look(self) -> bool:
-        """To be asked again and again."""
+    def is_settled(self) -> bool:
+        """Return whether all groups train together since an earlier call. Call this repeatedly."""
         simulation = self._simulation
         together = simulation.together()
         seen = simulation.world.counts["discards"], simulation.checkers.newest_id

@@ -1,6 +1,6 @@
-"""torchft's manager as the lighthouse and a rank see it: no session, a heartbeat, one call per step, a vote of its own.
+"""torchft's manager: no session, a heartbeat, one call per step, and votes that no lighthouse sees.
 
-It stands in the place of a ManagerProcess: its one rank is the same Rank.
+It takes the place of a ManagerProcess. Its rank is the same Rank.
 """
 
 from dataclasses import dataclass
@@ -65,7 +65,7 @@ class TorchftManager(Process):
         return "torchft"
 
     def drain(self, reason: str) -> None:
-        """torchft's processes just end."""
+        """End the process, as torchft does."""
         self.after(0, self.site.has_left, self)
 
     # -- the lighthouse
@@ -147,10 +147,10 @@ class TorchftManager(Process):
         rank.after(LOCAL_DELAY_S, rank.on_decision, token, fields["vote"], None)
 
     def on_watch_end(self, watch: int) -> None:
-        """It has no watches."""
+        """Do nothing: torchft has no watches."""
 
     def on_rank_death(self, rank: "Rank") -> None:
-        """It lives in the process of rank 0."""
+        """Die with rank 0, which runs this manager in its process."""
         self.kill()
 
     def _die(self) -> None:

@@ -1,7 +1,7 @@
-"""Two lighthouses on one store: the product's candidate, records and gate, over an etcd of which this is a model.
+"""Two lighthouses on one store: the product's candidate, records and output gate, and a model of etcd.
 
-The store keeps what it has acknowledged, does each request at one moment, and ends a lease no sooner than its time, on
-a clock of its own. Requests and answers are late, and lost or much later where a cut is between.
+The store keeps acknowledged writes, handles each request in one moment, and ends a lease no sooner than its time, by
+its own clock. Requests and answers take time. During a cut, they are lost or come much later.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ class LeaderKey:
 
 
 class Etcd(Process):
-    """Its leader, and the state that all its nodes agree on."""
+    """The store: its leader key, and the records that all its nodes agree on."""
 
     def __init__(self, world: World, wrote: Callable[[QuorumRecord, str], None]) -> None:
         super().__init__(world, STORE_HOST, STORE_HOST)
@@ -136,7 +136,7 @@ class Etcd(Process):
 
 
 class SharedLedger(Ledger):
-    """Of both: what begins anew with a process begins here with a leader."""
+    """The ledger of both lighthouses. A new leader begins it where a single lighthouse would at a start."""
 
     def starts(self, record: QuorumRecord | None, lease_s: float, now: float) -> None:
         pass
@@ -149,7 +149,7 @@ class SharedLedger(Ledger):
 
 
 class ChecksOfLeader(LighthouseChecks):
-    """What its machine decides once it may not speak any more is nothing: it is neither written nor said."""
+    """Checks of the leader only. A deposed leader's effects are neither written nor sent."""
 
     def __init__(self, process: "Contender") -> None:
         super().__init__(process.config, process.site.ledger, process.world)
@@ -161,7 +161,7 @@ class ChecksOfLeader(LighthouseChecks):
 
 
 class Contender(QuorumLighthouse):
-    """One of the two, as lighthouse/store/election.py and election.py have it."""
+    """One of two lighthouses that compete for the leader key, as lighthouse/store/election.py does."""
 
     site: "Seat"
 
@@ -191,7 +191,7 @@ class Contender(QuorumLighthouse):
         return self.is_up and not self.is_paused and self.may_speak
 
     def _began(self, term: int, revision: int) -> None:
-        self.say(f"leads in term {term}")
+        self.log(f"leads in term {term}")
         self.world.counts["terms"] += 1
         self.records.begin(term, revision)
         self._driver = None
@@ -200,7 +200,7 @@ class Contender(QuorumLighthouse):
         self.jobs.remember(self.records.load())
 
     def _over(self, reason: str) -> None:
-        self.say(f"leads no more: {reason}")
+        self.log(f"leads no more: {reason}")
         self.world.counts["leaders deposed"] += 1
         self.records.end()
         self.gate.drop(NotLeader(reason))
@@ -251,7 +251,7 @@ class Contender(QuorumLighthouse):
     # -- the store
 
     def send(self, request: Request) -> None:
-        """A LeaderStore."""
+        """Send a request to the store (LeaderStore)."""
         number = getattr(request, "number", None)
 
         def answered(answer: object) -> None:
@@ -269,7 +269,7 @@ class Contender(QuorumLighthouse):
         self.leadership.feed(leadership.RequestFailed(number, "etcd: no answer"))
 
     def _ask(self, request: Request | Batch, answered: Answer, failed: Callable[[], None] | None) -> None:
-        """An answer that comes after its time is not heard."""
+        """Send a request. A late answer is ignored."""
         is_over: list[bool] = []
 
         def hear(answer: object) -> None:
@@ -332,7 +332,7 @@ class Contender(QuorumLighthouse):
 
 
 class Seat(Lighthouse):
-    """One of the two places."""
+    """The place of one of the two lighthouses."""
 
     def __init__(self, pair: "TwoLighthouses", host: str) -> None:
         super().__init__(pair.world, pair.network, pair.config, pair.checkers, host)
@@ -352,7 +352,7 @@ class Seat(Lighthouse):
 
 
 class TwoLighthouses(Lighthouse):
-    """In the place of one. `process`: the one that leads, or led last."""
+    """Two lighthouses in the place of one. `process` leads, or led last."""
 
     def __init__(self, world: World, network: Network, config: QuorumConfig, checkers: Checkers) -> None:
         super().__init__(world, network, config, checkers)
@@ -379,7 +379,7 @@ class TwoLighthouses(Lighthouse):
             seat.start()
 
     def kill(self, back_after_s: float) -> None:
-        """The one that leads."""
+        """Kill the leader."""
         for seat in self.seats:
             if seat.process is not None and seat.process is self.process:
                 seat.kill(back_after_s)
@@ -392,7 +392,7 @@ class TwoLighthouses(Lighthouse):
         leader = self.store.leader
         if leader is None or leader.candidate != author:
             raise Violation(f"S1 {author} has written {record.quorum_id}, and the leader is {leader}")
-        self.world.say(STORE_HOST, f"has {record.quorum_id}, by {author}")
+        self.world.log(STORE_HOST, f"has {record.quorum_id}, by {author}")
         self.journal.write(record)
         self.ledger.wrote(record)
         if record.quorum is not None:
@@ -413,7 +413,7 @@ class TwoLighthouses(Lighthouse):
         seat = next(seat for seat in self.seats if seat.host == search.address.host)
 
         def asked(end: End) -> None:
-            """Whether it leads, before the session goes there."""
+            """Begin the session if this lighthouse leads."""
             process = seat.process
             if isinstance(process, Contender) and process.leads:
                 connected(end)

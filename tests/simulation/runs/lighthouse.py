@@ -67,7 +67,7 @@ class Lighthouse(Site["RunLighthouse"]):
 
 
 class RunLighthouse(LighthouseProcess):
-    """The part of a RecordStore for runs, too: what it commits is in the site's journal."""
+    """One life of the lighthouse. It is also a RecordStore for runs that writes to the site's journal."""
 
     term = 0
 
@@ -85,7 +85,7 @@ class RunLighthouse(LighthouseProcess):
         self._sessions: dict[End, tuple[int, bool]] = {}
         self._undurable: Sequence[events.RunEffect] = ()
         self.checkers.lighthouse_started(self.machine)
-        self.say(f"starts with generation {self.machine.generations.current.number}, stop {self.machine.stop}")
+        self.log(f"starts with generation {self.machine.generations.current.number}, stop {self.machine.stop}")
         self.driver.was_late(0.0)  # nothing lapses by it; the driver's timer is set
 
     # -- streams: what the RPCs of a run do
@@ -136,7 +136,7 @@ class RunLighthouse(LighthouseProcess):
     # -- somebody else, who has not the secret
 
     def supervise_as(self, host: "Host") -> None:
-        """Where the name has a supervisor now, that one stays, and the other is refused. G13"""
+        """Send a hello with the name of a connected supervisor. It must be refused (G13)."""
         known = next((each for each in self.machine.supervisors if each.entry.name == host.name), None)
         if known is None or known.session is None or self.machine.stop or self.machine.completed is not None:
             return
@@ -148,7 +148,7 @@ class RunLighthouse(LighthouseProcess):
         self.checkers.refused_stranger(hello, peer.heard, known.session == session)
 
     def enter_as(self, rank: "RankProcess") -> None:
-        """The same for a slot, by its very rank or a later start of it; and its keys are not for others. G13"""
+        """Send a hello with the slot of a live rank, and write a key. Both must be refused (G13)."""
         ranks, r = self.machine.generations.ranks, self.world.random
         known = ranks.get(rank.rank)
         if known is None or known.session is None:
@@ -175,7 +175,7 @@ class RunLighthouse(LighthouseProcess):
         self.driver.stop(reason, "operator")
 
     def restart(self, slot: int) -> None:
-        """The rank of that slot is behind."""
+        """Report that the rank of a slot is behind."""
         self.driver.restart(NAME[1], (slot,), "nothing moves")
 
     def ask_resume(self) -> None:
@@ -206,7 +206,7 @@ class RunLighthouse(LighthouseProcess):
     # -- the machine
 
     def handled(self, event: events.RunEvent | None, effects: Sequence[events.RunEffect]) -> None:
-        """What depends on the record holds from its write on, whether it is told or not."""
+        """Pass effects to the checkers, at the write of the record if they depend on it."""
         self.checkers.handled(self.machine, event)
         if any(isinstance(effect, events.RecordDue) for effect in effects):
             self._undurable = effects
@@ -215,7 +215,7 @@ class RunLighthouse(LighthouseProcess):
 
     def _check(self, effects: Sequence[events.RunEffect]) -> None:
         for effect in effects:
-            self.say(f"{effect}")
+            self.log(f"{effect}")
             self.checkers.effect(self.machine, effect)
 
     def wake(self, for_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What a seed means: the terms of a run, its hosts, its timeouts and its mix of faults. All drawn, nothing fixed."""
+"""What a seed means: the terms of a run, its hosts, its timeouts and its mix of faults."""
 
 import random
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class RunPlan(Plan):
 
     @property
     def settle_s(self) -> float:
-        """Within this a run without faults ends."""
+        """The time within which a run ends without further faults."""
         terms = self.terms
         waits = 4 * terms.join_timeout_s + 2 * terms.return_timeout_s + 4 * self.rank_timeout_s
         return 90 + waits + 10 * (self.restart_s + self.boot_s + self.interrupt_s) + 3 * self.steps * self.step_s

@@ -1,4 +1,4 @@
-"""One run from its seed: its hosts, the faults, and what must hold at the end."""
+"""One run from its seed: its hosts, the faults, and the checks at the end."""
 
 from collections.abc import Callable
 
@@ -48,12 +48,12 @@ class RunSimulation(Simulation):
     # -- who is undisturbed
 
     def trouble(self, what: Process | str | None, *, until: float) -> None:
-        """Of a process, a host's network, or, None, the lighthouse."""
+        """Note a disturbance of a process, of a host's network, or, for None, of the lighthouse."""
         key = what.name if isinstance(what, Process) else what or ""
         self._trouble[key] = max(self._trouble.get(key, 0.0), until)
 
     def is_untroubled(self, process: RankProcess | Supervisor, for_s: float) -> bool:
-        """Its stream has been open for so long, and nothing has disturbed it or the lighthouse."""
+        """Return whether a stream has been open for that long without a disturbance."""
         since = self.world.now - for_s
         ends = (self._trouble.get(key, 0.0) for key in (process.name, process.host, ""))
         is_old = process.link.is_open and process.link.opened_at <= since and self.lighthouse.up_since <= since
@@ -75,7 +75,7 @@ class RunSimulation(Simulation):
         return is_done
 
     def launch_again(self) -> bool:
-        """The same run id, when its training has ended."""
+        """Launch the same run again if its training has ended."""
         is_over = self.checkers.ended_by == "completed" and not any(host.is_up for host in self.hosts)
         if is_over:
             self._launch_all()
@@ -86,8 +86,7 @@ class RunSimulation(Simulation):
             host.launch()
 
     def supervisor_ended(self, supervisor: Supervisor) -> None:
-        """It has exited by itself. With another code than 0 and 130 it is started again, and if it ended by a stop that
-        was lifted: it has heard of that late."""
+        """Restart a supervisor that has exited, except with 0, or with 130 while the run is stopped."""
         self.world.counts[f"supervisors that exit {supervisor.code}"] += 1
         is_left = supervisor.code == 0 or (supervisor.code == EXIT_STOPPED and self.checkers.stop is not None)
         if not is_left and supervisor is supervisor.site.supervisor:
@@ -105,7 +104,7 @@ class RunSimulation(Simulation):
         while world.now < plan.faults_s:
             self._look()
         world.is_calm = True
-        world.say("", "no more faults")
+        world.log("", "no more faults")
         ends_at = world.now + plan.settle_s
         while not self._has_ended():
             if world.now >= ends_at:
@@ -117,8 +116,7 @@ class RunSimulation(Simulation):
         self.patience.look()
 
     def _has_ended(self) -> bool:
-        """All have ended, by 0 after a completion or by 130 after a stop. If some were launched again after a
-        completion or a resume, so are all."""
+        """Return whether all supervisors have ended: with 0 after a completion, with 130 after a stop."""
         twins = [other for host in self.hosts for other in host.others if other.is_up]
         if twins and not any(host.is_up for host in self.hosts) and self._are_some_missing():
             for (
@@ -135,12 +133,12 @@ class RunSimulation(Simulation):
         return codes == {0} if self.checkers.ended_by == "completed" else codes <= {0, EXIT_STOPPED}
 
     def _are_some_missing(self) -> bool:
-        """Of a launch that goes on, and not since a moment ago only."""
+        """Return whether supervisors of the present launch have been down for a while."""
         down = [host for host in self.hosts if not host.is_up]
         return bool(down) and self.checkers.ended_at + self.plan.settle_s / 8 < self.world.now
 
     def describe(self) -> str:
-        """For a reader of a failure."""
+        """Describe all processes for a failure's message."""
         process = self.lighthouse.process
         parts = [f"step {self.work.step}/{self.plan.steps}"]
         if process is not None:

@@ -1,4 +1,4 @@
-"""Faults of clocks. Rates stay within the ten per cent that the leases allow for; readings may be anything."""
+"""Faults of clocks. Rates stay within the ten per cent that leases allow for. Readings may have any value."""
 
 from typing import TYPE_CHECKING
 

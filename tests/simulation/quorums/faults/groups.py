@@ -24,7 +24,7 @@ SLOWED_BY_S = (0.003, 0.02, 0.06)
 def find_group(
     simulation: "QuorumSimulation", fault: Fault, suits: Callable[["Group"], bool] = lambda group: True
 ) -> "Group | None":
-    """One that trains; the number `whom`, or the next one."""
+    """Return a training group, beginning with the number `whom`."""
     groups = simulation.groups[fault.whom :] + simulation.groups[: fault.whom]
     return next((group for group in groups if group.is_training and suits(group)), None)
 
@@ -34,7 +34,7 @@ def anybody(simulation: "QuorumSimulation", fault: Fault) -> "QuorumSimulation":
 
 
 def find_training(simulation: "QuorumSimulation", fault: Fault) -> "QuorumSimulation | None":
-    """A job that has come further than the first steps."""
+    """Return the simulation once its job has committed its first steps."""
     own = [group for group in simulation.groups if group.is_training and group not in simulation.strangers]
     return simulation if any(all(rank.commits > 1 for rank in group.ranks) for group in own) else None
 
@@ -110,7 +110,7 @@ def _come_back(simulation: "QuorumSimulation", group: "Group") -> None:
 
 
 def _when_gone(simulation: "QuorumSimulation", group: "Group", act: Callable[[], None]) -> None:
-    """After its grace a supervisor kills what is left."""
+    """Call `act` when a group has left. After the grace period, kill what is left of it."""
     kill_at = simulation.world.now + DRAIN_GRACE_S
 
     def look() -> None:

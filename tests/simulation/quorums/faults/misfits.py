@@ -1,9 +1,11 @@
-"""Misfits: somebody says what no honest peer ever says. It is refused, in words that say whose fault it is, or it
-changes nothing; nobody else's training notices (S13)."""
+"""Misfits: callers that send what no correct peer sends.
+
+The receiver refuses it with an error that names the fault, or it has no effect. No other group notices it (S13).
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from agent_client.step.rules.machine import Phase
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant
@@ -24,9 +26,10 @@ from tests.simulation.faults import Fault
 from tests.simulation.network import End
 from tests.simulation.quorums.faults.groups import find_group
 from tests.simulation.quorums.faults.kinds import fault
+from tests.simulation.quorums.faults.managers import find_native
 from tests.simulation.quorums.manager import ManagerProcess
 from tests.simulation.quorums.torchft_manager import UnaryAnswer, UnaryQuorum
-from tests.simulation.world import Process, Violation
+from tests.simulation.world import Process, violated
 
 if TYPE_CHECKING:
     from tests.simulation.quorums.group import Group
@@ -45,30 +48,28 @@ NEED_NO_ROOM = ("one_too_many",)
 OTHERS_MODES = (HoldState.STANDING, HoldState.JOINING, HoldState.LEAVING, HoldState.REVOKED)
 
 
-def break_s13(text: str) -> NoReturn:
-    raise Violation(f"S13 {text}")
-
-
 # -- at the lighthouse
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """`blames`: what its text has to name."""
+    """The refusal that a misfit must receive. Its text must contain `blames`."""
 
     error: type[LighthouseError]
     blames: str
 
     def check(self, what: str, outcome: object) -> None:
         if not isinstance(outcome, self.error):
-            break_s13(f"{what} is to be refused by {self.error.__name__}, and gets {outcome}")
+            violated("S13", f"{what} is to be refused by {self.error.__name__}, and gets {outcome}")
         if self.blames not in str(outcome):
-            break_s13(f"the refusal of {what} does not name {self.blames}: {outcome}")
+            violated("S13", f"the refusal of {what} does not name {self.blames}: {outcome}")
 
 
 class Outsider(Process):
-    """One connection to the lighthouse, from a host of its own, on which it says `words` and then waits for an
-    answer. `expected` None: it is let in, and must not be told to go on."""
+    """A connection from another host that sends `words` and waits for an answer.
+
+    If `expected` is None, the caller is admitted but must not be told to continue.
+    """
 
     def __init__(self, simulation: "QuorumSimulation", words: Sequence[Any], expected: Expected | None) -> None:
         number = simulation.next_number()
@@ -107,9 +108,9 @@ class Outsider(Process):
         if self._expected is not None:
             self._expected.check(what, outcome)
         elif not isinstance(outcome, Welcome):
-            break_s13(f"{what} is to be welcomed, and gets {outcome}")
+            violated("S13", f"{what} is to be welcomed, and gets {outcome}")
         elif outcome.order is not None and outcome.order.phase in (QuorumPhase.STANDING, QuorumPhase.RESUMED):
-            break_s13(f"{what} is no participant, and is told to go on: {outcome.order}")
+            violated("S13", f"{what} is no participant, and is told to go on: {outcome.order}")
         self.after(GHOST_STAYS_S, self._leave, end)
 
     def _leave(self, end: End) -> None:
@@ -118,11 +119,11 @@ class Outsider(Process):
 
     def _fail(self) -> None:
         if not self._is_answered:
-            break_s13(f"{self._words[0]} gets no answer within {ANSWERED_WITHIN_S:g} s")
+            violated("S13", f"{self._words[0]} gets no answer within {ANSWERED_WITHIN_S:g} s")
 
 
 def find_with_session(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
-    """Of a manager of ours, that the lighthouse knows as such."""
+    """Return a group of ours with an open session."""
     lighthouse = simulation.lighthouse.process
 
     def has_session(group: "Group") -> bool:
@@ -133,7 +134,7 @@ def find_with_session(simulation: "QuorumSimulation", fault: Fault) -> "Group | 
 
 
 def like(simulation: "QuorumSimulation", group: "Group", **changes: Any) -> Participant:
-    """A group as those that train, on a host of its own."""
+    """Return a participant like those of a training group, on another host."""
     number = simulation.next_number()
     address = f"10.9.{number % 250}.1"
     stranger = Participant(
@@ -150,7 +151,7 @@ def like(simulation: "QuorumSimulation", group: "Group", **changes: Any) -> Part
 def ask(
     simulation: "QuorumSimulation", participant: Participant, error: type[LighthouseError], blames: str = ""
 ) -> None:
-    """For a quorum by a call of its own, as torchft's clients do, or for a session."""
+    """Request a quorum, either in a call as torchft's clients do, or in a session."""
     is_call = simulation.world.random.random() < 0.5
     words = UnaryQuorum(1, participant, TIME_LEFT_S) if is_call else Hello(participant, secret=NOT_THE_SECRET)
     Outsider(simulation, [words], Expected(error, blames or participant.replica_id))
@@ -229,7 +230,7 @@ def speaks_for_another(simulation: "QuorumSimulation", group: "Group", fault: Fa
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A lighthouse_runtime.ports.Reply. `may_discard`: where it counts, a no is a no."""
+    """A lighthouse_runtime.ports.Reply that checks the refusal. With `may_discard`, a no may also count as a no."""
 
     what: str
     expected: Expected
@@ -243,12 +244,8 @@ class Refused:
         self.expected.check(self.what, error)
 
 
-def find_native(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
-    return find_group(simulation, fault, lambda group: isinstance(group.manager, ManagerProcess))
-
-
 def find_computing(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
-    """In the middle of a step."""
+    """Return a group in the middle of a step."""
     return find_group(simulation, fault, lambda group: bool(computing(group)))
 
 
@@ -343,7 +340,7 @@ def watch_before_the_end_of_the_last(simulation: "QuorumSimulation", group: "Gro
 # -- what the lighthouse says to a manager
 
 
-def say(group: "Group", message: Any) -> None:
+def send_to_manager(group: "Group", message: Any) -> None:
     at_manager(group, lambda manager: manager.driver.received(message))
 
 
@@ -357,7 +354,9 @@ def answer_repeated(simulation: "QuorumSimulation", group: "Group", fault: Fault
         return
     join = accepted.join + r.choice((0, 0, 1))
     quorum = replace(accepted.quorum, quorum_id=accepted.quorum.quorum_id - r.choice((0, 1)))
-    say(group, r.choice((JoinAccepted(join, quorum, accepted.stands), JoinRejected(join, WrongState("too late")))))
+    send_to_manager(
+        group, r.choice((JoinAccepted(join, quorum, accepted.stands), JoinRejected(join, WrongState("too late"))))
+    )
 
 
 @fault(find_native, weight=0)
@@ -366,4 +365,4 @@ def order_for_another_quorum(simulation: "QuorumSimulation", group: "Group", fau
     r = simulation.world.random
     quorum_id = simulation.checkers.newest_id + r.choice((-1, 1))
     phase = r.choice((QuorumPhase.REVOKED, QuorumPhase.RECALLED, QuorumPhase.RESUMED))
-    say(group, QuorumOrder(quorum_id, phase, reason="a misfit says so"))
+    send_to_manager(group, QuorumOrder(quorum_id, phase, reason="a misfit says so"))

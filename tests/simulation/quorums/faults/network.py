@@ -1,4 +1,4 @@
-"""Faults of the network: what is sent over a cut waits until it is over."""
+"""Faults of the network. Messages over a cut wait until it is over."""
 
 from typing import TYPE_CHECKING
 

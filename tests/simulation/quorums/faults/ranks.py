@@ -24,7 +24,7 @@ BACK_AFTER_S = (0.05, 0.5, 3.0, None)
 
 
 def find_rank_of_many(simulation: "QuorumSimulation", fault: Fault) -> "Rank | None":
-    """Of a native group of several ranks: what one says is not the group's word then."""
+    """Return a rank of a native group with several ranks."""
     group = find_group(simulation, fault, lambda group: group.size > 1 and not group.is_torchft)
     return simulation.world.random.choice(group.ranks) if group is not None else None
 
