@@ -34,7 +34,7 @@ def main() -> int:
     parser.add_argument("--trace", action="store_true", help="with --seed, print what happens")
     parser.add_argument("--messages", action="store_true", help="with --seed, print what is sent")
     parser.add_argument("--compare", action="store_true", help="compare messages with the frozen digests")
-    parser.add_argument("--freeze", action="store_true", help="freeze the messages of --seeds 0:TO")
+    parser.add_argument("--freeze", action="store_true", help="freeze the messages of --seeds, after those before FROM")
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: %(default)s)")
     parser.add_argument("--first", action="store_true", help="stop at the first seed that fails")
     parser.add_argument("--scenario", help="use this scenario instead of one drawn from the seed")
@@ -75,7 +75,7 @@ def _show(name: str, seed: int, plan: dict[str, Any], is_traced: bool, has_messa
 def _compare(name: str, seeds: range, jobs: int, *, freezes: bool) -> int:
     found = [recorded.digest for recorded in in_parallel(partial(frozen.record, name), seeds, jobs)]
     if freezes:
-        frozen.save(name, found)
+        frozen.save(name, [*frozen.load(name)[: seeds.start], *found])
         return 0
     expected = frozen.load(name)[seeds.start : seeds.stop]
     wrong = [seed for seed, one, other in zip(seeds, expected, found, strict=True) if one != other]

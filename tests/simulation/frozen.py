@@ -1,7 +1,7 @@
 """What all processes send to each other in the run of a seed, as a digest: the oracle of a refactoring.
 
-    python -m tests.simulation --seeds 0:2000 --jobs 2 --compare     # compare with the frozen digests
-    python -m tests.simulation --seeds 0:2000 --jobs 2 --freeze      # freeze
+    python -m tests.simulation --seeds 0:700 --jobs 2 --compare      # compare with the frozen digests
+    python -m tests.simulation --seeds 0:700 --jobs 2 --freeze       # freeze
     python -m tests.simulation runs --seed 17 --messages             # print what is sent
 
 A change that is meant to send something else freezes again, and its commit says what differs and why.

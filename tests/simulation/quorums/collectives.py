@@ -1,4 +1,4 @@
-"""All-reduces over the participants of (quorum_id, step), for each group rank: they complete, fail, are aborted, or wait.
+"""All-reduces over the participants of (quorum_id, step), per group rank: they complete, fail, are aborted, or wait.
 
 A participant drops its process group when it aborts, dies, or enters another quorum. That fails the unfinished
 collectives of the others. Once all have arrived, each participant completes in its own time. A drop in between fails

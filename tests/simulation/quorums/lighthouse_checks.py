@@ -59,7 +59,7 @@ class Ledger:
     displaced: set[Member] = field(default_factory=set[Member])
     """Members of `last` that another process of their group has replaced."""
     unheard: dict[Member, float] = field(default_factory=dict[Member, float])
-    """Members in the journal without a message since the start, and when the lease of each ends, even of a later quorum."""
+    """Members in the journal without a message since the start, and when the lease of each ends at the latest."""
     blind_until: float = 0.0
     """The same for unknown members, if the journal has no quorum."""
     returning_id: int = 0
