@@ -22,22 +22,13 @@ from dataclasses import replace
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
-from lighthouse_protocol.messages.session import (
-    LEFT,
-    RESTARTING,
-    STARTING,
-    HoldState,
-    QuorumPhase,
-    RankGone,
-    Released,
-    Revoked,
-)
+from lighthouse_protocol.messages.session import HoldState, QuorumPhase, RankGone, Released, Revoked
 from lighthouse_protocol.refusals import Drained, LighthouseError, Superseded, WrongState
 from manager.group import events
 from manager.group.counts import GroupStatus, StepCounts, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
 from manager.group.presence import RankPresence
-from manager.group.records import LostRank, ReplicaGroup
+from manager.group.records import ReplicaGroup
 from manager.group.requests import LEASE_SHARE, QuorumRequests, Verdict, decide_request, no_such_rank
 from manager.group.session import ProgressReporter, SessionMachine
 from manager.group.votes import Votes
@@ -83,7 +74,9 @@ class GroupMachine:
         self._has_left = self._has_ended = False
         self._session_end = ""  # how the session ended after the group left
         self._awaited = ""  # reason for the wait, from the lighthouse
-        self._missing: Set[int] = self.group.missing
+        self._report = session.GroupReport()
+        self._reported_facts: tuple[object, ...] = ()
+        self._missing: Set[int] = frozenset(range(me.group_world_size))
         self._is_waiting = False
 
     @property
@@ -91,7 +84,15 @@ class GroupMachine:
         return f"{self._life}.{self.group.incarnation}"
 
     def report(self) -> session.GroupReport:
-        return session.GroupReport(self.held, self.group.drains, self.down, self.group.missing, self.counts.report())
+        """Return the group's report for heartbeats; the same object until a fact changes."""
+        standing = self.group.standing
+        held = standing and (standing.quorum.quorum_id, standing.mode, standing.granted, standing.wants_next)
+        down, missing = self.watches.absence()
+        facts = held, self.group.drains, down, missing, self.counts.totals
+        if facts != self._reported_facts:
+            self._reported_facts = facts
+            self._report = session.GroupReport(held and session.HeldQuorum(*held), *facts[1:])
+        return self._report
 
     @property
     def held(self) -> session.HeldQuorum | None:
@@ -103,29 +104,8 @@ class GroupMachine:
         """The ranks with a waiting request."""
         return tuple([rank.group_rank for rank in self.group.ranks if rank.pending is not None])
 
-    @property
-    def down(self) -> str:
-        """Why the group cannot take part at present; empty if all its ranks are present."""
-        if self.requests.is_leaving:
-            return LEFT
-        is_starting = False
-        losses: list[LostRank] = []
-        for rank in self.group.ranks:
-            if rank.loss is not None:
-                losses.append(rank.loss)
-            elif rank.watch is None and not rank.has_asked:
-                is_starting = True
-        if losses:
-            return RESTARTING if all(loss.is_restarted for loss in losses) else losses[0].reason
-        return STARTING if is_starting else ""
-
-    @property
-    def ranks_to_notify(self) -> set[int]:
-        """The remaining ranks that have not been notified yet that the group leaves."""
-        return {rank for rank in self.watches.staying_ranks if not self.group.ranks[rank].is_dismissed}
-
     def status(self) -> GroupStatus:
-        held = self.held
+        held, (_, missing) = self.held, self.watches.absence()
         return GroupStatus(
             me=self.group.me,
             incarnation=self.incarnation,
@@ -136,7 +116,7 @@ class GroupMachine:
             is_gathering=bool(self.group.pending(is_gathering=True)),
             is_voting=self.votes.is_voting,
             waiting=self.waiting,
-            missing=self.group.missing,
+            missing=missing,
             awaited=self._awaited,
             commits=self.counts.commits,
             discards=self.counts.discards,
@@ -156,27 +136,32 @@ class GroupMachine:
         return self.requests.checkpoint_address(group_rank, step)
 
     def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
-        self._note_calls(now)
+        has_timeout = self.watches.rank_timeout_s is not None
+        if has_timeout:
+            self._note_calls(now)
         self.group.effects = []
         self._dispatch(event, now)
-        self._note_calls(now)
+        if has_timeout:
+            self._note_calls(now)
         return self._finish(now)
 
     def tick(self, now: float) -> Sequence[events.Effect]:
-        self._note_calls(now)
+        if self.watches.rank_timeout_s is not None:
+            self._note_calls(now)
         self.group.effects = []
-        self._expire_ranks(now)
+        if (expires_at := self.watches.deadline()) is not None and now >= expires_at:
+            self._expire_ranks(now)
         if self.session.is_given_up(now):
             self.session.closed()
             self._add(events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
-            self._note_changes(self.group.missing)
+            self._note_changes(self.report().missing)
             return self.group.effects
         return self._finish(now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next."""
-        deadlines = (self.session.deadline(), self.watches.deadline())
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        deadlines = self.session.deadline(), self.watches.deadline()
+        return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
@@ -207,14 +192,16 @@ class GroupMachine:
         if self.group.drains and not self.watches.has_ranks:
             self._leave()
         report = self.report()
-        self._send(self.session.tick(report, now))
+        if messages := self.session.tick(report, now):
+            self._send(messages)
         if (is_silent := self.session.silence_change(now)) is not None:
             silent = events.SessionSilent("it has not answered the last heartbeat")
             self._add(silent if is_silent else events.SessionHeard())
-        if self._session_end and not self._has_ended and not self.ranks_to_notify:
-            # The session has ended, and every rank has been notified that the group leaves.
-            self._has_ended = True
-            self._add(events.HasLeft(self._why_over or self._session_end))
+        if self._session_end and not self._has_ended:
+            # The remaining ranks must first have been notified that the group leaves.
+            self._has_ended = all(self.group.ranks[rank].is_dismissed for rank in self.watches.staying_ranks)
+            if self._has_ended:
+                self._add(events.HasLeft(self._why_over or self._session_end))
         self._note_changes(report.missing)
         return self.group.effects
 
@@ -262,9 +249,10 @@ class GroupMachine:
 
     def _release(self) -> None:
         """Release the leaving ranks that no mate needs any more. In a LEAVING group, its peers may still need them."""
-        leaving = () if self.requests.is_leaving else self.watches.release()
-        if leaving:
-            self._add(events.Pushed(Released(), leaving))
+        standing = self.group.standing
+        is_leaving = standing is not None and standing.mode is HoldState.LEAVING
+        if not is_leaving and (released := self.watches.release()):
+            self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
         """Grant a request under the standing quorum, let it wait, or let it gather for a join."""
@@ -335,7 +323,8 @@ class GroupMachine:
     def _decide_again(self, now: float) -> None:
         """Decide again on the requests that wait for a decision."""
         waiting = self.group.pending(is_gathering=False)
-        self.group.clear(is_gathering=False)
+        for request in waiting:
+            self.group.ranks[request.group_rank].pending = None
         for request in waiting:
             self._answer_request(request, now)
 
@@ -348,8 +337,9 @@ class GroupMachine:
         if self.group.attempt is not None and self.group.attempt.decision is None:
             for request in self.group.pending(is_gathering=True):
                 self._decide_step(self.votes.note_request(request), now)
-            for group_rank in self.watches.given_up_ranks:
-                self.votes.give_up_rank(group_rank, self.watches.loss_of(group_rank).reason)
+            for loss in self.watches.losses:
+                if loss.is_given_up:
+                    self.votes.give_up_rank(loss.group_rank, loss.reason)
         if was_last:
             self._decide_again(now)
 
@@ -395,9 +385,8 @@ class GroupMachine:
 
     def _note_calls(self, now: float) -> None:
         """Restart the rank timeout of ranks with open calls."""
-        if self.watches.times_out:
-            open_calls = [r.group_rank for r in self.group.ranks if r.pending is not None or r.vote is not None]
-            self.watches.restart_timeout(open_calls, now)
+        open_calls = [r.group_rank for r in self.group.ranks if r.pending is not None or r.vote is not None]
+        self.watches.restart_timeout(open_calls, now)
 
     def _expire_ranks(self, now: float) -> None:
         """Handle the ranks that exceed the rank timeout, and the lost ranks that have not returned in time."""
@@ -437,8 +426,8 @@ class GroupMachine:
         """Refuse every gathering request, and withdraw the group's join."""
         self._send(self.session.withdraw())
         for request in self.group.pending(is_gathering=True):
+            self.group.ranks[request.group_rank].pending = None
             self._dismiss(request, error)
-        self.group.clear(is_gathering=True)
 
     def _dismiss(self, request: QuorumRequest, error: LighthouseError) -> None:
         if isinstance(error, Drained):
@@ -466,13 +455,16 @@ class GroupMachine:
         match message:
             case session.Welcome(_, _, order):
                 self.session.welcomed(message, now)
-                self._obey(order, now)
+                if order is not None:
+                    self._obey(order, now)
             case session.HeartbeatAck(_, _, order):
                 sent_at = self.session.acknowledged(message, now)
-                self._obey(order, now)
+                if order is not None:
+                    self._obey(order, now)
                 if sent_at is not None:
                     self.requests.renew(sent_at + LEASE_SHARE * self.session.lease_s)
-                self._open(now)
+                if self._unopened is not None:
+                    self._open(now)
                 self._decide_again(now)
             case session.JoinAccepted(join) | session.QuorumChanged(join):
                 if not self.session.is_waiting(join):
@@ -506,9 +498,7 @@ class GroupMachine:
             case session.Goodbye(reason):
                 self._session_end = reason if self._has_left else ""
 
-    def _obey(self, order: session.QuorumOrder | None, now: float) -> None:
-        if order is None:
-            return
+    def _obey(self, order: session.QuorumOrder, now: float) -> None:
         is_revoked = order.phase is QuorumPhase.REVOKED
         if is_revoked:
             self.counts.revoked(order.quorum_id, is_group_lost=bool(order.lost))

@@ -400,7 +400,8 @@ class QuorumRequests:
         group.had_peers = not is_alone
         group.max_step = mine.max_step
         self._note_lowest(asks)
-        group.clear(is_gathering=True)
+        for ask in asks:
+            group.ranks[ask.group_rank].pending = None
         group.standing = None
         if stands:
             self.hold(quorum, group.max_step, init_sync=all(ask.init_sync for ask in asks))
@@ -425,12 +426,6 @@ class QuorumRequests:
             group.step = min(group.step, lowest)
 
     # -- the standing quorum
-
-    @property
-    def is_leaving(self) -> bool:
-        """Return whether the ranks have ended in good order under a quorum that is not over yet."""
-        standing = self._group.standing
-        return standing is not None and standing.mode is HoldState.LEAVING
 
     def hold(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
         """Hold a standing quorum that was formed for `step`."""

@@ -77,7 +77,7 @@ class Stage:
         )
         is_leaving = held is not None and held.mode is HoldState.LEAVING
         is_down = is_leaving or any(rank.watch is None for rank in self.ranks)
-        assert not self.watched or bool(self.machine.down) == is_down
+        assert not self.watched or bool(self.machine.report().down) == is_down
         unreleased = {watch for watch, is_released in self.leaving.items() if not is_released}
         assert is_leaving or all(self.needed[watch] for watch in unreleased), "a rank that leaves is not released"
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))

@@ -13,9 +13,9 @@ from tests.manager.groups import echo, past, vote
 @pytest.mark.parametrize(
     ("what", "event", "most"),
     [
-        ("a vote that commits", vote(102, 1, 1), 70),
-        ("a vote that commits, with the next grant", vote(102, 1, 1, wants=True), 105),
-        ("an acknowledged heartbeat", echo(2), 50),
+        ("a vote that commits", vote(102, 1, 1), 55),
+        ("a vote that commits, with the next grant", vote(102, 1, 1, wants=True), 90),
+        ("an acknowledged heartbeat", echo(2), 17),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
