@@ -364,6 +364,10 @@ class GroupDriver:
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
 
+    @property
+    def me(self) -> Participant:
+        return self.machine.group.me
+
     def describe(self, me: Participant) -> None:
         """Replace the participant once its addresses are known."""
         self.machine.group.me = me

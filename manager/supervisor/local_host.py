@@ -269,7 +269,7 @@ class Launch:
             return AsyncLighthouseClient(coordinator, job=config.job, run=settings.run_id)
 
         entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots, self.run_secret)
-        return SupervisorLink(connect, str(config.coordinator), entry, on_message, heartbeat, search)
+        return SupervisorLink(connect, search, entry, on_message, heartbeat)
 
 
 class HostSupervisor(ABC):
