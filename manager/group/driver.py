@@ -288,25 +288,23 @@ Answer = tuple[Assignment, Quorum | None]
 """Answer to a request for a quorum: the rank's assignment, and the quorum or None for a grant."""
 
 
-@dataclass(frozen=True, slots=True)
-class VoteReply:
-    """Reply to a vote that arrived on a watch."""
-
-    peer: Peer[ToRank]
-    number: int
-
-    def answer(self, value: Decision) -> None:
-        self.peer.send(VoteAnswer(self.number, value))
-
-    def refuse(self, error: LighthouseError) -> None:
-        self.peer.send(VoteAnswer(self.number, error))
-
-
 @dataclass(slots=True)
 class _Call:
-    reply: Reply[Any]
-    watch: Watch | None = None  # the call ends with this watch
+    """A rank's call that waits for its answer."""
+
+    reply: Reply[Any] | None  # None for a vote on a watch
+    watch: Watch | None = None  # the watch of such a vote, which ends with it
+    vote: int = 0  # number of such a vote
     expiry: Timer | None = None
+
+    def answer(self, value: Any) -> None:
+        """Send the answer, or a refusal if `value` is an error."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+        if self.watch is not None:
+            self.watch.peer.send(VoteAnswer(self.vote, value))
+        elif self.reply is not None:
+            (self.reply.refuse if isinstance(value, LighthouseError) else self.reply.answer)(value)
 
 
 class GroupDriver:
@@ -392,16 +390,18 @@ class GroupDriver:
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
-        return self._begin(_Call(reply), ask, within_s, self._no_quorum)
+        return self._begin(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
         """Begin a rank's vote, like `ask`. `fields` are the other fields of PendingVote."""
-        return self._cast(_Call(reply), time_left_s, **fields)
+        vote = PendingVote(call=next(self._numbers), **fields)
+        return self._begin(_Call(reply), vote, _answer_within_s(time_left_s))
 
     def end_call(self, call: int) -> None:
         """End a call whose caller has disconnected. Do nothing if it is already answered."""
         if (ended := self._calls.pop(call, None)) is not None:
-            _stop(ended)
+            if ended.expiry is not None:
+                ended.expiry.cancel()
             self._feed(events.CallEnded(call))
 
     def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
@@ -483,16 +483,10 @@ class GroupDriver:
             return
         watch.heard_at = self._clock()
         match message:
-            case Vote(vote, step, should_commit, quorum_id, wants_next, time_left_s):
-                self._cast(
-                    _Call(VoteReply(watch.peer, vote), watch),
-                    time_left_s,
-                    wants_next=wants_next,
-                    group_rank=watch.hello.group_rank,
-                    step=step,
-                    vote=should_commit,
-                    quorum_id=quorum_id,
-                )
+            case Vote(number, step, should_commit, quorum_id, wants_next, time_left_s):
+                rank = watch.hello.group_rank
+                vote = PendingVote(next(self._numbers), rank, step, should_commit, quorum_id, wants_next)
+                self._begin(_Call(None, watch, number), vote, _answer_within_s(time_left_s))
             case Leaving() if watch.hello.is_observer:
                 self._progress.ended(watch)
             case Leaving(step):
@@ -549,7 +543,7 @@ class GroupDriver:
         self._worlds.close()
         self._waits.close()
         for call in list(self._calls):
-            self._refuse(call, self._closed)
+            self._answer(call, self._closed)
 
     def kill(self, killed: events.Killed) -> None:
         """End the ranks' Agents with status 1, and this daemon, too, unless `on_killed` is set."""
@@ -559,28 +553,25 @@ class GroupDriver:
 
     # -- waiting
 
-    def _cast(self, call: _Call, time_left_s: float, **fields: Any) -> int:
-        vote = PendingVote(call=next(self._numbers), **fields)
-        return self._begin(call, vote, _answer_within_s(time_left_s), _no_decision)
-
-    def _begin(
-        self, call: _Call, event: QuorumRequest | PendingVote, within_s: float, why: Callable[[float], LighthouseError]
-    ) -> int:
-        """Feed a call to the machine. If it has no answer within `within_s` seconds, refuse it with `why`."""
+    def _begin(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
+        """Feed a call to the machine. If it has no answer within `within_s` seconds, refuse it."""
         number = event.call
         if self._closed is not None:
-            call.reply.refuse(self._closed)
+            call.answer(self._closed)
             return number
         self._calls[number] = call
         self._feed(event)
         if number in self._calls:  # a granted step is answered at once
-            call.expiry = self._timers.call_later(within_s, self._expire, number, why, within_s)
+            call.expiry = self._timers.call_later(within_s, self._expire, event, within_s)
         return number
 
-    def _expire(self, call: int, why: Callable[[float], LighthouseError], within_s: float) -> None:
-        error = why(within_s)
-        self._refuse(call, error)
-        self._feed(events.CallExpired(call, error))
+    def _expire(self, event: QuorumRequest | PendingVote, within_s: float) -> None:
+        if isinstance(event, QuorumRequest):
+            error = self._no_quorum(within_s)
+        else:
+            error = DeadlinePassed(f"the other ranks of the group have not voted within {within_s:.3g} s")
+        self._answer(event.call, error)
+        self._feed(events.CallEnded(event.call, error))
 
     def _no_quorum(self, within_s: float) -> LighthouseError:
         status = self.status()
@@ -611,12 +602,14 @@ class GroupDriver:
                         self._waits.answered()
                     self._progress.answered(assignment)
                     self._answer(call, (replace(self._with_secret(assignment), world=self._worlds.world), quorum))
-                case events.VoteAnswered(call, Decision(commit, following)):
-                    self._answer(call, Decision(commit, following and self._with_secret(following)))
+                case VoteAnswer(call, outcome):
+                    if isinstance(outcome, Decision) and outcome.next is not None:
+                        outcome = Decision(outcome.commit, self._with_secret(outcome.next))
+                    self._answer(call, outcome)
                 case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
                         log.error("the ranks cannot continue: %s", error, extra=event("unrecoverable"))
-                    self._refuse(call, error)
+                    self._answer(call, error)
                 case events.Sent(message):
                     self._link.send(message)
                 case events.Pushed(message, watches):
@@ -666,13 +659,7 @@ class GroupDriver:
 
     def _answer(self, call: int, value: object) -> None:
         if (answered := self._calls.pop(call, None)) is not None:
-            _stop(answered)
-            answered.reply.answer(value)
-
-    def _refuse(self, call: int, error: LighthouseError) -> None:
-        if (refused := self._calls.pop(call, None)) is not None:
-            _stop(refused)
-            refused.reply.refuse(error)
+            answered.answer(value)
 
 
 def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
@@ -689,15 +676,6 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
             pass
 
 
-def _stop(call: _Call) -> None:
-    if call.expiry is not None:
-        call.expiry.cancel()
-
-
 def _answer_within_s(time_left_s: float) -> float:
     """Return the time in seconds for an answer or a refusal that still reaches the caller."""
     return time_left_s - answer_margin_s(time_left_s) / 2
-
-
-def _no_decision(within_s: float) -> LighthouseError:
-    return DeadlinePassed(f"the other ranks of the group have not voted within {within_s:.3g} s")

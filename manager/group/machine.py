@@ -218,10 +218,8 @@ class GroupMachine:
                 self._answer_request(event, now)
             case PendingVote():
                 self._count_vote(event, now)
-            case events.CallEnded(call):
-                self._end_call(call)
-            case events.CallExpired(call, error):
-                self._expire_call(call, error)
+            case events.CallEnded(call, error):
+                self._end_call(call, error)
             case events.WatchOpened(watch, group_rank, rank_incarnation):
                 if self.watches.opened(watch, group_rank, rank_incarnation):
                     self._give_up_quorum(f"rank {group_rank} has restarted", now)
@@ -369,7 +367,7 @@ class GroupMachine:
                 self._give_up_quorum(rank_lost or "a step was discarded", now)
         for vote in votes:
             grant = self.requests.assignment(vote.group_rank, True) if has_grant else None
-            self._add(events.VoteAnswered(vote.call, Decision(commit, grant)))
+            self._add(session.VoteAnswer(vote.call, Decision(commit, grant)))
 
     def _give_up_quorum(self, reason: str, now: float) -> None:
         """End the held quorum for this group, and make the ranks abort its unfinished collectives."""
@@ -434,19 +432,16 @@ class GroupMachine:
             self.group.ranks[request.group_rank].is_dismissed = True
         self.group.refuse(request.call, error)
 
-    def _end_call(self, call: int) -> None:
+    def _end_call(self, call: int, error: LighthouseError | None) -> None:
+        """End a call. If it was too late and the group has joined, refuse the requests of all ranks with its error."""
+        was_joined = self.session.is_joining
         for rank in self.group.ranks:
             if rank.pending is not None and rank.pending.request.call == call:
                 if rank.pending.is_gathering:
                     self._send(self.session.withdraw())
                 rank.pending = None
         self.votes.withdraw(call)
-
-    def _expire_call(self, call: int, error: LighthouseError) -> None:
-        """End a call at its deadline. If the group has joined, refuse the requests of all ranks with the same error."""
-        was_joined = self.session.is_joining
-        self._end_call(call)
-        if was_joined and not self.session.is_joining:
+        if error is not None and was_joined and not self.session.is_joining:
             self._refuse_all(error)
 
     # -- the lighthouse

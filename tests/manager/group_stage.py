@@ -5,7 +5,7 @@ Nothing here shares a rule with manager/: leases, grants and decisions are count
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant
-from lighthouse_protocol.messages.session import HoldState, QuorumPhase
+from lighthouse_protocol.messages.session import HoldState, QuorumPhase, VoteAnswer
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
 from manager.group import events
 from manager.group.events import PendingVote, QuorumRequest
@@ -128,7 +128,7 @@ class Stage:
         rank = self.refuse(number)
         if rank.granted is not None and rank.vote:
             self.bound.add(number)
-        self.feed(events.CallExpired(number, DeadlinePassed(reason)))
+        self.feed(events.CallEnded(number, DeadlinePassed(reason)))
 
     # -- ranks
 
@@ -226,9 +226,9 @@ class Stage:
                 assert rank.call == call
                 rank.call, rank.granted, rank.vote = None, assignment, None
                 self.check_answer(rank, assignment, formed_by=quorum.quorum_id if quorum else None)
-            case events.VoteAnswered(call) | events.CallRefused(call) if call in self.bound:
+            case VoteAnswer(call) | events.CallRefused(call) if call in self.bound:
                 self.bound.discard(call)
-            case events.VoteAnswered(call, Decision(is_commit, following)):
+            case VoteAnswer(call, Decision(is_commit, following)):
                 answered = self.calls.pop(call)
                 self.check_decision(answered.rank, is_commit)
                 answered.rank.decided(is_commit, following)

@@ -89,7 +89,7 @@ def past(size: int = 2) -> GroupMachine:
     machine = holding(size)
     for rank in range(size):
         effects = machine.handle(vote(50 + rank, rank, 0), 0.1)
-    assert [effect.decision.commit for effect in effects] == [True] * size
+    assert [effect.outcome.commit for effect in effects] == [True] * size
     return machine
 
 

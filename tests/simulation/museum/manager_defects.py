@@ -159,7 +159,7 @@ VOTE_FOR_ANOTHER_QUORUM = (
 )
 
 
-def _never_expire(self: GroupDriver, call: int, why: Any, within_s: float) -> None:
+def _never_expire(self: GroupDriver, event: Any, within_s: float) -> None:
     pass
 
 
