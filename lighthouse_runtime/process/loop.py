@@ -106,7 +106,6 @@ def _raise_priority() -> None:
 #
 # They are sent only if NOTIFY_SOCKET names a socket. The watchdog is fed by the event loop: if the loop hangs, systemd
 # kills the process after WatchdogSec and restarts it.
-# systemd kills the process after WatchdogSec and starts it again.
 
 FED_PER_TIMEOUT = 3  # systemd needs one; the spare ones tolerate a late turn of the loop
 STATUS_EVERY_S = 3.0  # maximum age of the text in `systemctl status`

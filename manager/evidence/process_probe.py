@@ -50,7 +50,7 @@ class ThreadState:
 
     def __str__(self) -> str:
         waits = f", wchan {self.wchan}" if self.wchan else ""
-        return f"{shown(self.state)}{waits}, utime {self.utime_s:.1f} s, stime {self.stime_s:.1f} s"
+        return f"{_describe_state(self.state)}{waits}, utime {self.utime_s:.1f} s, stime {self.stime_s:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class ProcessState:
     def __str__(self) -> str:
         main, others = self.threads[0], self.threads[1:]
         rss = "no memory" if self.rss_kib is None else f"VmRSS {self.rss_kib / 1024:.1f} MiB"
-        head = f"pid {self.pid} ({main.name}): {shown(self.state)}, {rss}, threads: {len(self.threads)}"
+        head = f"pid {self.pid} ({main.name}): {_describe_state(self.state)}, {rss}, threads: {len(self.threads)}"
         return "\n".join([head, f"main thread: {main}", *_lines(others)])
 
 
-def shown(state: str) -> str:
+def _describe_state(state: str) -> str:
     return f"{state} ({_MEANING.get(state, 'unknown')})"
 
 

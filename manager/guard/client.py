@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -97,15 +97,7 @@ class GuardClient:
         """Start a process and return its number. Call `on_end` once it and all its descendants have ended."""
         number = next(self._numbers)
         self._on_end[number] = on_end
-        self._send(
-            start=number,
-            argv=command.argv,
-            env=dict(command.env),
-            label=command.label,
-            log=command.log,
-            is_shown=command.is_shown,
-            has_input=command.has_input,
-        )
+        self._send(start=number, **asdict(command))
         return number
 
     def halt(self, number: int, grace_s: float) -> None:
@@ -235,7 +227,7 @@ def cause_of(error_file: str) -> str:
     return " ".join(str(text).split())[:MAX_CAUSE_CHARS]
 
 
-def shown(output: Sequence[str]) -> str:
+def format_output(output: Sequence[str]) -> str:
     return "".join(f"\n    | {line}" for line in output)
 
 

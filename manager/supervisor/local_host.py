@@ -30,13 +30,13 @@ from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.loop import ServiceManager, on_signals
 from lighthouse_runtime.security.client_tls import variables_of
 from manager.evidence.process_probe import probe_with_output
-from manager.guard.client import Command, Ended, GuardClient, shown
-from manager.guard.rules import described
+from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.rules.events import CheckFailed, RankEnded
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun, failure_behind
+from manager.supervisor.rules.restart_policy import describe_status
 
 log = logging.getLogger(__name__)
 
@@ -141,9 +141,9 @@ class LocalHost:
         wanted = [rank for rank in ranks if not self._live[rank].is_halted]
         if wanted and ended.status != 0:
             said = f": {ended.output[-1]}" if ended.output else ""
-            why, output = late or described(ended.status), shown(ended.output)
+            why, output = late or describe_status(ended.status), format_output(ended.output)
             log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
-            self._report(CheckFailed(self.plan.host, f"{late or described(ended.status)}{said}"))
+            self._report(CheckFailed(self.plan.host, f"{late or describe_status(ended.status)}{said}"))
         self._spawn([rank for rank in wanted if ended.status == 0])
         for rank in ranks:
             if ended.status != 0 or rank not in wanted:
@@ -181,10 +181,10 @@ class LocalHost:
             status = failure.status
             process = RankId(self.plan.slot_of(failure.rank), f"{live.incarnation}.{failure.pid}")
         if status != 0 and not live.is_halted:
-            reason = described(status) + (f": {ended.cause}" if ended.cause else "")
+            reason = describe_status(status) + (f": {ended.cause}" if ended.cause else "")
             told = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
             level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
-            log.log(level, "%s died: %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
+            log.log(level, "%s died: %s%s", self.plan.label(rank), reason, format_output(ended.output), extra=told)
             self._lose(ProcessLost(process, reason, ended.output))
         self._report(RankEnded(rank, live.attempt, status, ended.cause))
 

@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from lighthouse_protocol.messages.run import SupervisorHeartbeat
-from manager.guard.rules import described
 from manager.supervisor.rules import events
 from manager.supervisor.rules.restart_policy import (
     GROUP_SCOPE,
@@ -28,6 +27,7 @@ from manager.supervisor.rules.restart_policy import (
     Restart,
     RestartBudget,
     RestartPolicy,
+    describe_status,
     outcome,
 )
 
@@ -195,7 +195,7 @@ class SupervisorMachine:
         if self._ending is not None or unit.phase is not Phase.RUNNING:
             return []
         cause = ended.cause or unit.misfit
-        why = f"rank {ended.rank} died: {described(ended.status)}" + (f": {cause}" if cause else "")
+        why = f"rank {ended.rank} died: {describe_status(ended.status)}" + (f": {cause}" if cause else "")
         match outcome(ended.status, self._policy.stop_exit_code):
             case Outcome.DONE:
                 unit.phase = unit.phase if unit.running else Phase.DONE

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, Superseded, WrongState
-from manager.guard.rules import described
 from manager.supervisor.rules.restart_policy import (
     DUPLICATE_TIMEOUT_S,
     Decision,
@@ -19,6 +18,7 @@ from manager.supervisor.rules.restart_policy import (
     Restart,
     RestartBudget,
     RestartPolicy,
+    describe_status,
     outcome,
 )
 
@@ -42,14 +42,14 @@ def test_what_an_end_means() -> None:
 
 
 def test_an_end_is_named() -> None:
-    assert [described(status) for status in (0, 1, -11, -9, -64)] == [
+    assert [describe_status(status) for status in (0, 1, -11, -9, -64)] == [
         "exit code 0",
         "exit code 1",
         "SIGSEGV",
         "SIGKILL (kill -9, or the kernel was out of memory)",
         "SIGRTMAX",
     ]
-    assert described(-100) == "signal 100"
+    assert describe_status(-100) == "signal 100"
 
 
 class TestBudget:
