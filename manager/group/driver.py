@@ -2,10 +2,8 @@
 
 `GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
 deadline. It is synchronous: time, the ranks' streams and calls, the session with the lighthouse and the evidence are
-ports, so the simulator runs the same code. Its parts are `Waits` (reports of long waits for a quorum), `Worlds` (the
-job's ranks, as received from the lighthouse) and `GroupProgressDriver` (samples and stalls).
-
-Levels, such as the reason of a wait and the world, are also sent to each new watch.
+ports, so the simulator runs the same code. Its parts are `RankNotices` (waits and the world, for the ranks and the log)
+and `GroupProgressDriver` (samples and stalls).
 """
 
 import itertools
@@ -77,99 +75,92 @@ Watches = dict[int, Watch]
 """The open watches, by number."""
 
 
-class Waits:
-    """Reports long waits for a quorum, with the reason, to the log and the ranks.
+# The ranks of a group connect one after the other, so only a long wait is logged.
+INCOMPLETE_LOGGED_AFTER_S = 10.0
 
-    `waiting_for` returns the reason. It is called only while requests wait.
+
+class RankNotices:
+    """Sends the ranks what they wait for, and the world. Logs long waits for a quorum and missing ranks.
+
+    Args:
+        timers: The clock.
+        watches: The open watches.
+        waiting_for: Returns the reason of a wait for a quorum. Called only while requests wait.
     """
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
+        self.world: World | None = None  # the newest from the lighthouse
         self._clock = timers.time
         self._watches = watches
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
         self._reason = ""  # as last sent to the ranks
-        self._timer = DeadlineTimer(self._check, timers)
+        self._timer = DeadlineTimer(self._check_wait, timers)
+        self._incomplete = SustainedNotice(timers, self._report_missing, self._log_complete, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
+        if self.world is not None:
+            watch.peer.send(self.world)
         if self._reason:
             watch.peer.send(Waiting(self._reason))
+
+    def update_world(self, world: World) -> None:
+        if world.pending and (self.world is None or world.pending != self.world.pending):
+            fields = event("groups_join", groups=world.peers_pending)
+            log.info("waiting to join: %s", world.joining_names, extra=fields)
+        self.world = world
+        self._send(world)
+
+    def set_missing(self, incomplete: str) -> None:
+        """Set the text about missing ranks, empty if none or all are missing."""
+        self._incomplete.set(incomplete)
 
     def answered(self) -> None:
         """Record that a request was answered with a quorum."""
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
-    def begin(self) -> None:
+    def begin_wait(self) -> None:
         """Begin a wait: no request waited before, or some have just been answered."""
         self._wait.begin(self._clock())
         self._timer.set_after(CHECKED_EVERY_S)
 
-    def end(self) -> None:
+    def end_wait(self) -> None:
         """End the wait, because no request waits any more."""
-        self.close()
+        self._timer.cancel()
         self._wait.pause(self._clock())
-        self._send("")
+        self._send_reason("")
 
     def close(self) -> None:
         self._timer.cancel()
+        self._incomplete.close()
 
-    def _check(self) -> None:
+    def _check_wait(self) -> None:
         waiting_for = self._waiting_for()
         if line := self._wait.next_line(waiting_for, self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
-        self._send(waiting_for)
+        self._send_reason(waiting_for)
         self._timer.set_after(CHECKED_EVERY_S)
 
-    def _send(self, waiting_for: str) -> None:
+    def _send_reason(self, waiting_for: str) -> None:
         if waiting_for != self._reason:
             self._reason = waiting_for
-            for watch in self._watches.values():
-                watch.peer.send(Waiting(waiting_for))
-
-
-# The ranks of a group connect one after the other, so only a long wait is logged.
-INCOMPLETE_LOGGED_AFTER_S = 10.0
-
-
-class Worlds:
-    """Forwards the world to the ranks, and reports missing ranks of this group to the log and to the present ranks."""
-
-    def __init__(self, timers: Timers, watches: Watches) -> None:
-        self.world: World | None = None  # the newest from the lighthouse
-        self._watches = watches
-        self._incomplete = SustainedNotice(timers, self._report_missing, _log_complete, INCOMPLETE_LOGGED_AFTER_S)
-
-    def opened(self, watch: Watch) -> None:
-        if self.world is not None:
-            watch.peer.send(self.world)
-
-    def update(self, world: World) -> None:
-        if world.pending and (self.world is None or world.pending != self.world.pending):
-            fields = event("groups_join", groups=world.peers_pending)
-            log.info("waiting to join: %s", world.joining_names, extra=fields)
-        self.world = world
-        for watch in self._watches.values():
-            watch.peer.send(world)
-
-    def set_missing(self, incomplete: str) -> None:
-        """Set the text about missing ranks, empty if none or all are missing."""
-        self._incomplete.set(incomplete)
-
-    def close(self) -> None:
-        self._incomplete.close()
+            self._send(Waiting(waiting_for))
 
     def _report_missing(self, incomplete: str) -> None:
         """Log the missing ranks and notify the present ones, which may wait for them before they request a quorum."""
         log.warning(
             "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
+        self._send(Waiting(incomplete))
+
+    @staticmethod
+    def _log_complete() -> None:
+        log.info("all ranks of the group are connected", extra=event("ranks_complete"))
+
+    def _send(self, message: ToRank) -> None:
         for watch in self._watches.values():
-            watch.peer.send(Waiting(incomplete))
-
-
-def _log_complete() -> None:
-    log.info("all ranks of the group are connected", extra=event("ranks_complete"))
+            watch.peer.send(message)
 
 
 class GroupProgressDriver:
@@ -277,7 +268,7 @@ class EvidenceSource(Protocol):
 
     def answered(self, watch: Watch, own: SelfReport) -> None: ...
 
-    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         """Answer a request. `view` returns the progress of the ranks, to be sent after the evidence."""
         ...
 
@@ -354,8 +345,7 @@ class GroupDriver:
         self._progress = GroupProgressDriver(
             me, limits or Limits(), timers, lambda: self.machine.incarnation, check_lag
         )
-        self._worlds = Worlds(timers, self._watches)
-        self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
+        self._notices = RankNotices(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
             me, life, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
         )
@@ -466,8 +456,7 @@ class GroupDriver:
         self._watches[number] = watch
         self._evidence.opened(watch)
         peer.send(WatchOpened())
-        self._worlds.opened(watch)
-        self._waits.opened(watch)
+        self._notices.opened(watch)
         if not hello.is_observer:
             self._feed(events.WatchOpened(number, hello.group_rank, hello.rank_incarnation))
         return number
@@ -540,8 +529,7 @@ class GroupDriver:
         self._timer.cancel()
         self._progress.close()
         self._evidence.close()
-        self._worlds.close()
-        self._waits.close()
+        self._notices.close()
         for call in list(self._calls):
             self._answer(call, self._closed)
 
@@ -599,9 +587,9 @@ class GroupDriver:
             match effect:
                 case events.QuorumAnswered(call, assignment, quorum):
                     if not assignment.revoked:  # other ranks may already wait for the next one
-                        self._waits.answered()
+                        self._notices.answered()
                     self._progress.answered(assignment)
-                    self._answer(call, (replace(self._with_secret(assignment), world=self._worlds.world), quorum))
+                    self._answer(call, (replace(self._with_secret(assignment), world=self._notices.world), quorum))
                 case VoteAnswer(call, outcome):
                     if isinstance(outcome, Decision) and outcome.next is not None:
                         outcome = Decision(outcome.commit, self._with_secret(outcome.next))
@@ -618,11 +606,11 @@ class GroupDriver:
                         if (watch := self._watches.get(number)) is not None:
                             watch.peer.send(message)
                 case events.MissingChanged(text):
-                    self._worlds.set_missing(text)
+                    self._notices.set_missing(text)
                 case events.WaitBegan():
-                    self._waits.begin()
+                    self._notices.begin_wait()
                 case events.WaitEnded():
-                    self._waits.end()
+                    self._notices.end_wait()
                 case events.FailureReported(rank, reason, is_known):
                     if is_known:
                         level = logging.INFO if reason.startswith("KeyboardInterrupt") else logging.ERROR  # Ctrl-C
@@ -649,9 +637,9 @@ class GroupDriver:
                     log.error("killed by the lighthouse: %s", reason, extra=event("killed", reason=reason))
                     self.kill(effect)
                 case events.WorldChanged(world):
-                    self._worlds.update(world)
+                    self._notices.update_world(world)
                 case events.EvidenceWanted(request):
-                    self._evidence.give(request, lambda: self._progress.view(self._clock()))
+                    self._evidence.collect(request, lambda: self._progress.view(self._clock()))
                 case events.HasLeft(reason):
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._end(0)
