@@ -120,16 +120,15 @@ class RankNotices:
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
-    def begin_wait(self) -> None:
-        """Begin a wait: no request waited before, or some have just been answered."""
-        self._wait.begin(self._clock())
-        self._timer.set_after(CHECKED_EVERY_S)
-
-    def end_wait(self) -> None:
-        """End the wait, because no request waits any more."""
-        self._timer.cancel()
-        self._wait.pause(self._clock())
-        self._send_reason("")
+    def set_waiting(self, is_waiting: bool) -> None:
+        """Begin a wait for a quorum, or another one once some requests have been answered, or end the wait."""
+        if is_waiting:
+            self._wait.begin(self._clock())
+            self._timer.set_after(CHECKED_EVERY_S)
+        else:
+            self._timer.cancel()
+            self._wait.pause(self._clock())
+            self._send_reason("")
 
     def close(self) -> None:
         self._timer.cancel()
@@ -607,10 +606,8 @@ class GroupDriver:
                             watch.peer.send(message)
                 case events.MissingChanged(text):
                     self._notices.set_missing(text)
-                case events.WaitBegan():
-                    self._notices.begin_wait()
-                case events.WaitEnded():
-                    self._notices.end_wait()
+                case events.WaitChanged(is_waiting):
+                    self._notices.set_waiting(is_waiting)
                 case events.FailureReported(rank, reason, is_known):
                     if is_known:
                         level = logging.INFO if reason.startswith("KeyboardInterrupt") else logging.ERROR  # Ctrl-C
@@ -629,10 +626,11 @@ class GroupDriver:
                     self._on_given_up(effect)
                 case events.SessionGivenUp(reason):
                     self._link.give_up(reason)
-                case events.SessionSilent(reason):
-                    self._link.connect_second(reason)
-                case events.SessionHeard():
-                    self._link.cancel_second()
+                case events.SilenceChanged(is_silent):
+                    if is_silent:
+                        self._link.connect_second("it has not answered the last heartbeat")
+                    else:
+                        self._link.cancel_second()
                 case events.Killed(reason):
                     log.error("killed by the lighthouse: %s", reason, extra=event("killed", reason=reason))
                     self.kill(effect)

@@ -190,13 +190,10 @@ class MissingChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitBegan:
-    """A request for a quorum waits. No request waited before, or some have just been answered."""
+class WaitChanged:
+    """A request for a quorum waits (none waited before, or some have just been answered), or none waits any more."""
 
-
-@dataclass(frozen=True, slots=True)
-class WaitEnded:
-    """No request for a quorum waits any more."""
+    is_waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,15 +234,10 @@ class SessionGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSilent:
-    """A heartbeat has no answer: open a second connection, and move the session there."""
+class SilenceChanged:
+    """A heartbeat has no answer: open a second connection, and move the session there. Cancel this if it answers."""
 
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SessionHeard:
-    """The silent session has answered: no second connection is needed."""
+    is_silent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,14 +282,12 @@ Effect = (
     | Pushed
     | FailureReported
     | MissingChanged
-    | WaitBegan
-    | WaitEnded
+    | WaitChanged
     | RankGivenUp
     | GroupGivenUp
     | WorldChanged
     | SessionGivenUp
-    | SessionSilent
-    | SessionHeard
+    | SilenceChanged
     | Killed
     | EvidenceWanted
     | HasLeft

@@ -207,7 +207,7 @@ class LighthouseLink:
                 reason,
                 extra=event("lighthouse_silent", lighthouse=self.address),
             )
-            self._second = asyncio.create_task(self._reach(self._connection.successor))
+            self._second = asyncio.create_task(self._open_second(self._connection.successor))
 
     def cancel_second(self) -> None:
         """Cancel the attempt to open a second connection."""
@@ -215,7 +215,7 @@ class LighthouseLink:
         if second is not None:
             second.cancel()
 
-    async def _reach(self, found: "asyncio.Future[AsyncLighthouseClient]") -> None:
+    async def _open_second(self, found: "asyncio.Future[AsyncLighthouseClient]") -> None:
         backoff = Backoff()
         for tries in itertools.count():
             client = self._connect()
@@ -250,7 +250,7 @@ class LighthouseLink:
                 log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
         elif self.error:
             self._absence.ended()
-            told = event("lighthouse_answers", lighthouse=self.address)
-            log.info("connected to the lighthouse at %s", self.address, extra=told)
+            fields = event("lighthouse_answers", lighthouse=self.address)
+            log.info("connected to the lighthouse at %s", self.address, extra=fields)
         self._was_reachable = is_reachable or not error
         self.error = error

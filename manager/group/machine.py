@@ -195,8 +195,7 @@ class GroupMachine:
         if messages := self.session.tick(report, now):
             self._send(messages)
         if (is_silent := self.session.silence_change(now)) is not None:
-            silent = events.SessionSilent("it has not answered the last heartbeat")
-            self._add(silent if is_silent else events.SessionHeard())
+            self._add(events.SilenceChanged(is_silent))
         if self._session_end and not self._has_ended:
             # The remaining ranks must first have been notified that the group leaves.
             self._has_ended = all(self.group.ranks[rank].is_dismissed for rank in self.watches.staying_ranks)
@@ -226,7 +225,7 @@ class GroupMachine:
             case events.WatchEnded(watch):
                 rank = self.watches.ended(watch, now)
                 if rank is not None:
-                    self._lose(rank, now)
+                    self._handle_loss(rank, now)
             case events.RankLeaves(watch, step):
                 mates = self.watches.staying_ranks - set(self.waiting) if step is not None else set[int]()
                 if self.watches.leaves(watch, mates):
@@ -240,7 +239,7 @@ class GroupMachine:
                 self._add(events.FailureReported(group_rank, reason, is_known))
                 if not is_known:
                     return
-                self._lose(group_rank, now)
+                self._handle_loss(group_rank, now)
                 if ends_group:
                     self._end_mates(group_rank, self.watches.loss_of(group_rank).mates, reason)
                     self._add(events.GroupGivenUp(reason))
@@ -273,7 +272,7 @@ class GroupMachine:
                 self.group.wait(request, is_gathering=False)
                 return
             case Verdict.LEAVE:
-                self._dismiss(request, self._drained())
+                self._dismiss(request, self._drain_error())
                 self._leave()
                 return
             case _:
@@ -389,18 +388,18 @@ class GroupMachine:
     def _expire_ranks(self, now: float) -> None:
         """Handle the ranks that exceed the rank timeout, and the lost ranks that have not returned in time."""
         for rank in self.watches.expire(now):
-            self._lose(rank, now)
+            self._handle_loss(rank, now)
         for loss in self.watches.given_up(now):
             where = ", was restarted and has not connected yet" if loss.is_restarted else " and has not reconnected"
             reason = loss.reason + where
             self._end_mates(loss.group_rank, loss.mates, reason)
             self._add(events.RankGivenUp(loss.group_rank, reason, loss.lost_at, loss.has_left, loss.is_restarted))
 
-    def _lose(self, group_rank: int, now: float) -> None:
+    def _handle_loss(self, group_rank: int, now: float) -> None:
         """End the request of a lost rank, the step that it has not voted on, and the quorum."""
         reason = self.watches.loss_of(group_rank).reason
         self._refuse(group_rank, WrongState(reason))
-        self._decide_step(self.votes.lose(group_rank), now, reason)
+        self._decide_step(self.votes.note_loss(group_rank), now, reason)
         self._give_up_quorum(reason, now)
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> None:
@@ -538,9 +537,9 @@ class GroupMachine:
             self._missing = missing
             self._add(events.MissingChanged(describe_missing(self.group.me, missing)))
         if is_waiting and (not self._is_waiting or self._has_entered_quorum()):
-            self._add(events.WaitBegan())
+            self._add(events.WaitChanged(True))
         elif self._is_waiting and not is_waiting:
-            self._add(events.WaitEnded())
+            self._add(events.WaitChanged(False))
         self._is_waiting = is_waiting
 
     def _has_entered_quorum(self) -> bool:
@@ -549,7 +548,7 @@ class GroupMachine:
 
     # -- leaving
 
-    def _drained(self) -> Drained:
+    def _drain_error(self) -> Drained:
         return Drained(f"{self.group.me.replica_id} leaves: {self._draining}")
 
     def _leave_if_idle(self) -> None:
@@ -567,7 +566,7 @@ class GroupMachine:
         if self._has_left:
             return
         self._has_left = True
-        self._refuse_all(self._drained())
+        self._refuse_all(self._drain_error())
         if not self.session.is_open:
             self._session_end = "it had no session to say so on"
             return

@@ -150,14 +150,14 @@ class RankPresence:
         if watch is None or self._group.ranks[watch.group_rank].watch is not watch:
             return None
         rank = self._group.ranks[watch.group_rank]
-        self._lose(rank, f"rank {watch.group_rank} has ended", now, has_left=watch.has_left)
+        self._mark_lost(rank, f"rank {watch.group_rank} has ended", now, has_left=watch.has_left)
         return watch.group_rank
 
     def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
         """Record a process's report of its own failure. Return whether its rank is thereby lost."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
-        self._lose(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
+        self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
         return True
 
     def shift(self, by_s: float) -> None:
@@ -178,7 +178,7 @@ class RankPresence:
         silent = [rank for rank in self._group.ranks if rank.loss is None and self._expires_at(rank) <= now]
         for rank in silent:
             how = f"rank {rank.group_rank} has asked for nothing for {self.rank_timeout_s:g} s"
-            self._lose(rank, how, now)
+            self._mark_lost(rank, how, now)
         return [rank.group_rank for rank in silent]
 
     def given_up(self, now: float) -> list[LostRank]:
@@ -203,7 +203,7 @@ class RankPresence:
         is_unwatched = rank.has_asked and rank.watch is None
         return rank.heard_at + self.rank_timeout_s if is_unwatched and self.rank_timeout_s is not None else math.inf
 
-    def _lose(self, rank: Rank, how: str, now: float, *, has_left: bool = False) -> None:
+    def _mark_lost(self, rank: Rank, how: str, now: float, *, has_left: bool = False) -> None:
         rank.watch = None
         self.remove_mate(rank.group_rank)
         rank.has_asked = False

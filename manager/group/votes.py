@@ -69,7 +69,7 @@ class Votes:
             if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
                 rank.vote = None
 
-    def lose(self, group_rank: int) -> bool | None:
+    def note_loss(self, group_rank: int) -> bool | None:
         """Discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
         attempt = self._group.attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:

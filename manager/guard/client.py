@@ -139,7 +139,7 @@ class GuardClient:
                 tail.set_result(())
             self._tails.clear()
         status = await self._wait()
-        await self._sweep()
+        await self._kill_orphans()
         return status
 
     async def stop(self) -> None:
@@ -199,15 +199,15 @@ class GuardClient:
             await asyncio.sleep(0.005)
         return status
 
-    async def _sweep(self) -> None:
+    async def _kill_orphans(self) -> None:
         """Kill the processes that a killed guard has left. Its children died with it, and we have adopted theirs."""
         clock = asyncio.get_running_loop().time
         ends_at = clock() + END_TIMEOUT_S
-        while (left := self._left()) and clock() < ends_at:
+        while (left := self._orphans()) and clock() < ends_at:
             process_tree.kill(left)
             await asyncio.sleep(SWEPT_EVERY_S)
 
-    def _left(self) -> list[int]:
+    def _orphans(self) -> list[int]:
         us = os.getpid()
         return process_tree.descendants(us) if self._is_all else process_tree.marked(us, f"{self.pid}.")
 

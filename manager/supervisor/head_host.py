@@ -246,7 +246,7 @@ class HeadHost(HostSupervisor):
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
         plan = self._plan(daemon)
         self._link = self._launch.run_link(plan, self._driver.receive, self._heartbeat)
-        self._local = LocalHost(plan, self._guard, settings, self._feed, self._link.lose)
+        self._local = LocalHost(plan, self._guard, settings, self._feed, self._link.report_loss)
         self._link.open()
 
     def _heartbeat(self, now: float) -> SupervisorHeartbeat:

@@ -67,7 +67,7 @@ class SupervisorLink:
     def open(self) -> None:
         self._task = asyncio.create_task(self._run(), name="run")
 
-    def lose(self, lost: run.ProcessLost) -> None:
+    def report_loss(self, lost: run.ProcessLost) -> None:
         self._report.lose(lost, self._clock())
 
     def ask_stop(self, reason: str) -> None:

@@ -55,7 +55,7 @@ class _Live:
 
 
 class LocalHost:
-    """Ranks of this host. `report` receives events for the machine, `lose` losses for the lighthouse."""
+    """Ranks of this host. `report` receives events for the machine, `report_loss` losses for the lighthouse."""
 
     def __init__(
         self,
@@ -63,13 +63,13 @@ class LocalHost:
         guard: GuardClient,
         settings: SupervisorConfig,
         report: Callable[[RankEnded | CheckFailed], None],
-        lose: Callable[[ProcessLost], None],
+        report_loss: Callable[[ProcessLost], None],
     ) -> None:
         self.plan = plan
         self._guard = guard
         self._settings = settings
         self._report = report
-        self._lose = lose
+        self._report_loss = report_loss
         self._live: dict[int, _Live] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -91,7 +91,7 @@ class LocalHost:
         if (check := self._settings.health_check) is None:
             self._spawn(ranks)
         else:
-            self._examine(check, self._settings.health_check_timeout_s, tuple(ranks))
+            self._run_health_check(check, self._settings.health_check_timeout_s, tuple(ranks))
 
     def halt(self, ranks: Sequence[int], grace_s: float) -> None:
         """Stop ranks. Ranks that are already stopping get the new grace if it is shorter."""
@@ -122,7 +122,7 @@ class LocalHost:
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
 
-    def _examine(self, check: str, timeout_s: float, ranks: tuple[int, ...]) -> None:
+    def _run_health_check(self, check: str, timeout_s: float, ranks: tuple[int, ...]) -> None:
         """Run the health check, then start the ranks."""
         command = Command(tuple(shlex.split(check)), {}, f"{self.plan.replica_id}/health")
         loop = asyncio.get_running_loop()
@@ -135,15 +135,15 @@ class LocalHost:
             limit.cancel()
             del self._checks[number]
             is_late = loop.time() >= ends_at
-            self._examined(ranks, ended, f"not done within {timeout_s:g} s" if is_late else "")
+            self._finish_health_check(ranks, ended, f"not done within {timeout_s:g} s" if is_late else "")
 
-    def _examined(self, ranks: tuple[int, ...], ended: Ended, late: str) -> None:
+    def _finish_health_check(self, ranks: tuple[int, ...], ended: Ended, late: str) -> None:
         wanted = [rank for rank in ranks if not self._live[rank].is_halted]
         if wanted and ended.status != 0:
-            said = f": {ended.output[-1]}" if ended.output else ""
+            output_line = f": {ended.output[-1]}" if ended.output else ""
             why, output = late or describe_status(ended.status), format_output(ended.output)
             log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
-            self._report(CheckFailed(self.plan.host, f"{late or describe_status(ended.status)}{said}"))
+            self._report(CheckFailed(self.plan.host, f"{late or describe_status(ended.status)}{output_line}"))
         self._spawn([rank for rank in wanted if ended.status == 0])
         for rank in ranks:
             if ended.status != 0 or rank not in wanted:
@@ -164,8 +164,8 @@ class LocalHost:
             live.process = self._guard.start(command, functools.partial(self._ended, rank))
         if ranks:
             attempt = self._live[ranks[0]].attempt
-            told = event("ranks_started", ranks=list(ranks), attempt=attempt)
-            log.info("started ranks %s, attempt %d", list(ranks), attempt, extra=told)
+            fields = event("ranks_started", ranks=list(ranks), attempt=attempt)
+            log.info("started ranks %s, attempt %d", list(ranks), attempt, extra=fields)
 
     def _pop(self, rank: int) -> _Live:
         live = self._live.pop(rank)
@@ -182,10 +182,10 @@ class LocalHost:
             process = RankId(self.plan.slot_of(failure.rank), f"{live.incarnation}.{failure.pid}")
         if status != 0 and not live.is_halted:
             reason = describe_status(status) + (f": {ended.cause}" if ended.cause else "")
-            told = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
+            fields = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
             level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
-            log.log(level, "%s died: %s%s", self.plan.label(rank), reason, format_output(ended.output), extra=told)
-            self._lose(ProcessLost(process, reason, ended.output))
+            log.log(level, "%s died: %s%s", self.plan.label(rank), reason, format_output(ended.output), extra=fields)
+            self._report_loss(ProcessLost(process, reason, ended.output))
         self._report(RankEnded(rank, live.attempt, status, ended.cause))
 
 

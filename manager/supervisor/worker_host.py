@@ -166,7 +166,9 @@ class WorkerHost(HostSupervisor):
             case hosts.HostWelcome(address, port):
                 if self._local is None:
                     plan = self._launch.plan(self._manager, (address, port))
-                    self._local = LocalHost(plan, self._guard, self._launch.settings, self._report, self._link.lose)
+                    self._local = LocalHost(
+                        plan, self._guard, self._launch.settings, self._report, self._link.report_loss
+                    )
                 self._send_heartbeat(stream)
             case hosts.StartRanks(ranks, attempt, unit):
                 assert self._local is not None

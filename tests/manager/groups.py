@@ -93,7 +93,7 @@ def past(size: int = 2) -> GroupMachine:
     return machine
 
 
-FOR_PEOPLE = events.MissingChanged | events.WaitBegan | events.WaitEnded | events.FailureReported
+FOR_PEOPLE = events.MissingChanged | events.WaitChanged | events.FailureReported
 
 
 def done(machine: GroupMachine, event: events.Event, now: float) -> list[events.Effect]:

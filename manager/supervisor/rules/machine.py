@@ -230,7 +230,7 @@ class SupervisorMachine:
     def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[events.Effect]:
         if self._completed:
             return [events.Logged(f"{why}; {self._completed}")]
-        match unit.budget.lose(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
+        match unit.budget.record_loss(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
             case Restart(after_s):
                 unit.starts_at = now + after_s
                 who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"

@@ -104,7 +104,7 @@ class RestartBudget:
     _losses: list[_Loss] = field(default_factory=list)
     _early: int = 0
 
-    def lose(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
+    def record_loss(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
         """Record a loss and decide what follows.
 
         Args:

@@ -45,7 +45,7 @@ class Group:
             "no": lambda *vote, **says: self.vote(no(*vote, **says)),
             "Opened": self.open,
             "Withdrawn": lambda call: self.votes.withdraw(call) or [],
-            "RankLost": lambda rank: self.follows(self.votes.lose(rank)),
+            "RankLost": lambda rank: self.follows(self.votes.note_loss(rank)),
             "RankMissed": lambda rank, reason: self.follows(self.votes.give_up_rank(rank, reason)),
             "Asked": self.ask,
         }

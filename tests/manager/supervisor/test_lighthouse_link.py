@@ -74,7 +74,7 @@ class TestLosses:
         link.open()
         for lost in (FIRST, SECOND):
             assert await asyncio.wait_for(heard.get(), 20) == WELCOME
-            link.lose(lost)
+            link.report_loss(lost)
             streams[0].breaks.set()
         await link.close()
         return [stream.said for stream in streams]
