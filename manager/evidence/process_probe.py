@@ -102,11 +102,13 @@ def read_process(pid: int) -> ProcessState:
     folder = Path(f"/proc/{pid}")
     status = (folder / "status").read_text(errors="replace")
     rss = _field(status, "VmRSS")
-    main = read_thread(folder)
-    others = (read for tid in _tids(folder) if tid != pid and (read := _thread_or_none(folder / f"task/{tid}")))
-    return ProcessState(
-        pid, main.state, int(_field(status, "SigCgt") or "0", 16), int(rss) if rss else None, (main, *others)
-    )
+    threads = [read_thread(folder)]
+    for tid in sorted(map(int, os.listdir(folder / "task"))):
+        if tid != pid:
+            with contextlib.suppress(OSError):  # the thread has ended
+                threads.append(read_thread(folder / f"task/{tid}"))
+    caught = int(_field(status, "SigCgt") or "0", 16)
+    return ProcessState(pid, threads[0].state, caught, int(rss) if rss else None, tuple(threads))
 
 
 def read_thread(folder: Path) -> ThreadState:
@@ -120,17 +122,6 @@ def read_thread(folder: Path) -> ThreadState:
     fields = rest.split()
     utime_s, stime_s = (int(ticks) / _TICKS for ticks in fields[11:13])
     return ThreadState(int(number), name, fields[0], utime_s, stime_s, _wchan(folder))
-
-
-def _thread_or_none(folder: Path) -> ThreadState | None:
-    try:
-        return read_thread(folder)
-    except OSError:  # the thread has ended
-        return None
-
-
-def _tids(folder: Path) -> list[int]:
-    return sorted(int(name) for name in os.listdir(folder / "task"))
 
 
 def _wchan(folder: Path) -> str:

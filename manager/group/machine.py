@@ -536,15 +536,15 @@ class GroupMachine:
         if missing != self._missing:
             self._missing = missing
             self._add(events.MissingChanged(describe_missing(self.group.me, missing)))
-        if is_waiting and (not self._is_waiting or self._has_entered_quorum()):
+        # An answer with a revoked assignment does not end the wait.
+        if is_waiting and (
+            not self._is_waiting
+            or any(isinstance(e, events.QuorumAnswered) and not e.assignment.revoked for e in self.group.effects)
+        ):
             self._add(events.WaitChanged(True))
         elif self._is_waiting and not is_waiting:
             self._add(events.WaitChanged(False))
         self._is_waiting = is_waiting
-
-    def _has_entered_quorum(self) -> bool:
-        """Return whether the event has let a rank into a step of a quorum that is not revoked."""
-        return any(isinstance(e, events.QuorumAnswered) and not e.assignment.revoked for e in self.group.effects)
 
     # -- leaving
 

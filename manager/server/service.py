@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, cut_reason
@@ -88,7 +88,7 @@ class ManagerService:
             group_rank=request.rank,
             step=request.step,
             checkpoint_address=_check_text(request.checkpoint_server_addr, "checkpoint_server_addr"),
-            tag_quorum_id=_tag(request),
+            tag_quorum_id=_optional_quorum_id(request, "tag_quorum_id"),
             rank_incarnation=rank_incarnation,
             shrink_only=request.shrink_only,
             init_sync=request.init_sync if request.HasField("init_sync") else True,
@@ -220,17 +220,16 @@ def _check_text(text: str, field: str) -> str:
     return check_short(text, field, MAX_CHECKPOINT_ADDRESS_CHARS)
 
 
-def _tag(request: manager_pb2.ManagerQuorumRequest) -> int | None:
-    has_tag = request.HasField("tag_quorum_id")
-    return check_quorum_id(request.tag_quorum_id, "tag_quorum_id") if has_tag else None
+def _optional_quorum_id(
+    request: manager_pb2.ManagerQuorumRequest, field: Literal["tag_quorum_id", "held_quorum_id"]
+) -> int | None:
+    return check_quorum_id(getattr(request, field), field) if request.HasField(field) else None
 
 
 def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
     held = None
     if request.HasField("held_step"):
-        has_tag = request.HasField("held_quorum_id")
-        quorum_id = check_quorum_id(request.held_quorum_id, "held_quorum_id") if has_tag else None
-        held = Tag(check_count(request.held_step, "held_step"), quorum_id)
+        held = Tag(check_count(request.held_step, "held_step"), _optional_quorum_id(request, "held_quorum_id"))
     return CatchUp(request.catch_up, held, request.has_source)
 
 

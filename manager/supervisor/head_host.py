@@ -244,7 +244,8 @@ class HeadHost(HostSupervisor):
                 log.info("torchrun chooses MASTER_PORT itself (--standalone, --rdzv-backend): the store is on port %d "
                          "(LIGHTHOUSE_STORE_PORT) instead of MASTER_PORT + 2",
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
-        plan = self._plan(daemon)
+        own = parse_address(daemon.address, "address").host if settings.nnodes > 1 else LOOPBACK
+        plan = self._launch.plan(daemon.address, (settings.master_addr or own, settings.master_port))
         self._link = self._launch.run_link(plan, self._driver.receive, self._heartbeat)
         self._local = LocalHost(plan, self._guard, settings, self._feed, self._link.report_loss)
         self._link.open()
@@ -262,11 +263,6 @@ class HeadHost(HostSupervisor):
         if self._local is None:
             raise Unreachable("host 0 is starting; ask again")
         return self._local.plan
-
-    def _plan(self, daemon: ManagerDaemon) -> LaunchPlan:
-        settings = self._launch.settings
-        own = parse_address(daemon.address, "address").host if settings.nnodes > 1 else LOOPBACK
-        return self._launch.plan(daemon.address, (settings.master_addr or own, settings.master_port))
 
     async def _end(self, over: GroupEnded) -> None:
         if self._leaving is not None:

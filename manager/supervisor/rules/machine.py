@@ -307,18 +307,16 @@ class SupervisorMachine:
             return [] if self.running else self._finish(self._ending.status, self._ending.why)
         if all(unit.phase is Phase.DONE for unit in self.units):
             return self._finish(0, self._completed or "all ranks are done")
-        return [effect for unit in self.units if self._may_start(unit, now) for effect in self._start(unit, now)]
-
-    def _may_start(self, unit: Unit, now: float) -> bool:
-        return unit.phase is Phase.WAITING and now >= unit.starts_at and self._has_hosts(unit)
+        effects: list[events.Effect] = []
+        for unit in self.units:
+            if unit.phase is Phase.WAITING and now >= unit.starts_at and self._has_hosts(unit):
+                unit.phase, unit.attempt, unit.started_at = Phase.RUNNING, unit.attempt + 1, now
+                unit.running, unit.misfit = set(unit.ranks), ""
+                effects += [events.Start(host, ranks, unit.attempt) for host, ranks in self._by_host(unit.ranks)]
+        return effects
 
     def _has_hosts(self, unit: Unit) -> bool:
         return all(self._layout.host_of(rank) in self._ready for rank in unit.ranks)
-
-    def _start(self, unit: Unit, now: float) -> list[events.Effect]:
-        unit.phase, unit.attempt, unit.started_at = Phase.RUNNING, unit.attempt + 1, now
-        unit.running, unit.misfit = set(unit.ranks), ""
-        return [events.Start(host, ranks, unit.attempt) for host, ranks in self._by_host(unit.ranks)]
 
     def _by_host(self, ranks: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:
         among = set(ranks)
