@@ -267,7 +267,7 @@ class ManagerDaemon:
         )
 
     async def _start_store(self) -> str:
-        self._store = await StoreProcess.start(self._config.store_python, host=listening_host(self._host))
+        self._store = await StoreProcess.start(self._config.store_python, listening_host(self._host))
         self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
         return str(Address(self._host, self._store.port))
 
