@@ -9,6 +9,7 @@ from typing import Protocol
 
 from benchmarks.support.lockstep import Lockstep, Tally
 from benchmarks.support.shared_session import SharedQuorums, SharingRequests, SharingSession
+from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -24,6 +25,7 @@ from lighthouse_protocol.messages.session import (
     ToManager,
     Welcome,
 )
+from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.timing.timers import DeadlineTimer
 from manager.group.events import QuorumRequest
@@ -67,7 +69,9 @@ class LightManager:
         self._group = ReplicaGroup(self._me)
         self._requests = SharingRequests(self._group, crowd.quorums)
         self._session = SharingSession(secrets.token_hex(SECRET_BYTES), crowd.quorums)
-        self._link = LighthouseLink(lambda: crowd.connect(host), crowd.address)
+        self._link = LighthouseLink(
+            lambda: crowd.connect(host), LeaderSearch((parse_address(crowd.address, "address"),))
+        )
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
         self._step = self._tag = self._failures = 0

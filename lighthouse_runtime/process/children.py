@@ -75,9 +75,12 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 @contextlib.contextmanager
 def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
     """Open a pidfd for the context. Yields None if no process with this pid and start time exists."""
-    descriptor = _pidfd(pid, started)
     try:
-        yield descriptor
+        descriptor = os.pidfd_open(pid) if pid > 0 else None
+    except (OSError, AttributeError):
+        descriptor = None
+    try:
+        yield descriptor if started_at(pid) == started else None
     finally:
         if descriptor is not None:
             os.close(descriptor)
@@ -118,19 +121,6 @@ def _sockets(pid: str) -> set[str]:
             with contextlib.suppress(FileNotFoundError):
                 found.add(os.readlink(f"/proc/{pid}/fd/{number}"))
     return found
-
-
-def _pidfd(pid: int, started: int) -> int | None:
-    try:
-        descriptor = os.pidfd_open(pid) if pid > 0 else None
-    except (OSError, AttributeError):
-        return None
-    if descriptor is None:
-        return None
-    if started_at(pid) == started:
-        return descriptor
-    os.close(descriptor)
-    return None
 
 
 # Daemons as child processes, with the interface of an in-process server.

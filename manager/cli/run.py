@@ -44,7 +44,7 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     Serves the group as `serve` does, and starts CMD for each rank. Exit status: 0 when all ranks are done, 130 when the
     run was stopped, 128 plus the signal number after a signal (143 after SIGTERM).
     """
-    words = _words(command, module)
+    words = _command_of(command, module)
     torchrun = read_torchrun(words, os.environ)
     if torchrun is not None:
         values["master_port"] = torchrun.master_port or values["master_port"]
@@ -72,7 +72,7 @@ async def _supervise(launch: Launch, guard: GuardClient, stop: StopRequest) -> N
     stop(await kind(launch, guard).run())
 
 
-def _words(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
+def _command_of(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
     """Return the command to run; as with torchrun, scripts, `-m` and modules run under this interpreter."""
     if is_module:
         return (sys.executable, "-u", "-m", *command)

@@ -70,9 +70,9 @@ class EvidenceCollector:
         if answer is not None and not answer.done():
             answer.set_result(own)
 
-    def give(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
         """Answer a request; each rank's evidence is sent as soon as it is found. Concurrent requests share the work."""
-        task = asyncio.create_task(self._give(request, view), name="evidence")
+        task = asyncio.create_task(self._answer_request(request, view), name="evidence")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
@@ -80,7 +80,7 @@ class EvidenceCollector:
         for task in (*self._answers, *self._under_way.values()):
             task.cancel()
 
-    async def _give(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    async def _answer_request(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
         wanted = dict.fromkeys(request.group_ranks or range(self._size))
         probes = [self._probe(rank) for rank in wanted]
         for found in asyncio.as_completed([asyncio.shield(probe) for probe in probes]):
@@ -91,11 +91,11 @@ class EvidenceCollector:
     def _probe(self, group_rank: int) -> asyncio.Task[RankEvidence]:
         task = self._under_way.get(group_rank)
         if task is None:
-            task = self._under_way[group_rank] = asyncio.create_task(self._bounded(group_rank))
+            task = self._under_way[group_rank] = asyncio.create_task(self._gather_in_time(group_rank))
             task.add_done_callback(lambda _: self._under_way.pop(group_rank))
         return task
 
-    async def _bounded(self, group_rank: int) -> RankEvidence:
+    async def _gather_in_time(self, group_rank: int) -> RankEvidence:
         """Gather a rank's evidence in time, whatever fails."""
         try:
             async with asyncio.timeout(GATHERED_WITHIN_S - 1.0):
@@ -118,25 +118,25 @@ class EvidenceCollector:
         async with asyncio.TaskGroup() as probes:
             outside = probes.create_task(self._probe_process(replace(watch.hello, offer=None), _is_in_reach(watch)))
             own = probes.create_task(self._self_report(watch, outside))
-        found, said = outside.result(), own.result()
-        by_signal = await self._by_signal(watch, found, began_at) if not said.stacks else ProcessSnapshot()
-        stacks = said.stacks or by_signal.stacks
+        found, report = outside.result(), own.result()
+        signalled = await self._take_stacks(watch, found, began_at) if not report.stacks else ProcessSnapshot()
+        stacks = report.stacks or signalled.stacks
         seen = tuple(why for why in found.missing if not why.startswith("stacks: "))
-        missing = (*seen, *said.missing, *by_signal.missing)
+        missing = (*seen, *report.missing, *signalled.missing)
         return RankEvidence(
             group_rank,
             rank_incarnation=watch.hello.rank_incarnation,
             pid=watch.hello.pid,
             host=watch.hello.hostname,
             stacks=stacks,
-            flight_recorder=said.flight_recorder,
+            flight_recorder=report.flight_recorder,
             process=found.process,
             output=found.output,
             missing=tuple(why for why in missing if not (stacks and why.startswith("stacks: "))),
             took_s=self._clock() - began_at,
         )
 
-    async def _by_signal(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
+    async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
         """Take the stacks of a silent rank by signal."""
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()

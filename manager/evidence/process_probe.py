@@ -50,7 +50,7 @@ class ThreadState:
 
     def __str__(self) -> str:
         waits = f", wchan {self.wchan}" if self.wchan else ""
-        return f"{shown(self.state)}{waits}, utime {self.utime_s:.1f} s, stime {self.stime_s:.1f} s"
+        return f"{_describe_state(self.state)}{waits}, utime {self.utime_s:.1f} s, stime {self.stime_s:.1f} s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class ProcessState:
     def __str__(self) -> str:
         main, others = self.threads[0], self.threads[1:]
         rss = "no memory" if self.rss_kib is None else f"VmRSS {self.rss_kib / 1024:.1f} MiB"
-        head = f"pid {self.pid} ({main.name}): {shown(self.state)}, {rss}, threads: {len(self.threads)}"
+        head = f"pid {self.pid} ({main.name}): {_describe_state(self.state)}, {rss}, threads: {len(self.threads)}"
         return "\n".join([head, f"main thread: {main}", *_lines(others)])
 
 
-def shown(state: str) -> str:
+def _describe_state(state: str) -> str:
     return f"{state} ({_MEANING.get(state, 'unknown')})"
 
 
@@ -102,11 +102,13 @@ def read_process(pid: int) -> ProcessState:
     folder = Path(f"/proc/{pid}")
     status = (folder / "status").read_text(errors="replace")
     rss = _field(status, "VmRSS")
-    main = read_thread(folder)
-    others = (read for tid in _tids(folder) if tid != pid and (read := _thread_or_none(folder / f"task/{tid}")))
-    return ProcessState(
-        pid, main.state, int(_field(status, "SigCgt") or "0", 16), int(rss) if rss else None, (main, *others)
-    )
+    threads = [read_thread(folder)]
+    for tid in sorted(map(int, os.listdir(folder / "task"))):
+        if tid != pid:
+            with contextlib.suppress(OSError):  # the thread has ended
+                threads.append(read_thread(folder / f"task/{tid}"))
+    caught = int(_field(status, "SigCgt") or "0", 16)
+    return ProcessState(pid, threads[0].state, caught, int(rss) if rss else None, tuple(threads))
 
 
 def read_thread(folder: Path) -> ThreadState:
@@ -120,17 +122,6 @@ def read_thread(folder: Path) -> ThreadState:
     fields = rest.split()
     utime_s, stime_s = (int(ticks) / _TICKS for ticks in fields[11:13])
     return ThreadState(int(number), name, fields[0], utime_s, stime_s, _wchan(folder))
-
-
-def _thread_or_none(folder: Path) -> ThreadState | None:
-    try:
-        return read_thread(folder)
-    except OSError:  # the thread has ended
-        return None
-
-
-def _tids(folder: Path) -> list[int]:
-    return sorted(int(name) for name in os.listdir(folder / "task"))
 
 
 def _wchan(folder: Path) -> str:

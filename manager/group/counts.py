@@ -34,17 +34,11 @@ class StepCounts:
         self._lost_id = 0  # the last quorum that was revoked because a group was lost
         self._unsettled: tuple[int, str] | None = None  # quorum and provisional reason of the last discard
         self._healed = HealTotals()
-        self._report: GroupCounts | None = None
+        self.totals = GroupCounts()  # the same object until a number changes
 
     @property
     def discards(self) -> int:
         return sum(getattr(self._discards, reason) for reason in REASONS) + (self._unsettled is not None)
-
-    def report(self) -> GroupCounts:
-        """Return the counters for the lighthouse; the same object until a number changes."""
-        if self._report is None:
-            self._report = GroupCounts(self.commits, self._discards, self._step_s, self._healed)
-        return self._report
 
     def began(self, now: float, *, has_healing: bool) -> None:
         """Start the clock of a step that the ranks enter."""
@@ -62,7 +56,8 @@ class StepCounts:
         self.commits += 1
         if self._began_at is not None:
             self._step_s += max(0.0, now - self._began_at)
-        self._began_at = self._report = None
+        self._began_at = None
+        self._note_totals()
 
     def discarded(self, quorum_id: int, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
@@ -84,7 +79,7 @@ class StepCounts:
         if reason != RANK_LOST and quorum_id == self._lost_id:
             reason = GROUP_LOST
         self._discards = replace(self._discards, **{reason: getattr(self._discards, reason) + 1})
-        self._report = None
+        self._note_totals()
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
         """Record the heal totals of a rank's process. An older sample changes nothing."""
@@ -101,7 +96,10 @@ class StepCounts:
             max((rank.seconds for rank in ranks), default=0.0),
             sum(rank.bytes for rank in ranks),
         )
-        self._report = None
+        self._note_totals()
+
+    def _note_totals(self) -> None:
+        self.totals = GroupCounts(self.commits, self._discards, self._step_s, self._healed)
 
 
 def _sum(past: HealTotals, now: HealTotals) -> HealTotals:

@@ -2,10 +2,8 @@
 
 `GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
 deadline. It is synchronous: time, the ranks' streams and calls, the session with the lighthouse and the evidence are
-ports, so the simulator runs the same code. Its parts are `Waits` (reports of long waits for a quorum), `Worlds` (the
-job's ranks, as received from the lighthouse) and `GroupProgressDriver` (samples and stalls).
-
-Levels, such as the reason of a wait and the world, are also sent to each new watch.
+ports, so the simulator runs the same code. Its parts are `RankNotices` (waits and the world, for the ranks and the log)
+and `GroupProgressDriver` (samples and stalls).
 """
 
 import itertools
@@ -77,99 +75,91 @@ Watches = dict[int, Watch]
 """The open watches, by number."""
 
 
-class Waits:
-    """Reports long waits for a quorum, with the reason, to the log and the ranks.
+# The ranks of a group connect one after the other, so only a long wait is logged.
+INCOMPLETE_LOGGED_AFTER_S = 10.0
 
-    `waiting_for` returns the reason. It is called only while requests wait.
+
+class RankNotices:
+    """Sends the ranks what they wait for, and the world. Logs long waits for a quorum and missing ranks.
+
+    Args:
+        timers: The clock.
+        watches: The open watches.
+        waiting_for: Returns the reason of a wait for a quorum. Called only while requests wait.
     """
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
+        self.world: World | None = None  # the newest from the lighthouse
         self._clock = timers.time
         self._watches = watches
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
         self._reason = ""  # as last sent to the ranks
-        self._timer = DeadlineTimer(self._check, timers)
+        self._timer = DeadlineTimer(self._check_wait, timers)
+        self._incomplete = SustainedNotice(timers, self._report_missing, self._log_complete, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
+        if self.world is not None:
+            watch.peer.send(self.world)
         if self._reason:
             watch.peer.send(Waiting(self._reason))
+
+    def update_world(self, world: World) -> None:
+        if world.pending and (self.world is None or world.pending != self.world.pending):
+            fields = event("groups_join", groups=world.peers_pending)
+            log.info("waiting to join: %s", world.joining_names, extra=fields)
+        self.world = world
+        self._send(world)
+
+    def set_missing(self, incomplete: str) -> None:
+        """Set the text about missing ranks, empty if none or all are missing."""
+        self._incomplete.set(incomplete)
 
     def answered(self) -> None:
         """Record that a request was answered with a quorum."""
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
-    def begin(self) -> None:
-        """Begin a wait: no request waited before, or some have just been answered."""
-        self._wait.begin(self._clock())
-        self._timer.set_after(CHECKED_EVERY_S)
-
-    def end(self) -> None:
-        """End the wait, because no request waits any more."""
-        self.close()
-        self._wait.pause(self._clock())
-        self._send("")
+    def set_waiting(self, is_waiting: bool) -> None:
+        """Begin a wait for a quorum, or another one once some requests have been answered, or end the wait."""
+        if is_waiting:
+            self._wait.begin(self._clock())
+            self._timer.set_after(CHECKED_EVERY_S)
+        else:
+            self._timer.cancel()
+            self._wait.pause(self._clock())
+            self._send_reason("")
 
     def close(self) -> None:
         self._timer.cancel()
+        self._incomplete.close()
 
-    def _check(self) -> None:
+    def _check_wait(self) -> None:
         waiting_for = self._waiting_for()
         if line := self._wait.next_line(waiting_for, self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
-        self._send(waiting_for)
+        self._send_reason(waiting_for)
         self._timer.set_after(CHECKED_EVERY_S)
 
-    def _send(self, waiting_for: str) -> None:
+    def _send_reason(self, waiting_for: str) -> None:
         if waiting_for != self._reason:
             self._reason = waiting_for
-            for watch in self._watches.values():
-                watch.peer.send(Waiting(waiting_for))
-
-
-# The ranks of a group connect one after the other, so only a long wait is logged.
-INCOMPLETE_LOGGED_AFTER_S = 10.0
-
-
-class Worlds:
-    """Forwards the world to the ranks, and reports missing ranks of this group to the log and to the present ranks."""
-
-    def __init__(self, timers: Timers, watches: Watches) -> None:
-        self.world: World | None = None  # the newest from the lighthouse
-        self._watches = watches
-        self._incomplete = SustainedNotice(timers, self._report_missing, _log_complete, INCOMPLETE_LOGGED_AFTER_S)
-
-    def opened(self, watch: Watch) -> None:
-        if self.world is not None:
-            watch.peer.send(self.world)
-
-    def update(self, world: World) -> None:
-        if world.pending and (self.world is None or world.pending != self.world.pending):
-            fields = event("groups_join", groups=world.peers_pending)
-            log.info("waiting to join: %s", world.joining_names, extra=fields)
-        self.world = world
-        for watch in self._watches.values():
-            watch.peer.send(world)
-
-    def set_missing(self, incomplete: str) -> None:
-        """Set the text about missing ranks, empty if none or all are missing."""
-        self._incomplete.set(incomplete)
-
-    def close(self) -> None:
-        self._incomplete.close()
+            self._send(Waiting(waiting_for))
 
     def _report_missing(self, incomplete: str) -> None:
         """Log the missing ranks and notify the present ones, which may wait for them before they request a quorum."""
         log.warning(
             "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
+        self._send(Waiting(incomplete))
+
+    @staticmethod
+    def _log_complete() -> None:
+        log.info("all ranks of the group are connected", extra=event("ranks_complete"))
+
+    def _send(self, message: ToRank) -> None:
         for watch in self._watches.values():
-            watch.peer.send(Waiting(incomplete))
-
-
-def _log_complete() -> None:
-    log.info("all ranks of the group are connected", extra=event("ranks_complete"))
+            watch.peer.send(message)
 
 
 class GroupProgressDriver:
@@ -277,7 +267,7 @@ class EvidenceSource(Protocol):
 
     def answered(self, watch: Watch, own: SelfReport) -> None: ...
 
-    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         """Answer a request. `view` returns the progress of the ranks, to be sent after the evidence."""
         ...
 
@@ -288,25 +278,23 @@ Answer = tuple[Assignment, Quorum | None]
 """Answer to a request for a quorum: the rank's assignment, and the quorum or None for a grant."""
 
 
-@dataclass(frozen=True, slots=True)
-class VoteReply:
-    """Reply to a vote that arrived on a watch."""
-
-    peer: Peer[ToRank]
-    number: int
-
-    def answer(self, value: Decision) -> None:
-        self.peer.send(VoteAnswer(self.number, value))
-
-    def refuse(self, error: LighthouseError) -> None:
-        self.peer.send(VoteAnswer(self.number, error))
-
-
 @dataclass(slots=True)
 class _Call:
-    reply: Reply[Any]
-    watch: Watch | None = None  # the call ends with this watch
+    """A rank's call that waits for its answer."""
+
+    reply: Reply[Any] | None  # None for a vote on a watch
+    watch: Watch | None = None  # the watch of such a vote, which ends with it
+    vote: int = 0  # number of such a vote
     expiry: Timer | None = None
+
+    def answer(self, value: Any) -> None:
+        """Send the answer, or a refusal if `value` is an error."""
+        if self.expiry is not None:
+            self.expiry.cancel()
+        if self.watch is not None:
+            self.watch.peer.send(VoteAnswer(self.vote, value))
+        elif self.reply is not None:
+            (self.reply.refuse if isinstance(value, LighthouseError) else self.reply.answer)(value)
 
 
 class GroupDriver:
@@ -356,13 +344,16 @@ class GroupDriver:
         self._progress = GroupProgressDriver(
             me, limits or Limits(), timers, lambda: self.machine.incarnation, check_lag
         )
-        self._worlds = Worlds(timers, self._watches)
-        self._waits = Waits(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
+        self._notices = RankNotices(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
             me, life, encode_handles, rank_timeout_s, ProgressReporter(self._progress.view), secret
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
+
+    @property
+    def me(self) -> Participant:
+        return self.machine.group.me
 
     def describe(self, me: Participant) -> None:
         """Replace the participant once its addresses are known."""
@@ -388,16 +379,18 @@ class GroupDriver:
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
-        return self._begin(_Call(reply), ask, within_s, self._no_quorum)
+        return self._begin(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
         """Begin a rank's vote, like `ask`. `fields` are the other fields of PendingVote."""
-        return self._cast(_Call(reply), time_left_s, **fields)
+        vote = PendingVote(call=next(self._numbers), **fields)
+        return self._begin(_Call(reply), vote, _answer_within_s(time_left_s))
 
     def end_call(self, call: int) -> None:
         """End a call whose caller has disconnected. Do nothing if it is already answered."""
         if (ended := self._calls.pop(call, None)) is not None:
-            _stop(ended)
+            if ended.expiry is not None:
+                ended.expiry.cancel()
             self._feed(events.CallEnded(call))
 
     def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
@@ -462,8 +455,7 @@ class GroupDriver:
         self._watches[number] = watch
         self._evidence.opened(watch)
         peer.send(WatchOpened())
-        self._worlds.opened(watch)
-        self._waits.opened(watch)
+        self._notices.opened(watch)
         if not hello.is_observer:
             self._feed(events.WatchOpened(number, hello.group_rank, hello.rank_incarnation))
         return number
@@ -479,16 +471,10 @@ class GroupDriver:
             return
         watch.heard_at = self._clock()
         match message:
-            case Vote(vote, step, should_commit, quorum_id, wants_next, time_left_s):
-                self._cast(
-                    _Call(VoteReply(watch.peer, vote), watch),
-                    time_left_s,
-                    wants_next=wants_next,
-                    group_rank=watch.hello.group_rank,
-                    step=step,
-                    vote=should_commit,
-                    quorum_id=quorum_id,
-                )
+            case Vote(number, step, should_commit, quorum_id, wants_next, time_left_s):
+                rank = watch.hello.group_rank
+                vote = PendingVote(next(self._numbers), rank, step, should_commit, quorum_id, wants_next)
+                self._begin(_Call(None, watch, number), vote, _answer_within_s(time_left_s))
             case Leaving() if watch.hello.is_observer:
                 self._progress.ended(watch)
             case Leaving(step):
@@ -542,10 +528,9 @@ class GroupDriver:
         self._timer.cancel()
         self._progress.close()
         self._evidence.close()
-        self._worlds.close()
-        self._waits.close()
+        self._notices.close()
         for call in list(self._calls):
-            self._refuse(call, self._closed)
+            self._answer(call, self._closed)
 
     def kill(self, killed: events.Killed) -> None:
         """End the ranks' Agents with status 1, and this daemon, too, unless `on_killed` is set."""
@@ -555,28 +540,25 @@ class GroupDriver:
 
     # -- waiting
 
-    def _cast(self, call: _Call, time_left_s: float, **fields: Any) -> int:
-        vote = PendingVote(call=next(self._numbers), **fields)
-        return self._begin(call, vote, _answer_within_s(time_left_s), _no_decision)
-
-    def _begin(
-        self, call: _Call, event: QuorumRequest | PendingVote, within_s: float, why: Callable[[float], LighthouseError]
-    ) -> int:
-        """Feed a call to the machine. If it has no answer within `within_s` seconds, refuse it with `why`."""
+    def _begin(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
+        """Feed a call to the machine. If it has no answer within `within_s` seconds, refuse it."""
         number = event.call
         if self._closed is not None:
-            call.reply.refuse(self._closed)
+            call.answer(self._closed)
             return number
         self._calls[number] = call
         self._feed(event)
         if number in self._calls:  # a granted step is answered at once
-            call.expiry = self._timers.call_later(within_s, self._expire, number, why, within_s)
+            call.expiry = self._timers.call_later(within_s, self._expire, event, within_s)
         return number
 
-    def _expire(self, call: int, why: Callable[[float], LighthouseError], within_s: float) -> None:
-        error = why(within_s)
-        self._refuse(call, error)
-        self._feed(events.CallExpired(call, error))
+    def _expire(self, event: QuorumRequest | PendingVote, within_s: float) -> None:
+        if isinstance(event, QuorumRequest):
+            error = self._no_quorum(within_s)
+        else:
+            error = DeadlinePassed(f"the other ranks of the group have not voted within {within_s:.3g} s")
+        self._answer(event.call, error)
+        self._feed(events.CallEnded(event.call, error))
 
     def _no_quorum(self, within_s: float) -> LighthouseError:
         status = self.status()
@@ -604,15 +586,17 @@ class GroupDriver:
             match effect:
                 case events.QuorumAnswered(call, assignment, quorum):
                     if not assignment.revoked:  # other ranks may already wait for the next one
-                        self._waits.answered()
+                        self._notices.answered()
                     self._progress.answered(assignment)
-                    self._answer(call, (replace(self._with_secret(assignment), world=self._worlds.world), quorum))
-                case events.VoteAnswered(call, Decision(commit, following)):
-                    self._answer(call, Decision(commit, following and self._with_secret(following)))
+                    self._answer(call, (replace(self._with_secret(assignment), world=self._notices.world), quorum))
+                case VoteAnswer(call, outcome):
+                    if isinstance(outcome, Decision) and outcome.next is not None:
+                        outcome = Decision(outcome.commit, self._with_secret(outcome.next))
+                    self._answer(call, outcome)
                 case events.CallRefused(call, error):
                     if isinstance(error, Unrecoverable):
                         log.error("the ranks cannot continue: %s", error, extra=event("unrecoverable"))
-                    self._refuse(call, error)
+                    self._answer(call, error)
                 case events.Sent(message):
                     self._link.send(message)
                 case events.Pushed(message, watches):
@@ -621,11 +605,9 @@ class GroupDriver:
                         if (watch := self._watches.get(number)) is not None:
                             watch.peer.send(message)
                 case events.MissingChanged(text):
-                    self._worlds.set_missing(text)
-                case events.WaitBegan():
-                    self._waits.begin()
-                case events.WaitEnded():
-                    self._waits.end()
+                    self._notices.set_missing(text)
+                case events.WaitChanged(is_waiting):
+                    self._notices.set_waiting(is_waiting)
                 case events.FailureReported(rank, reason, is_known):
                     if is_known:
                         level = logging.INFO if reason.startswith("KeyboardInterrupt") else logging.ERROR  # Ctrl-C
@@ -644,17 +626,18 @@ class GroupDriver:
                     self._on_given_up(effect)
                 case events.SessionGivenUp(reason):
                     self._link.give_up(reason)
-                case events.SessionSilent(reason):
-                    self._link.connect_second(reason)
-                case events.SessionHeard():
-                    self._link.cancel_second()
+                case events.SilenceChanged(is_silent):
+                    if is_silent:
+                        self._link.connect_second("it has not answered the last heartbeat")
+                    else:
+                        self._link.cancel_second()
                 case events.Killed(reason):
                     log.error("killed by the lighthouse: %s", reason, extra=event("killed", reason=reason))
                     self.kill(effect)
                 case events.WorldChanged(world):
-                    self._worlds.update(world)
+                    self._notices.update_world(world)
                 case events.EvidenceWanted(request):
-                    self._evidence.give(request, lambda: self._progress.view(self._clock()))
+                    self._evidence.collect(request, lambda: self._progress.view(self._clock()))
                 case events.HasLeft(reason):
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._end(0)
@@ -662,13 +645,7 @@ class GroupDriver:
 
     def _answer(self, call: int, value: object) -> None:
         if (answered := self._calls.pop(call, None)) is not None:
-            _stop(answered)
-            answered.reply.answer(value)
-
-    def _refuse(self, call: int, error: LighthouseError) -> None:
-        if (refused := self._calls.pop(call, None)) is not None:
-            _stop(refused)
-            refused.reply.refuse(error)
+            answered.answer(value)
 
 
 def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
@@ -685,15 +662,6 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
             pass
 
 
-def _stop(call: _Call) -> None:
-    if call.expiry is not None:
-        call.expiry.cancel()
-
-
 def _answer_within_s(time_left_s: float) -> float:
     """Return the time in seconds for an answer or a refusal that still reaches the caller."""
     return time_left_s - answer_margin_s(time_left_s) / 2
-
-
-def _no_decision(within_s: float) -> LighthouseError:
-    return DeadlinePassed(f"the other ranks of the group have not voted within {within_s:.3g} s")

@@ -1,11 +1,14 @@
-"""Events that a replica group's machine handles, and the effects that it returns."""
+"""Events that a replica group's machine handles, and the effects that it returns.
+
+The effect for a vote is the message `VoteAnswer`, with the number of the call.
+"""
 
 from collections.abc import Set
 from dataclasses import dataclass
 
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Decision, Distrust, Quorum, Tag, World
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust, Quorum, Tag, World
 from lighthouse_protocol.messages.progress import HealTotals
-from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank
+from lighthouse_protocol.messages.session import EvidenceRequest, ToLighthouse, ToManager, ToRank, VoteAnswer
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
 
@@ -61,17 +64,10 @@ class PendingVote:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A waiting call of a rank has ended without an answer."""
+    """A waiting call of a rank has ended: its caller has disconnected, or received `error` at its deadline."""
 
     call: int
-
-
-@dataclass(frozen=True, slots=True)
-class CallExpired:
-    """A waiting call has reached its deadline, and its rank has received `error`."""
-
-    call: int
-    error: LighthouseError
+    error: LighthouseError | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,14 +155,6 @@ class QuorumAnswered:
 
 
 @dataclass(frozen=True, slots=True)
-class VoteAnswered:
-    """Answer a rank's vote. If all ranks want it, the decision contains the grant of the next step."""
-
-    call: int
-    decision: Decision
-
-
-@dataclass(frozen=True, slots=True)
 class CallRefused:
     call: int
     error: LighthouseError
@@ -202,13 +190,10 @@ class MissingChanged:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitBegan:
-    """A request for a quorum waits. No request waited before, or some have just been answered."""
+class WaitChanged:
+    """A request for a quorum waits (none waited before, or some have just been answered), or none waits any more."""
 
-
-@dataclass(frozen=True, slots=True)
-class WaitEnded:
-    """No request for a quorum waits any more."""
+    is_waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,15 +234,10 @@ class SessionGivenUp:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSilent:
-    """A heartbeat has no answer: open a second connection, and move the session there."""
+class SilenceChanged:
+    """A heartbeat has no answer: open a second connection, and move the session there. Cancel this if it answers."""
 
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class SessionHeard:
-    """The silent session has answered: no second connection is needed."""
+    is_silent: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +266,6 @@ RankEvent = (
     QuorumRequest
     | PendingVote
     | CallEnded
-    | CallExpired
     | WatchOpened
     | WatchEnded
     | RankLeaves
@@ -297,20 +276,18 @@ RankEvent = (
 Event = RankEvent | WasLate | SessionOpened | SessionClosed | Received | DrainAsked
 Effect = (
     QuorumAnswered
-    | VoteAnswered
+    | VoteAnswer
     | CallRefused
     | Sent
     | Pushed
     | FailureReported
     | MissingChanged
-    | WaitBegan
-    | WaitEnded
+    | WaitChanged
     | RankGivenUp
     | GroupGivenUp
     | WorldChanged
     | SessionGivenUp
-    | SessionSilent
-    | SessionHeard
+    | SilenceChanged
     | Killed
     | EvidenceWanted
     | HasLeft

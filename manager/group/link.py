@@ -94,14 +94,10 @@ class LighthouseLink:
 
     Args:
         connect: Creates a client. Each attempt has its own connection, so no attempt waits for another's back-off.
-        address: Address of the lighthouse, for logs.
-        search: Selects the lighthouse for `connect` if there are several.
+        search: Selects the lighthouse to which `connect` connects.
     """
 
-    def __init__(
-        self, connect: Callable[[], AsyncLighthouseClient], address: str, search: LeaderSearch | None = None
-    ) -> None:
-        self._address = address
+    def __init__(self, connect: Callable[[], AsyncLighthouseClient], search: LeaderSearch) -> None:
         self._search = search
         self.error = "not connected yet"
         self._connect = connect
@@ -117,7 +113,7 @@ class LighthouseLink:
     @property
     def address(self) -> str:
         """Address of the current lighthouse."""
-        return self._address if self._search is None else str(self._search.address)
+        return str(self._search.address)
 
     @property
     def is_reachable(self) -> bool:
@@ -148,8 +144,7 @@ class LighthouseLink:
             if self.error:
                 self._set_error("")
                 backoff.reset()
-                if self._search is not None:
-                    self._search.mark_served()
+                self._search.mark_served()
             self._has_answered = True
             if isinstance(message, Welcome):
                 self._close_abandoned()
@@ -166,16 +161,15 @@ class LighthouseLink:
                     client = connection.successor.result() if connection.successor.done() else None
                     if client is None:
                         error = connection.over.result()
-                        if isinstance(error, WrongProtocol | NotServed) and not (
-                            self._has_answered or self._has_choice
-                        ):
+                        may_recover = self._has_answered or self._search.has_choice
+                        if isinstance(error, WrongProtocol | NotServed) and not may_recover:
                             raise error
                         if error is None and self._is_leaving:
                             self._was_reachable, self.error = False, "this replica group has left its job"
                             return
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
                         text = str(error or f"{connection.client.address} closed the session")
-                        waits = self._search is None or self._search.mark_failed(error or Unreachable(text))
+                        waits = self._search.mark_failed(error or Unreachable(text))
                         if waits or not isinstance(error, NotLeader):  # a follower's redirect is no failure
                             self._set_error(text, is_reachable=is_refused)
                         if error is not None and is_refused:
@@ -213,7 +207,7 @@ class LighthouseLink:
                 reason,
                 extra=event("lighthouse_silent", lighthouse=self.address),
             )
-            self._second = asyncio.create_task(self._reach(self._connection.successor))
+            self._second = asyncio.create_task(self._open_second(self._connection.successor))
 
     def cancel_second(self) -> None:
         """Cancel the attempt to open a second connection."""
@@ -221,17 +215,17 @@ class LighthouseLink:
         if second is not None:
             second.cancel()
 
-    async def _reach(self, found: "asyncio.Future[AsyncLighthouseClient]") -> None:
+    async def _open_second(self, found: "asyncio.Future[AsyncLighthouseClient]") -> None:
         backoff = Backoff()
         for tries in itertools.count():
             client = self._connect()
             try:
                 await client.connect(FIRST_TRY_S * 2 ** min(tries, 2))
-                if self._has_choice and not await client.invoke(rpcs.is_serving(timeout_s=FIRST_TRY_S)):
+                if self._search.has_choice and not await client.invoke(rpcs.is_serving(timeout_s=FIRST_TRY_S)):
                     raise NotLeader(f"{client.address} does not lead")
             except (Unreachable, DeadlinePassed) as e:
                 await client.close()
-                if self._search is None or self._search.mark_failed(e):
+                if self._search.mark_failed(e):
                     await backoff.wait()
             except BaseException:
                 await client.close()
@@ -239,10 +233,6 @@ class LighthouseLink:
             else:
                 found.set_result(client)
                 return
-
-    @property
-    def _has_choice(self) -> bool:
-        return self._search is not None and self._search.has_choice
 
     def _close_abandoned(self) -> None:
         """Close the abandoned connections."""
@@ -260,7 +250,7 @@ class LighthouseLink:
                 log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
         elif self.error:
             self._absence.ended()
-            told = event("lighthouse_answers", lighthouse=self.address)
-            log.info("connected to the lighthouse at %s", self.address, extra=told)
+            fields = event("lighthouse_answers", lighthouse=self.address)
+            log.info("connected to the lighthouse at %s", self.address, extra=fields)
         self._was_reachable = is_reachable or not error
         self.error = error

@@ -22,22 +22,13 @@ from dataclasses import replace
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
-from lighthouse_protocol.messages.session import (
-    LEFT,
-    RESTARTING,
-    STARTING,
-    HoldState,
-    QuorumPhase,
-    RankGone,
-    Released,
-    Revoked,
-)
+from lighthouse_protocol.messages.session import HoldState, QuorumPhase, RankGone, Released, Revoked
 from lighthouse_protocol.refusals import Drained, LighthouseError, Superseded, WrongState
 from manager.group import events
 from manager.group.counts import GroupStatus, StepCounts, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
 from manager.group.presence import RankPresence
-from manager.group.records import LostRank, ReplicaGroup
+from manager.group.records import ReplicaGroup
 from manager.group.requests import LEASE_SHARE, QuorumRequests, Verdict, decide_request, no_such_rank
 from manager.group.session import ProgressReporter, SessionMachine
 from manager.group.votes import Votes
@@ -83,7 +74,9 @@ class GroupMachine:
         self._has_left = self._has_ended = False
         self._session_end = ""  # how the session ended after the group left
         self._awaited = ""  # reason for the wait, from the lighthouse
-        self._missing: Set[int] = self.group.missing
+        self._report = session.GroupReport()
+        self._reported_facts: tuple[object, ...] = ()
+        self._missing: Set[int] = frozenset(range(me.group_world_size))
         self._is_waiting = False
 
     @property
@@ -91,7 +84,15 @@ class GroupMachine:
         return f"{self._life}.{self.group.incarnation}"
 
     def report(self) -> session.GroupReport:
-        return session.GroupReport(self.held, self.group.drains, self.down, self.group.missing, self.counts.report())
+        """Return the group's report for heartbeats; the same object until a fact changes."""
+        standing = self.group.standing
+        held = standing and (standing.quorum.quorum_id, standing.mode, standing.granted, standing.wants_next)
+        down, missing = self.watches.absence()
+        facts = held, self.group.drains, down, missing, self.counts.totals
+        if facts != self._reported_facts:
+            self._reported_facts = facts
+            self._report = session.GroupReport(held and session.HeldQuorum(*held), *facts[1:])
+        return self._report
 
     @property
     def held(self) -> session.HeldQuorum | None:
@@ -103,29 +104,8 @@ class GroupMachine:
         """The ranks with a waiting request."""
         return tuple([rank.group_rank for rank in self.group.ranks if rank.pending is not None])
 
-    @property
-    def down(self) -> str:
-        """Why the group cannot take part at present; empty if all its ranks are present."""
-        if self.requests.is_leaving:
-            return LEFT
-        is_starting = False
-        losses: list[LostRank] = []
-        for rank in self.group.ranks:
-            if rank.loss is not None:
-                losses.append(rank.loss)
-            elif rank.watch is None and not rank.has_asked:
-                is_starting = True
-        if losses:
-            return RESTARTING if all(loss.is_restarted for loss in losses) else losses[0].reason
-        return STARTING if is_starting else ""
-
-    @property
-    def ranks_to_notify(self) -> set[int]:
-        """The remaining ranks that have not been notified yet that the group leaves."""
-        return {rank for rank in self.watches.staying_ranks if not self.group.ranks[rank].is_dismissed}
-
     def status(self) -> GroupStatus:
-        held = self.held
+        held, (_, missing) = self.held, self.watches.absence()
         return GroupStatus(
             me=self.group.me,
             incarnation=self.incarnation,
@@ -136,7 +116,7 @@ class GroupMachine:
             is_gathering=bool(self.group.pending(is_gathering=True)),
             is_voting=self.votes.is_voting,
             waiting=self.waiting,
-            missing=self.group.missing,
+            missing=missing,
             awaited=self._awaited,
             commits=self.counts.commits,
             discards=self.counts.discards,
@@ -156,27 +136,32 @@ class GroupMachine:
         return self.requests.checkpoint_address(group_rank, step)
 
     def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
-        self._note_calls(now)
+        has_timeout = self.watches.rank_timeout_s is not None
+        if has_timeout:
+            self._note_calls(now)
         self.group.effects = []
         self._dispatch(event, now)
-        self._note_calls(now)
+        if has_timeout:
+            self._note_calls(now)
         return self._finish(now)
 
     def tick(self, now: float) -> Sequence[events.Effect]:
-        self._note_calls(now)
+        if self.watches.rank_timeout_s is not None:
+            self._note_calls(now)
         self.group.effects = []
-        self._expire_ranks(now)
+        if (expires_at := self.watches.deadline()) is not None and now >= expires_at:
+            self._expire_ranks(now)
         if self.session.is_given_up(now):
             self.session.closed()
             self._add(events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
-            self._note_changes(self.group.missing)
+            self._note_changes(self.report().missing)
             return self.group.effects
         return self._finish(now)
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next."""
-        deadlines = (self.session.deadline(), self.watches.deadline())
-        return min((deadline for deadline in deadlines if deadline is not None), default=None)
+        deadlines = self.session.deadline(), self.watches.deadline()
+        return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
@@ -207,14 +192,15 @@ class GroupMachine:
         if self.group.drains and not self.watches.has_ranks:
             self._leave()
         report = self.report()
-        self._send(self.session.tick(report, now))
+        if messages := self.session.tick(report, now):
+            self._send(messages)
         if (is_silent := self.session.silence_change(now)) is not None:
-            silent = events.SessionSilent("it has not answered the last heartbeat")
-            self._add(silent if is_silent else events.SessionHeard())
-        if self._session_end and not self._has_ended and not self.ranks_to_notify:
-            # The session has ended, and every rank has been notified that the group leaves.
-            self._has_ended = True
-            self._add(events.HasLeft(self._why_over or self._session_end))
+            self._add(events.SilenceChanged(is_silent))
+        if self._session_end and not self._has_ended:
+            # The remaining ranks must first have been notified that the group leaves.
+            self._has_ended = all(self.group.ranks[rank].is_dismissed for rank in self.watches.staying_ranks)
+            if self._has_ended:
+                self._add(events.HasLeft(self._why_over or self._session_end))
         self._note_changes(report.missing)
         return self.group.effects
 
@@ -231,17 +217,15 @@ class GroupMachine:
                 self._answer_request(event, now)
             case PendingVote():
                 self._count_vote(event, now)
-            case events.CallEnded(call):
-                self._end_call(call)
-            case events.CallExpired(call, error):
-                self._expire_call(call, error)
+            case events.CallEnded(call, error):
+                self._end_call(call, error)
             case events.WatchOpened(watch, group_rank, rank_incarnation):
                 if self.watches.opened(watch, group_rank, rank_incarnation):
                     self._give_up_quorum(f"rank {group_rank} has restarted", now)
             case events.WatchEnded(watch):
                 rank = self.watches.ended(watch, now)
                 if rank is not None:
-                    self._lose(rank, now)
+                    self._handle_loss(rank, now)
             case events.RankLeaves(watch, step):
                 mates = self.watches.staying_ranks - set(self.waiting) if step is not None else set[int]()
                 if self.watches.leaves(watch, mates):
@@ -255,16 +239,17 @@ class GroupMachine:
                 self._add(events.FailureReported(group_rank, reason, is_known))
                 if not is_known:
                     return
-                self._lose(group_rank, now)
+                self._handle_loss(group_rank, now)
                 if ends_group:
                     self._end_mates(group_rank, self.watches.loss_of(group_rank).mates, reason)
                     self._add(events.GroupGivenUp(reason))
 
     def _release(self) -> None:
         """Release the leaving ranks that no mate needs any more. In a LEAVING group, its peers may still need them."""
-        leaving = () if self.requests.is_leaving else self.watches.release()
-        if leaving:
-            self._add(events.Pushed(Released(), leaving))
+        standing = self.group.standing
+        is_leaving = standing is not None and standing.mode is HoldState.LEAVING
+        if not is_leaving and (released := self.watches.release()):
+            self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
         """Grant a request under the standing quorum, let it wait, or let it gather for a join."""
@@ -287,7 +272,7 @@ class GroupMachine:
                 self.group.wait(request, is_gathering=False)
                 return
             case Verdict.LEAVE:
-                self._dismiss(request, self._drained())
+                self._dismiss(request, self._drain_error())
                 self._leave()
                 return
             case _:
@@ -335,7 +320,8 @@ class GroupMachine:
     def _decide_again(self, now: float) -> None:
         """Decide again on the requests that wait for a decision."""
         waiting = self.group.pending(is_gathering=False)
-        self.group.clear(is_gathering=False)
+        for request in waiting:
+            self.group.ranks[request.group_rank].pending = None
         for request in waiting:
             self._answer_request(request, now)
 
@@ -348,8 +334,9 @@ class GroupMachine:
         if self.group.attempt is not None and self.group.attempt.decision is None:
             for request in self.group.pending(is_gathering=True):
                 self._decide_step(self.votes.note_request(request), now)
-            for group_rank in self.watches.given_up_ranks:
-                self.votes.give_up_rank(group_rank, self.watches.loss_of(group_rank).reason)
+            for loss in self.watches.losses:
+                if loss.is_given_up:
+                    self.votes.give_up_rank(loss.group_rank, loss.reason)
         if was_last:
             self._decide_again(now)
 
@@ -379,7 +366,7 @@ class GroupMachine:
                 self._give_up_quorum(rank_lost or "a step was discarded", now)
         for vote in votes:
             grant = self.requests.assignment(vote.group_rank, True) if has_grant else None
-            self._add(events.VoteAnswered(vote.call, Decision(commit, grant)))
+            self._add(session.VoteAnswer(vote.call, Decision(commit, grant)))
 
     def _give_up_quorum(self, reason: str, now: float) -> None:
         """End the held quorum for this group, and make the ranks abort its unfinished collectives."""
@@ -395,25 +382,24 @@ class GroupMachine:
 
     def _note_calls(self, now: float) -> None:
         """Restart the rank timeout of ranks with open calls."""
-        if self.watches.times_out:
-            open_calls = [r.group_rank for r in self.group.ranks if r.pending is not None or r.vote is not None]
-            self.watches.restart_timeout(open_calls, now)
+        open_calls = [r.group_rank for r in self.group.ranks if r.pending is not None or r.vote is not None]
+        self.watches.restart_timeout(open_calls, now)
 
     def _expire_ranks(self, now: float) -> None:
         """Handle the ranks that exceed the rank timeout, and the lost ranks that have not returned in time."""
         for rank in self.watches.expire(now):
-            self._lose(rank, now)
+            self._handle_loss(rank, now)
         for loss in self.watches.given_up(now):
             where = ", was restarted and has not connected yet" if loss.is_restarted else " and has not reconnected"
             reason = loss.reason + where
             self._end_mates(loss.group_rank, loss.mates, reason)
             self._add(events.RankGivenUp(loss.group_rank, reason, loss.lost_at, loss.has_left, loss.is_restarted))
 
-    def _lose(self, group_rank: int, now: float) -> None:
+    def _handle_loss(self, group_rank: int, now: float) -> None:
         """End the request of a lost rank, the step that it has not voted on, and the quorum."""
         reason = self.watches.loss_of(group_rank).reason
         self._refuse(group_rank, WrongState(reason))
-        self._decide_step(self.votes.lose(group_rank), now, reason)
+        self._decide_step(self.votes.note_loss(group_rank), now, reason)
         self._give_up_quorum(reason, now)
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> None:
@@ -437,27 +423,24 @@ class GroupMachine:
         """Refuse every gathering request, and withdraw the group's join."""
         self._send(self.session.withdraw())
         for request in self.group.pending(is_gathering=True):
+            self.group.ranks[request.group_rank].pending = None
             self._dismiss(request, error)
-        self.group.clear(is_gathering=True)
 
     def _dismiss(self, request: QuorumRequest, error: LighthouseError) -> None:
         if isinstance(error, Drained):
             self.group.ranks[request.group_rank].is_dismissed = True
         self.group.refuse(request.call, error)
 
-    def _end_call(self, call: int) -> None:
+    def _end_call(self, call: int, error: LighthouseError | None) -> None:
+        """End a call. If it was too late and the group has joined, refuse the requests of all ranks with its error."""
+        was_joined = self.session.is_joining
         for rank in self.group.ranks:
             if rank.pending is not None and rank.pending.request.call == call:
                 if rank.pending.is_gathering:
                     self._send(self.session.withdraw())
                 rank.pending = None
         self.votes.withdraw(call)
-
-    def _expire_call(self, call: int, error: LighthouseError) -> None:
-        """End a call at its deadline. If the group has joined, refuse the requests of all ranks with the same error."""
-        was_joined = self.session.is_joining
-        self._end_call(call)
-        if was_joined and not self.session.is_joining:
+        if error is not None and was_joined and not self.session.is_joining:
             self._refuse_all(error)
 
     # -- the lighthouse
@@ -466,13 +449,16 @@ class GroupMachine:
         match message:
             case session.Welcome(_, _, order):
                 self.session.welcomed(message, now)
-                self._obey(order, now)
+                if order is not None:
+                    self._obey(order, now)
             case session.HeartbeatAck(_, _, order):
                 sent_at = self.session.acknowledged(message, now)
-                self._obey(order, now)
+                if order is not None:
+                    self._obey(order, now)
                 if sent_at is not None:
                     self.requests.renew(sent_at + LEASE_SHARE * self.session.lease_s)
-                self._open(now)
+                if self._unopened is not None:
+                    self._open(now)
                 self._decide_again(now)
             case session.JoinAccepted(join) | session.QuorumChanged(join):
                 if not self.session.is_waiting(join):
@@ -506,9 +492,7 @@ class GroupMachine:
             case session.Goodbye(reason):
                 self._session_end = reason if self._has_left else ""
 
-    def _obey(self, order: session.QuorumOrder | None, now: float) -> None:
-        if order is None:
-            return
+    def _obey(self, order: session.QuorumOrder, now: float) -> None:
         is_revoked = order.phase is QuorumPhase.REVOKED
         if is_revoked:
             self.counts.revoked(order.quorum_id, is_group_lost=bool(order.lost))
@@ -552,19 +536,19 @@ class GroupMachine:
         if missing != self._missing:
             self._missing = missing
             self._add(events.MissingChanged(describe_missing(self.group.me, missing)))
-        if is_waiting and (not self._is_waiting or self._has_entered_quorum()):
-            self._add(events.WaitBegan())
+        # An answer with a revoked assignment does not end the wait.
+        if is_waiting and (
+            not self._is_waiting
+            or any(isinstance(e, events.QuorumAnswered) and not e.assignment.revoked for e in self.group.effects)
+        ):
+            self._add(events.WaitChanged(True))
         elif self._is_waiting and not is_waiting:
-            self._add(events.WaitEnded())
+            self._add(events.WaitChanged(False))
         self._is_waiting = is_waiting
-
-    def _has_entered_quorum(self) -> bool:
-        """Return whether the event has let a rank into a step of a quorum that is not revoked."""
-        return any(isinstance(e, events.QuorumAnswered) and not e.assignment.revoked for e in self.group.effects)
 
     # -- leaving
 
-    def _drained(self) -> Drained:
+    def _drain_error(self) -> Drained:
         return Drained(f"{self.group.me.replica_id} leaves: {self._draining}")
 
     def _leave_if_idle(self) -> None:
@@ -582,7 +566,7 @@ class GroupMachine:
         if self._has_left:
             return
         self._has_left = True
-        self._refuse_all(self._drained())
+        self._refuse_all(self._drain_error())
         if not self.session.is_open:
             self._session_end = "it had no session to say so on"
             return

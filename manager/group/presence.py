@@ -6,8 +6,10 @@ never affects a newer watch of the same rank. A rank without a watch counts as p
 timeout is set, it is lost after that time without an open call.
 """
 
+import math
 from collections.abc import Container, Iterable, Set
 
+from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, HoldState
 from manager.group.records import LostRank, OpenWatch, Rank, ReplicaGroup
 
 RETURNS_WITHIN_S = 10.0
@@ -30,7 +32,7 @@ class RankPresence:
         returns_within_s: float = RETURNS_WITHIN_S,
     ) -> None:
         self._group = group
-        self._rank_timeout_s = rank_timeout_s
+        self.rank_timeout_s = rank_timeout_s
         self._returns_within_s = returns_within_s
 
     @property
@@ -53,10 +55,23 @@ class RankPresence:
         """The watched ranks that have not announced their end."""
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
-    @property
-    def given_up_ranks(self) -> list[int]:
-        """The lost ranks that have been given up."""
-        return [loss.group_rank for loss in self.losses if loss.is_given_up]
+    def absence(self) -> tuple[str, frozenset[int]]:
+        """Return why the group cannot take part at present, or an empty string, and its missing ranks."""
+        missing: list[int] = []
+        losses: list[LostRank] = []
+        for rank in self._group.ranks:
+            if rank.watch is None and not rank.has_asked:
+                missing.append(rank.group_rank)
+                if rank.loss is not None:
+                    losses.append(rank.loss)
+        standing = self._group.standing
+        if standing is not None and standing.mode is HoldState.LEAVING:
+            reason = LEFT
+        elif losses:
+            reason = RESTARTING if all(loss.is_restarted for loss in losses) else losses[0].reason
+        else:
+            reason = STARTING if missing else ""
+        return reason, frozenset(missing)
 
     def loss_of(self, group_rank: int) -> LostRank:
         loss = self._group.ranks[group_rank].loss
@@ -117,14 +132,12 @@ class RankPresence:
 
     def release(self) -> tuple[int, ...]:
         """Return the watch numbers of leaving processes that no mate needs any more, each once."""
-        leaving = [
-            watch
-            for watch in self._group.watches.values()
-            if watch.has_left and not watch.mates and not watch.is_released
-        ]
-        for watch in leaving:
-            watch.is_released = True
-        return tuple(watch.number for watch in leaving)
+        released: list[int] = []
+        for watch in self._group.watches.values():
+            if watch.has_left and not watch.mates and not watch.is_released:
+                watch.is_released = True
+                released.append(watch.number)
+        return tuple(released)
 
     def started(self, group_ranks: Iterable[int] | None = None) -> None:
         """Mark the lost ranks among `group_ranks`, or all lost ranks if None, as restarted by a supervisor."""
@@ -137,19 +150,15 @@ class RankPresence:
         if watch is None or self._group.ranks[watch.group_rank].watch is not watch:
             return None
         rank = self._group.ranks[watch.group_rank]
-        self._lose(rank, f"rank {watch.group_rank} has ended", now, has_left=watch.has_left)
+        self._mark_lost(rank, f"rank {watch.group_rank} has ended", now, has_left=watch.has_left)
         return watch.group_rank
 
     def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
         """Record a process's report of its own failure. Return whether its rank is thereby lost."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
-        self._lose(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
+        self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
         return True
-
-    @property
-    def times_out(self) -> bool:
-        return self._rank_timeout_s is not None
 
     def shift(self, by_s: float) -> None:
         """Extend all timeouts by a pause of the manager, in which it could not see ranks return or call."""
@@ -160,50 +169,41 @@ class RankPresence:
 
     def restart_timeout(self, group_ranks: Iterable[int], now: float) -> None:
         """Restart the rank timeout of these ranks, which have open calls."""
-        if self.times_out:
-            for rank in group_ranks:
-                if 0 <= rank < self._group.size:
-                    self._group.ranks[rank].heard_at = now
+        for rank in group_ranks:
+            if 0 <= rank < self._group.size:
+                self._group.ranks[rank].heard_at = now
 
     def expire(self, now: float) -> list[int]:
         """Mark the ranks that exceed the rank timeout as lost, and return them."""
-        silent = [rank for rank in self._unwatched if self._silent_at(rank) <= now]
+        silent = [rank for rank in self._group.ranks if rank.loss is None and self._expires_at(rank) <= now]
         for rank in silent:
-            how = f"rank {rank.group_rank} has asked for nothing for {self._rank_timeout_s:g} s"
-            self._lose(rank, how, now)
+            how = f"rank {rank.group_rank} has asked for nothing for {self.rank_timeout_s:g} s"
+            self._mark_lost(rank, how, now)
         return [rank.group_rank for rank in silent]
 
     def given_up(self, now: float) -> list[LostRank]:
         """Return the lost ranks that did not return in time, each once, the earliest loss first."""
-        over = [loss for loss in self._absent if self._returns_by(loss) <= now]
+        over = [rank.loss for rank in self._group.ranks if rank.loss is not None and self._expires_at(rank) <= now]
         for loss in over:
             loss.is_given_up = True
         return sorted(over, key=lambda loss: loss.lost_at)
 
     def deadline(self) -> float | None:
         """Return when the next rank exceeds the rank timeout or is given up, or None."""
-        silent_at = map(self._silent_at, self._unwatched)
-        return min((*silent_at, *map(self._returns_by, self._absent)), default=None)
+        earliest = math.inf
+        for rank in self._group.ranks:
+            if rank.watch is None:
+                earliest = min(earliest, self._expires_at(rank))
+        return None if math.isinf(earliest) else earliest
 
-    @property
-    def _unwatched(self) -> list[Rank]:
-        """The ranks to which the rank timeout applies."""
-        if not self.times_out:
-            return []
-        return [rank for rank in self._group.ranks if rank.has_asked and rank.watch is None]
+    def _expires_at(self, rank: Rank) -> float:
+        """Return when a lost rank is given up, or an unwatched one exceeds the rank timeout. Infinite if never."""
+        if rank.loss is not None:
+            return math.inf if rank.loss.is_given_up else rank.loss.lost_at + self._returns_within_s
+        is_unwatched = rank.has_asked and rank.watch is None
+        return rank.heard_at + self.rank_timeout_s if is_unwatched and self.rank_timeout_s is not None else math.inf
 
-    @property
-    def _absent(self) -> list[LostRank]:
-        return [loss for loss in self.losses if not loss.is_given_up]
-
-    def _silent_at(self, rank: Rank) -> float:
-        assert self._rank_timeout_s is not None
-        return rank.heard_at + self._rank_timeout_s
-
-    def _returns_by(self, loss: LostRank) -> float:
-        return loss.lost_at + self._returns_within_s
-
-    def _lose(self, rank: Rank, how: str, now: float, *, has_left: bool = False) -> None:
+    def _mark_lost(self, rank: Rank, how: str, now: float, *, has_left: bool = False) -> None:
         rank.watch = None
         self.remove_mate(rank.group_rank)
         rank.has_asked = False

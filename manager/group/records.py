@@ -6,6 +6,7 @@ change these records, and append what follows to `ReplicaGroup.effects`.
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 from lighthouse_protocol.messages.membership import Assignment, CatchUp, Participant, Quorum, Tag
 from lighthouse_protocol.messages.progress import HealTotals
@@ -243,11 +244,6 @@ class ReplicaGroup:
         self.effects: list[Effect] = []
         """Effects of the event that the machine handles."""
 
-    @property
-    def missing(self) -> frozenset[int]:
-        """The ranks that have not connected yet, or are lost."""
-        return frozenset([r.group_rank for r in self.ranks if r.watch is None and not r.has_asked])
-
     def refuse(self, call: int, error: LighthouseError) -> None:
         self.effects.append(CallRefused(call, error))
 
@@ -260,11 +256,9 @@ class ReplicaGroup:
 
     def pending(self, *, is_gathering: bool) -> list[QuorumRequest]:
         """Return the waiting requests in order of arrival."""
-        found = [p for rank in self.ranks if (p := rank.pending) is not None and p.is_gathering is is_gathering]
-        return [p.request for p in sorted(found, key=lambda p: p.number)]
-
-    def clear(self, *, is_gathering: bool) -> None:
-        """Remove all waiting requests."""
+        found: list[PendingRequest] = []
         for rank in self.ranks:
             if rank.pending is not None and rank.pending.is_gathering is is_gathering:
-                rank.pending = None
+                found.append(rank.pending)
+        found.sort(key=attrgetter("number"))
+        return [pending.request for pending in found] if found else []

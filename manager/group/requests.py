@@ -51,14 +51,14 @@ def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> Lig
         may_heal: Whether a peer that can heal them may return, so that the ranks should ask again.
     """
     torn = other.distrust
-    what = f"{torn.text if torn is not None else _differ(ask, other)}, and no other group can heal them"
+    what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
     if may_heal:
         return WrongState(f"step: {what} at the moment; ask again until one returns")
     what_to_do = "load one checkpoint in all its ranks" if torn is None else "the job from its last checkpoint"
     return Unrecoverable(f"step: {what}: restart the group, or {what_to_do}")
 
 
-def _differ(ask: QuorumRequest, other: QuorumRequest) -> str:
+def _describe_difference(ask: QuorumRequest, other: QuorumRequest) -> str:
     held, other_held = ask.holds, other.holds
     return (
         f"rank {ask.group_rank} holds step {held.step} of quorum {held.quorum_id} and rank {other.group_rank} step "
@@ -92,18 +92,18 @@ def assign(
     max_step, at_max = _at_max(members)
     primary = at_max[group_rank % len(at_max)]
     behind = _behind(members, group_rank, init_sync)
-    all_say = _all_say(members)
+    all_report = _all_report_heals_first(members)
     catching_up, healing, served = list[int](), list[int](), list[int]()
     for i in behind:
         if _catches_up(members[i], max_step, stands=stands):
             catching_up.append(i)
             if not members[i].has_source:
                 served.append(i)
-        elif members[i].heals_first or not all_say:
+        elif members[i].heals_first or not all_report:
             healing.append(i)
             served.append(i)
     sources = sorted(set(range(len(members))).difference(behind))
-    contributors = sorted(sources + healing) if all_say else sources
+    contributors = sorted(sources + healing) if all_report else sources
     dealt = {target: (n + group_rank) % len(sources) for n, target in enumerate(served)}
     answer = Assignment(
         quorum_id=quorum.quorum_id,
@@ -141,7 +141,7 @@ def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> b
     This is so if a participant learns too late that it must heal. All managers must compute the same result.
     """
     members = quorum.participants
-    if not _all_say(members):
+    if not _all_report_heals_first(members):
         return False
     max_step, _ = _at_max(members)
     ranks = range(group_world_size if max_step == 0 else 1)  # the ranks differ only at step 0
@@ -154,7 +154,7 @@ def _at_max(members: tuple[Participant, ...]) -> tuple[int, list[int]]:
     return max_step, [i for i, member in enumerate(members) if member.step == max_step]
 
 
-def _all_say(members: tuple[Participant, ...]) -> bool:
+def _all_report_heals_first(members: tuple[Participant, ...]) -> bool:
     return all(member.heals_first is not None for member in members)
 
 
@@ -400,7 +400,8 @@ class QuorumRequests:
         group.had_peers = not is_alone
         group.max_step = mine.max_step
         self._note_lowest(asks)
-        group.clear(is_gathering=True)
+        for ask in asks:
+            group.ranks[ask.group_rank].pending = None
         group.standing = None
         if stands:
             self.hold(quorum, group.max_step, init_sync=all(ask.init_sync for ask in asks))
@@ -425,12 +426,6 @@ class QuorumRequests:
             group.step = min(group.step, lowest)
 
     # -- the standing quorum
-
-    @property
-    def is_leaving(self) -> bool:
-        """Return whether the ranks have ended in good order under a quorum that is not over yet."""
-        standing = self._group.standing
-        return standing is not None and standing.mode is HoldState.LEAVING
 
     def hold(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
         """Hold a standing quorum that was formed for `step`."""

@@ -128,8 +128,10 @@ class SessionMachine:
 
     def tick(self, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
         """Send a heartbeat if one is due, or if the group's report has news for which the lighthouse waits."""
-        is_due = (
-            now >= self._next_heartbeat_at or _is_urgent(report, self._reported) or self._is_first_commit(report.held)
+        if report.held is not None and self._entered[0] != report.held.quorum_id:
+            self._entered = (report.held.quorum_id, report.held.granted)
+        is_due = now >= self._next_heartbeat_at or (
+            report is not self._reported and (_is_urgent(report, self._reported) or self._is_first_commit(report.held))
         )
         return [self._heartbeat(report, now)] if self.is_open and is_due else []
 
@@ -144,7 +146,7 @@ class SessionMachine:
 
     def silence_change(self, now: float) -> bool | None:
         """Return whether the session is silent, or None if that has not changed since the last call."""
-        is_silent = self.is_open and now >= self._silent_at
+        is_silent = self.is_open and bool(self._sent_at) and now >= self._silent_at
         if is_silent is self._is_silent:
             return None
         self._is_silent = is_silent
@@ -167,8 +169,8 @@ class SessionMachine:
         self._received_at, self._unanswered = now, 0
         self._interval_s = ack.heartbeat_interval_s
         sent_at = self._sent_at.pop(ack.number, None)
-        for number in [number for number in self._sent_at if number < ack.number]:
-            del self._sent_at[number]
+        while self._sent_at and (oldest := next(iter(self._sent_at))) < ack.number:
+            del self._sent_at[oldest]
         return sent_at
 
     # -- joins
@@ -230,12 +232,10 @@ class SessionMachine:
 
         The lighthouse notices by this commit that training continues.
         """
-        if held is None:
-            return False
-        if self._entered[0] != held.quorum_id:
-            self._entered = (held.quorum_id, held.granted)
         last, first = self._reported.held, self._entered[1]
-        return held.granted > first and (last is None or (last.quorum_id, last.granted) <= (held.quorum_id, first))
+        if held is None or held.granted <= first:
+            return False
+        return last is None or (last.quorum_id, last.granted) <= (held.quorum_id, first)
 
     def _request(self, join: _Join, now: float) -> session.JoinRequest:
         held = self.known.digest if self.known is not None else ""

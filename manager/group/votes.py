@@ -23,8 +23,9 @@ sent its decision to some ranks. No rank may receive a different one, so the att
 
 from lighthouse_protocol.constraints import check_count
 from lighthouse_protocol.messages.membership import Decision, Tag
+from lighthouse_protocol.messages.session import VoteAnswer
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unrecoverable, WrongState
-from manager.group.events import PendingVote, QuorumRequest, VoteAnswered
+from manager.group.events import PendingVote, QuorumRequest
 from manager.group.records import Attempt, ReplicaGroup
 
 DECISIONS_KEPT = 16
@@ -68,7 +69,7 @@ class Votes:
             if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
                 rank.vote = None
 
-    def lose(self, group_rank: int) -> bool | None:
+    def note_loss(self, group_rank: int) -> bool | None:
         """Discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
         attempt = self._group.attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:
@@ -208,7 +209,7 @@ class Votes:
         return attempt.decision is False and all(rank.knows_decision for rank in self._group.ranks)
 
     def _answer(self, vote: PendingVote, commit: bool) -> None:
-        self._group.effects.append(VoteAnswered(vote.call, Decision(commit)))
+        self._group.effects.append(VoteAnswer(vote.call, Decision(commit)))
 
     def _refuse_all(self, error: LighthouseError) -> None:
         for vote in self.waiting:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,13 +71,15 @@ class GuardClient:
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
         env = grpc_environment.without_our_defaults(os.environ)
+        if observes:  # each Python below the guard imports rank_site; the guard itself ignores PYTHONPATH (-E)
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, (_RANK_SITE, env.get("PYTHONPATH"))))
         with its:
             self._process = subprocess.Popen(
                 command,
                 pass_fds=(its.fileno(),),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
-                env=_with_rank_site(env) if observes else env,
+                env=env,
             )
         process_tree.become_subreaper()  # adopts the descendants of a killed guard
         self._socket = ours
@@ -97,15 +99,7 @@ class GuardClient:
         """Start a process and return its number. Call `on_end` once it and all its descendants have ended."""
         number = next(self._numbers)
         self._on_end[number] = on_end
-        self._send(
-            start=number,
-            argv=command.argv,
-            env=dict(command.env),
-            label=command.label,
-            log=command.log,
-            is_shown=command.is_shown,
-            has_input=command.has_input,
-        )
+        self._send(start=number, **asdict(command))
         return number
 
     def halt(self, number: int, grace_s: float) -> None:
@@ -147,7 +141,7 @@ class GuardClient:
                 tail.set_result(())
             self._tails.clear()
         status = await self._wait()
-        await self._sweep()
+        await self._kill_orphans()
         return status
 
     async def stop(self) -> None:
@@ -207,17 +201,17 @@ class GuardClient:
             await asyncio.sleep(0.005)
         return status
 
-    async def _sweep(self) -> None:
+    async def _kill_orphans(self) -> None:
         """Kill the processes that a killed guard has left. Its children died with it, and we have adopted theirs."""
         clock = asyncio.get_running_loop().time
         ends_at = clock() + END_TIMEOUT_S
-        while (left := self._left()) and clock() < ends_at:
+        us = os.getpid()
+        while clock() < ends_at:
+            left = process_tree.descendants(us) if self._is_all else process_tree.marked(us, f"{self.pid}.")
+            if not left:
+                return
             process_tree.kill(left)
             await asyncio.sleep(SWEPT_EVERY_S)
-
-    def _left(self) -> list[int]:
-        us = os.getpid()
-        return process_tree.descendants(us) if self._is_all else process_tree.marked(us, f"{self.pid}.")
 
 
 def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
@@ -235,11 +229,5 @@ def cause_of(error_file: str) -> str:
     return " ".join(str(text).split())[:MAX_CAUSE_CHARS]
 
 
-def shown(output: Sequence[str]) -> str:
+def format_output(output: Sequence[str]) -> str:
     return "".join(f"\n    | {line}" for line in output)
-
-
-def _with_rank_site(variables: Mapping[str, str]) -> dict[str, str]:
-    """Add rank_site to PYTHONPATH, so that each Python below the guard imports it. The guard itself ignores it (-E)."""
-    path = filter(None, (_RANK_SITE, variables.get("PYTHONPATH")))
-    return {**variables, "PYTHONPATH": os.pathsep.join(path)}

@@ -33,8 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from manager.guard import process_tree
-from manager.guard.child import PASSING_ERRORS, Child
-from manager.guard.rules import Outlet
+from manager.guard.child import PASSING_ERRORS, Child, Outlet
 
 _POLL_S = 0.02
 _UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this time are reported and abandoned
@@ -67,16 +66,16 @@ class Guard:
         self._selector.register(woken, selectors.EVENT_READ, lambda: os.read(woken, 4096))
         try:
             while self._is_open:
-                for key, _ in self._selector.select(self._patience_s()):
+                for key, _ in self._selector.select(self._select_timeout_s()):
                     key.data()
                 self._reap()
                 self._finish()
-                self._regulate()
+                self._apply_backpressure()
         finally:
             self._end_all()
             self._write_rest()
 
-    def _patience_s(self) -> float | None:
+    def _select_timeout_s(self) -> float | None:
         if self._strays_until is not None or any(child.status is not None for child in self._children.values()):
             return _POLL_S
         now = time.monotonic()
@@ -104,7 +103,7 @@ class Guard:
                 self._pass_on(order["signal"], order["pass"])
             elif "tail" in order:
                 child = self._children.get(order["tail"])
-                self._send({"tail": order["tail"], "output": child.lines.so_far if child is not None else []})
+                self._send({"tail": order["tail"], "output": child.lines.current_tail if child is not None else []})
             else:
                 if (child := self._children.get(order["halt"])) is not None:
                     self._halt(child, order["grace_s"])
@@ -238,10 +237,10 @@ class Guard:
         child.is_paused = False
         self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
 
-    def _regulate(self) -> None:
+    def _apply_backpressure(self) -> None:
         """Stop reading from ranks while our own output is blocked, so that they block as on any pipe."""
-        if self._outlet.has_some != self._is_writing:
-            self._is_writing = self._outlet.has_some
+        if self._outlet.has_data != self._is_writing:
+            self._is_writing = self._outlet.has_data
             if self._is_writing:
                 self._selector.register(sys.stdout.fileno(), selectors.EVENT_WRITE, self._write)
             else:
@@ -253,22 +252,22 @@ class Guard:
                 self._resume(child)
 
     def _write(self) -> None:
-        piece = self._outlet.piece()
+        piece = self._outlet.next_chunk()
         try:
-            self._outlet.taken(os.write(sys.stdout.fileno(), piece))
+            self._outlet.consume(os.write(sys.stdout.fileno(), piece))
         except BlockingIOError:
             return
         except OSError as e:
             self._is_muted = e.errno not in PASSING_ERRORS  # any other error means a closed reader
-            while piece := self._outlet.piece():
-                self._outlet.taken(len(piece))
+            while piece := self._outlet.next_chunk():
+                self._outlet.consume(len(piece))
 
     def _write_rest(self) -> None:
         """Write the ranks' last output, for at most _REST_S, because the reader may have stopped."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         ends_at = time.monotonic() + _REST_S
-        while self._outlet.has_some and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
+        while self._outlet.has_data and poll.poll(1000 * max(0.0, ends_at - time.monotonic())):
             self._write()
 
     def _print(self, label: str, text: str) -> None:

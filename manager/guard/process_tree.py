@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,9 +36,7 @@ def die_with(parent: int) -> None:
 
 def descendants(root: int) -> list[int]:
     """Return the running descendants of a process, without zombies."""
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for pid, parent in _parents():
-        children[parent].append(pid)
+    children = _children()
     found: list[int] = []
     below = [root]
     while below:
@@ -101,9 +99,7 @@ def pass_on(root: int, number: int) -> bool:
     A process without a handler would end. Forked processes inherit the handlers, so the search stops at a rank and does
     not reach its data loaders.
     """
-    children: defaultdict[int, list[int]] = defaultdict(list)
-    for pid, parent in _parents():
-        children[parent].append(pid)
+    children = _children()
     reached, below = False, [root]
     while below:
         pid = below.pop()
@@ -125,6 +121,14 @@ def kill(pids: list[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # a process that has changed its user
             os.kill(pid, signal.SIGKILL)
+
+
+def _children() -> Mapping[int, list[int]]:
+    """Return the children of all processes, by the pid of the parent."""
+    children: defaultdict[int, list[int]] = defaultdict(list)
+    for pid, parent in _parents():
+        children[parent].append(pid)
+    return children
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -121,24 +121,36 @@ class ManagerDaemon:
         """
         self._config = config
         self._secret = secret
-        self._session_secret = session_secret or secrets.token_hex(SECRET_BYTES)
         self._end = end
         self._more = more
-        self._probe = probe
-        self._on_given_up = on_given_up
-        self._on_killed = on_killed
         self._started_at = time.monotonic()
         self._host = config.advertised_host()
         self._store: StoreProcess | None = None
         self._store_address = ""
         self._tasks: list[asyncio.Task[None]] = []
         self._http: HttpServer | None = None
-        self._left = asyncio.Event()
-        self._driver: GroupDriver | None = None
-        self._link: LighthouseLink | None = None
-        self._lag: LoopLag | None = None
-        self._search = LeaderSearch(config.coordinator.addresses)
         self._grpc: GrpcServer | None = None
+        self._left = asyncio.Event()
+        self._search = LeaderSearch(config.coordinator.addresses)
+        self._link = LighthouseLink(self._client, self._search)
+        timers = SuspensionTimers(asyncio.get_running_loop())
+        self._lag = LoopLag(timers, "no rank counts as lost or stalled for that time")
+        self._driver = GroupDriver(
+            Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_),
+            secrets.token_hex(6),
+            timers,
+            self._link,
+            EvidenceCollector(config.group_world_size, self._link.send, probe),
+            self._ended,
+            secret=session_secret or secrets.token_hex(SECRET_BYTES),
+            encode_handles=encode_handles,
+            rank_timeout_s=config.rank_timeout_s,
+            limits=Limits(floor_s=config.stall_timeout_s),
+            on_given_up=on_given_up,
+            on_killed=on_killed,
+            check_lag=self._lag.check,
+        )
+        self._lag.listen(self._driver.was_late)
         self.address = ""
 
     async def start(self) -> None:
@@ -150,57 +162,34 @@ class ManagerDaemon:
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Start gRPC only now: it does not survive the fork that starts the store.
-        self._link = LighthouseLink(self._client, str(config.coordinator), self._search)
-        me = Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_)
-        timers = SuspensionTimers(asyncio.get_running_loop())
-        self._lag = LoopLag(timers, "no rank counts as lost or stalled for that time")
-        driver = GroupDriver(
-            me,
-            secrets.token_hex(6),
-            timers,
-            self._link,
-            EvidenceCollector(config.group_world_size, self._link.send, self._probe),
-            self._ended,
-            secret=self._session_secret,
-            encode_handles=encode_handles,
-            rank_timeout_s=config.rank_timeout_s,
-            limits=Limits(floor_s=config.stall_timeout_s),
-            on_given_up=self._on_given_up,
-            on_killed=self._on_killed,
-            check_lag=self._lag.check,
-        )
-        self._lag.listen(driver.was_late)
-        self._lag.watch()
-        service = ManagerService(driver, self.status, more=self._more)
+        service = ManagerService(self._driver, self.status, more=self._more)
         self._grpc = GrpcServer(service.services(), REFLECTED, GroupAccess(self._secret))
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
-        driver.describe(
+        store_host = parse_address(self._store_address, "--store").host
+        self._driver.describe(
             dataclasses.replace(
-                me,
+                self._driver.me,
                 address=f"http://{self.address}",
                 store_address=self._store_address,
-                resolves_to_loopback=self._is_loopback_at_home(),
+                # Only this host can tell.
+                resolves_to_loopback=any(map(resolves_to_loopback, {self._host, store_host})),
             )
         )
-        self._driver = driver
+        self._lag.watch()
         if config.http is not None:
             await self._start_http(config.http)
-        self._tasks.append(asyncio.create_task(self._run(self._link, driver), name="sessions"))
-        self._say_hello()
+        self._tasks.append(asyncio.create_task(self._run(), name="sessions"))
+        self._log_start()
 
-    async def _run(self, link: LighthouseLink, driver: GroupDriver) -> None:
+    async def _run(self) -> None:
+        driver = self._driver
         try:
-            await link.run(driver.opened, driver.received, driver.closed)
+            await self._link.run(driver.opened, driver.received, driver.closed)
         except LighthouseError as e:
             log.error(
                 "cannot use the lighthouse: %s; fix LIGHTHOUSE_ADDRESS or --lighthouse", e, extra=event("no_lighthouse")
             )
             self._end(MISCONFIGURED)
-
-    def _is_loopback_at_home(self) -> bool:
-        """Return whether the advertised host or the store's host resolves to loopback; only this host can tell."""
-        hosts = {self._host, parse_address(self._store_address, "--store").host}
-        return any(map(resolves_to_loopback, hosts))
 
     def _client(self) -> AsyncLighthouseClient:
         coordinator = self._config.coordinator.at(self._search.address)
@@ -208,13 +197,10 @@ class ManagerDaemon:
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
         """Report that the supervisor has started these ranks, or all lost ranks if None."""
-        if self._driver is not None:
-            self._driver.ranks_started(group_ranks)
+        self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
         """Leave the quorum in good order: finish the step that the other groups count on."""
-        if self._driver is None:
-            return
         self._driver.drain(reason)
         timeout_s = self._config.drain_timeout_s
         try:
@@ -237,10 +223,8 @@ class ManagerDaemon:
         """Refuse the waiting ranks with the reason, then close every connection, the heartbeats and the store."""
         if self._grpc is not None:
             await self._grpc.set_serving(False)
-        if self._driver is not None:
-            self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
-        if self._lag is not None:
-            self._lag.stop()
+        self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
+        self._lag.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -259,10 +243,7 @@ class ManagerDaemon:
         return f"{status.replica_id}: step {status.step} of quorum {status.quorum_id}{reached}"
 
     def status(self) -> ManagerStatus:
-        driver, link, config = self._driver, self._link, self._config
-        assert driver is not None
-        assert link is not None
-        group = driver.status()
+        group, link, config = self._driver.status(), self._link, self._config
         return ManagerStatus(
             version=VERSION,
             uptime_s=time.monotonic() - self._started_at,
@@ -286,7 +267,7 @@ class ManagerDaemon:
         )
 
     async def _start_store(self) -> str:
-        self._store = await StoreProcess.start(self._config.store_python, host=listening_host(self._host))
+        self._store = await StoreProcess.start(self._config.store_python, listening_host(self._host))
         self._tasks.append(asyncio.create_task(self._watch_store(self._store), name="store"))
         return str(Address(self._host, self._store.port))
 
@@ -305,7 +286,7 @@ class ManagerDaemon:
 
     async def _start_http(self, bind: str) -> None:
         side = HttpSide(
-            is_ready=lambda: self._link is not None and self._link.is_reachable,
+            is_ready=lambda: self._link.is_reachable,
             metrics=lambda: render(self.status()),
             status=lambda: dataclasses.asdict(self.status()),
             guard=HttpGuard(LocalOperatorAccess(), (self._host, split_bind(bind, "--http")[0])),
@@ -314,7 +295,7 @@ class ManagerDaemon:
         port = await self._http.start(bind)
         log.info("serves HTTP on port %d", port, extra=event("serving_http", port=port))
 
-    def _say_hello(self) -> None:
+    def _log_start(self) -> None:
         config = self._config
         log.info(
             "manager %s of %s (%d %s) serves on %s; store %s; lighthouse %s",

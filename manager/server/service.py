@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from lighthouse_protocol.constraints import check_count, check_quorum_id, check_short
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, cut_reason
@@ -81,14 +81,14 @@ class ManagerService:
         }
 
     async def quorum(self, request: manager_pb2.ManagerQuorumRequest, call: Call) -> manager_pb2.ManagerQuorumResponse:
-        rank_incarnation = _checked(request.rank_incarnation, "rank_incarnation")
+        rank_incarnation = _check_text(request.rank_incarnation, "rank_incarnation")
         assignment, _ = await self._ask(
             call,
             is_agent=bool(rank_incarnation),
             group_rank=request.rank,
             step=request.step,
-            checkpoint_address=_checked(request.checkpoint_server_addr, "checkpoint_server_addr"),
-            tag_quorum_id=_tag(request),
+            checkpoint_address=_check_text(request.checkpoint_server_addr, "checkpoint_server_addr"),
+            tag_quorum_id=_optional_quorum_id(request, "tag_quorum_id"),
             rank_incarnation=rank_incarnation,
             shrink_only=request.shrink_only,
             init_sync=request.init_sync if request.HasField("init_sync") else True,
@@ -108,11 +108,11 @@ class ManagerService:
             is_agent=False,
             group_rank=request.group_rank,
             step=request.step,
-            checkpoint_address=_checked(request.checkpoint_metadata, "checkpoint_metadata"),
+            checkpoint_address=_check_text(request.checkpoint_metadata, "checkpoint_metadata"),
             shrink_only=request.shrink_only,
             init_sync=request.init_sync,
             commit_failures=check_count(request.commit_failures, "commit_failures"),
-            handle=_checked(request.reconfigure_handle, "reconfigure_handle"),
+            handle=_check_text(request.reconfigure_handle, "reconfigure_handle"),
         )
         return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
 
@@ -187,7 +187,7 @@ class ManagerService:
 
     async def report(self, request: manager_pb2.ReportRequest, _: Call) -> manager_pb2.ReportResponse:
         reason = cut_reason(request.reason)
-        rank_incarnation = _checked(request.rank_incarnation, "rank_incarnation")
+        rank_incarnation = _check_text(request.rank_incarnation, "rank_incarnation")
         reason = reason or "no reason given"
         if request.drains:
             self._driver.drain_for(request.rank, rank_incarnation, reason)
@@ -216,21 +216,20 @@ class ManagerService:
         self._driver.kill(Killed(reason))
 
 
-def _checked(text: str, field: str) -> str:
+def _check_text(text: str, field: str) -> str:
     return check_short(text, field, MAX_CHECKPOINT_ADDRESS_CHARS)
 
 
-def _tag(request: manager_pb2.ManagerQuorumRequest) -> int | None:
-    has_tag = request.HasField("tag_quorum_id")
-    return check_quorum_id(request.tag_quorum_id, "tag_quorum_id") if has_tag else None
+def _optional_quorum_id(
+    request: manager_pb2.ManagerQuorumRequest, field: Literal["tag_quorum_id", "held_quorum_id"]
+) -> int | None:
+    return check_quorum_id(getattr(request, field), field) if request.HasField(field) else None
 
 
 def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
     held = None
     if request.HasField("held_step"):
-        has_tag = request.HasField("held_quorum_id")
-        quorum_id = check_quorum_id(request.held_quorum_id, "held_quorum_id") if has_tag else None
-        held = Tag(check_count(request.held_step, "held_step"), quorum_id)
+        held = Tag(check_count(request.held_step, "held_step"), _optional_quorum_id(request, "held_quorum_id"))
     return CatchUp(request.catch_up, held, request.has_source)
 
 

@@ -2,13 +2,10 @@
 
 import asyncio
 import importlib.util
-import logging
 import sys
 from pathlib import Path
 
 from lighthouse_protocol.refusals import InvalidRequest
-
-log = logging.getLogger(__name__)
 
 SCRIPT = Path(__file__).with_name("program.py")
 START_TIMEOUT_S = 120.0
@@ -33,12 +30,11 @@ class StoreProcess:
         self.port = port
 
     @classmethod
-    async def start(cls, python: str, port: int = 0, host: str = "") -> "StoreProcess":
-        """Start a store and wait until it serves.
+    async def start(cls, python: str, host: str) -> "StoreProcess":
+        """Start a store on a free port, and wait until it serves.
 
         Args:
             python: The interpreter.
-            port: Its port, or 0 for any free port.
             host: Its listen address, or empty for all addresses.
 
         Raises:
@@ -49,7 +45,7 @@ class StoreProcess:
             process = await asyncio.create_subprocess_exec(
                 python,
                 str(SCRIPT),
-                str(port),
+                "0",
                 host,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,

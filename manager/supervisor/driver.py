@@ -46,7 +46,6 @@ class SupervisorDriver:
         self._timer = DeadlineTimer(self._tick, timers)
         self._group = group
         self._finish = finish
-        self._has_finished = False
 
     def receive(self, message: ToSupervisor) -> None:
         """Receive a message from the lighthouse."""
@@ -70,11 +69,6 @@ class SupervisorDriver:
     def feed(self, event: events.Event) -> None:
         self._perform(self.machine.handle(event, self._clock()))
 
-    def finish(self, over: events.SupervisionEnded) -> None:
-        if not self._has_finished:
-            self._has_finished = True
-            self._finish(over)
-
     def close(self) -> None:
         self._timer.cancel()
 
@@ -95,5 +89,5 @@ class SupervisorDriver:
                 case events.HostExcluded(host, reason):
                     self._group.exclude(host, reason)
                 case events.SupervisionEnded():
-                    self.finish(effect)
+                    self._finish(effect)
         self._timer.set(self.machine.deadline())

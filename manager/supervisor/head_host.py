@@ -10,7 +10,6 @@ import itertools
 import logging
 import random
 import signal
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,7 +23,7 @@ from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable
 from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
-from lighthouse_runtime.process.loop import STOP_SIGNALS, ServiceManager, on_signals
+from lighthouse_runtime.process.loop import STOP_SIGNALS
 from lighthouse_runtime.server.rpc_handler import Call, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 from manager.evidence.process_probe import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
@@ -33,7 +32,7 @@ from manager.guard.client import GuardClient
 from manager.server.daemon import ManagerDaemon
 from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.lighthouse_link import SupervisorLink
-from manager.supervisor.local_host import Launch, LocalHost
+from manager.supervisor.local_host import HostSupervisor, Launch, LocalHost
 from manager.supervisor.rules import events
 from manager.supervisor.rules.events import CheckFailed, Event, HostLost, HostReady, RankEnded
 from manager.supervisor.rules.machine import SupervisorMachine
@@ -186,12 +185,11 @@ LOOPBACK = "127.0.0.1"
 _QUICK_LEAVE_S = 1.0
 
 
-class HeadHost:
-    """Supervisor of host 0. `run` returns the exit status."""
+class HeadHost(HostSupervisor):
+    """Supervisor of host 0, which also runs the manager, the store and the supervision of the whole group."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
-        self._launch = launch
-        self._guard = guard
+        super().__init__(launch, guard)
         settings = launch.settings
         machine = SupervisorMachine(
             settings.layout,
@@ -200,48 +198,18 @@ class HeadHost:
             grace_s=settings.termination_grace_s,
             host_timeout_s=settings.node_timeout_s,
         )
-        self._loop = asyncio.get_running_loop()
-        self._driver = SupervisorDriver(machine, self._loop, self, self._finish)
+        self._driver = SupervisorDriver(
+            machine, self._loop, self, lambda over: self._finish(GroupEnded(over.status, over.why))
+        )
         self._feed = self._driver.feed
-        self._over: asyncio.Future[events.SupervisionEnded] = self._loop.create_future()
-        self._workers = WorkerHosts(self._known_plan, self._feed, self._signalled)
+        self._workers = WorkerHosts(self._known_plan, self._feed, self._handle_signal)
         self._daemon: ManagerDaemon | None = None
-        self._systemd = ServiceManager(self._loop, self._state)
         self._store: SupervisedStore | None = None
         self._link: SupervisorLink | None = None
-        self._local: LocalHost | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._excluded: dict[int, str] = {}
-        self._signals: Counter[int] = Counter()  # by host
-
-    async def run(self) -> int:
-        """Run the group to its end, and return the exit status.
-
-        Raises:
-            InvalidRequest: If an address, a port or the store is not available. The error names the option.
-        """
-        on_signals(self._loop, lambda number: self._signalled(128 + number), self._pass_on)
-        guarding = asyncio.create_task(self._watch_guard(), name="guard")
-        try:
-            await self._begin()
-            self._systemd.ready()
-            over = await self._over
-            self._systemd.stopping()
-            (log.info if over.status == 0 or self._leaving else log.error)(
-                "exits with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
-            )
-            await self._end(over)
-            return over.status
-        finally:
-            self._driver.close()
-            guarding.cancel()
-            if self._daemon is not None:
-                await self._daemon.stop()
-            await self._guard.stop()
-            self._systemd.close()
 
     def _state(self) -> str:
-        """Describe the group in one line, for systemd."""
         group = self._daemon.state() if self._daemon is not None else "starting"
         return f"{group}; {len(self._driver.machine.running)} ranks run"
 
@@ -276,9 +244,10 @@ class HeadHost:
                 log.info("torchrun chooses MASTER_PORT itself (--standalone, --rdzv-backend): the store is on port %d "
                          "(LIGHTHOUSE_STORE_PORT) instead of MASTER_PORT + 2",
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
-        plan = self._plan(daemon)
+        own = parse_address(daemon.address, "address").host if settings.nnodes > 1 else LOOPBACK
+        plan = self._launch.plan(daemon.address, (settings.master_addr or own, settings.master_port))
         self._link = self._launch.run_link(plan, self._driver.receive, self._heartbeat)
-        self._local = self._launch.local_host(plan, self._guard, self._feed, self._link.lose)
+        self._local = LocalHost(plan, self._guard, settings, self._feed, self._link.report_loss)
         self._link.open()
 
     def _heartbeat(self, now: float) -> SupervisorHeartbeat:
@@ -295,12 +264,7 @@ class HeadHost:
             raise Unreachable("host 0 is starting; ask again")
         return self._local.plan
 
-    def _plan(self, daemon: ManagerDaemon) -> LaunchPlan:
-        settings = self._launch.settings
-        own = parse_address(daemon.address, "address").host if settings.nnodes > 1 else LOOPBACK
-        return self._launch.plan(daemon.address, (settings.master_addr or own, settings.master_port))
-
-    async def _end(self, over: events.SupervisionEnded) -> None:
+    async def _end(self, over: GroupEnded) -> None:
         if self._leaving is not None:
             await asyncio.wait((self._leaving,), timeout=_QUICK_LEAVE_S)
             self._leaving.cancel()
@@ -308,9 +272,14 @@ class HeadHost:
             await self._daemon.leave(over.why)
         if self._store is not None:
             self._store.stop()
-        self._workers.end_all(GroupEnded(over.status, over.why), self._excluded)
+        self._workers.end_all(over, self._excluded)
         if self._link is not None:
             await self._link.close()
+
+    async def _close(self) -> None:
+        self._driver.close()
+        if self._daemon is not None:
+            await self._daemon.stop()
 
     def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
         """Handle a rank or group that the manager has given up. torchrun's own agent takes care of torchrun's ranks."""
@@ -328,7 +297,7 @@ class HeadHost:
                 why = f"rank {rank} is behind ({killed.reason})"
                 self._feed(events.RankSilent(self._local.plan.process_of(rank), self._loop.time(), why))
 
-    def _signalled(self, status: int, host: int = 0) -> None:
+    def _handle_signal(self, status: int, host: int = 0) -> None:
         """Handle a stop signal: the first lets the group leave in good order, the second skips that, the third kills.
 
         Several hosts may receive the same signal, so the signals are counted per host.
@@ -342,20 +311,10 @@ class HeadHost:
             self._leaving.cancel()
             self._feed(events.EndAsked(status, why, is_urgent=True))
 
-    def _pass_on(self, number: int) -> None:
-        if self._local is not None:
-            self._local.pass_on(number)
-
     async def _leave(self, then: events.EndAsked) -> None:
         if self._daemon is not None and not self._driver.machine.is_over:
             await self._daemon.leave(then.why)
         self._feed(then)
-
-    async def _watch_guard(self) -> None:
-        status = await self._guard.run()
-        self._driver.finish(
-            events.SupervisionEnded(1, f"the guard of the ranks ended with {status}, and the ranks with it")
-        )
 
     # -- Group, for the driver
 
@@ -384,7 +343,3 @@ class HeadHost:
         self._excluded[host] = reason
         if host == 0 and self._link is not None:
             self._link.exclude(reason)
-
-    def _finish(self, over: events.SupervisionEnded) -> None:
-        if not self._over.done():
-            self._over.set_result(over)

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Callable
 
 from lighthouse_protocol.messages import run
-from lighthouse_protocol.messages import run as supervisor
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
     LighthouseError,
@@ -36,29 +35,26 @@ class SupervisorLink:
     """Supervisor's stream, reopened until the run ends.
 
     Args:
-        connect: Returns a client of the lighthouse.
-        address: The lighthouse, for logs.
+        connect: Creates a client.
+        search: Selects the lighthouse to which `connect` connects.
         entry: The first message of each stream.
         on_message: Receives each message, and a HelloRejected for any other final end of the stream.
         heartbeat: Returns the next heartbeat, given the loop's time.
-        search: Selects the lighthouse for `connect` if there are several.
     """
 
     def __init__(
         self,
         connect: Callable[[], AsyncLighthouseClient],
-        address: str,
-        entry: supervisor.SupervisorHello,
-        on_message: Callable[[supervisor.ToSupervisor], None],
-        heartbeat: Callable[[float], supervisor.SupervisorHeartbeat] = lambda now: supervisor.SupervisorHeartbeat(),
-        search: LeaderSearch | None = None,
+        search: LeaderSearch,
+        entry: run.SupervisorHello,
+        on_message: Callable[[run.ToSupervisor], None],
+        heartbeat: Callable[[float], run.SupervisorHeartbeat] = lambda now: run.SupervisorHeartbeat(),
     ) -> None:
         self._connect = connect
-        self._address = address
+        self._search = search
         self._entry = entry
         self._on_message = on_message
         self._heartbeat = heartbeat
-        self._search = search
         self._stream: SupervisorStream | None = None
         self._report = Report(self._send)
         self._clock = asyncio.get_running_loop().time
@@ -71,7 +67,7 @@ class SupervisorLink:
     def open(self) -> None:
         self._task = asyncio.create_task(self._run(), name="run")
 
-    def lose(self, lost: supervisor.ProcessLost) -> None:
+    def report_loss(self, lost: run.ProcessLost) -> None:
         self._report.lose(lost, self._clock())
 
     def ask_stop(self, reason: str) -> None:
@@ -116,11 +112,10 @@ class SupervisorLink:
                         is_refused = isinstance(message, run.HelloRejected)
                         if not is_refused:
                             backoff.reset()
-                        if self._search is not None:
-                            self._search.mark_served()
+                        self._search.mark_served()
                         self._receive(stream, message)
                     if not self._is_over and not is_refused:
-                        self._set_error(f"{self._address} closed the stream")
+                        self._set_error(f"{self._search.address} closed the stream")
                 except (Unreachable, DeadlinePassed) as e:
                     error = e
                     if isinstance(e, WrongProtocol) and not self._has_answered:
@@ -130,25 +125,25 @@ class SupervisorLink:
                 except NotServed:
                     log.warning(
                         "%s does not track runs: it does not see these ranks, and `lighthouse stop` has no effect",
-                        self._address,
-                        extra=event("runs_not_tracked", lighthouse=self._address),
+                        self._search.address,
+                        extra=event("runs_not_tracked", lighthouse=str(self._search.address)),
                     )
                     self._is_over = True
-                    self._on_message(supervisor.SupervisorWelcome(1.0))
+                    self._on_message(run.SupervisorWelcome(1.0))
                 except LighthouseError as e:
                     self._receive(stream, run.HelloRejected(e))
                 finally:
                     self._stream = None
                     self._report.ended(self._clock())
-            if self._search is None or self._search.mark_failed(error or Unreachable("it closed the stream")):
+            if self._search.mark_failed(error or Unreachable("it closed the stream")):
                 await backoff.wait()
 
-    def _receive(self, stream: SupervisorStream, message: supervisor.ToSupervisor) -> None:
+    def _receive(self, stream: SupervisorStream, message: run.ToSupervisor) -> None:
         if isinstance(message, run.HelloRejected) and not self._report.is_final(message.error, self._clock()):
             return self._set_error(str(message.error), "refused by the lighthouse")
         self._set_error("")
         match message:
-            case supervisor.SupervisorWelcome(interval_s):
+            case run.SupervisorWelcome(interval_s):
                 self._stream = stream
                 self._report.welcomed(self._clock())
                 self._send_heartbeat(stream, interval_s)
@@ -163,7 +158,7 @@ class SupervisorLink:
             stream.send(self._heartbeat(self._clock()))
             asyncio.get_running_loop().call_later(interval_s, self._send_heartbeat, stream, interval_s)
 
-    def _send(self, message: supervisor.StopAsked | supervisor.HostExcluded | supervisor.ProcessLost) -> None:
+    def _send(self, message: run.StopAsked | run.HostExcluded | run.ProcessLost) -> None:
         if self._stream is not None:
             self._stream.send(message)
 

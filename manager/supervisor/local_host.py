@@ -1,7 +1,7 @@
-"""The ranks of this host.
+"""The ranks of this host, and the base class of its supervisor.
 
 `LocalHost` runs the health check, starts the ranks through the guard process, and reports their ends. `Launch` combines
-the settings of one `lighthouse-manager run` and builds the parts that `HeadHost` and `WorkerHost` share.
+the settings of one `lighthouse-manager run`. `HostSupervisor` is what `HeadHost` and `WorkerHost` share.
 """
 
 import asyncio
@@ -12,12 +12,14 @@ import secrets
 import shlex
 import signal
 import socket
+from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import SECRET_BYTES, STORE_PORT_OFFSET
+from lighthouse_protocol.messages.hosts import GroupEnded
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.run import ProcessLost, RankId, SupervisorHeartbeat, SupervisorHello, ToSupervisor
 from lighthouse_protocol.messages.session import WatchHello
@@ -25,34 +27,21 @@ from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
+from lighthouse_runtime.process.loop import ServiceManager, on_signals
 from lighthouse_runtime.security.client_tls import variables_of
 from manager.evidence.process_probe import probe_with_output
-from manager.guard.client import Command, Ended, GuardClient, shown
-from manager.guard.rules import described
+from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.rules.events import CheckFailed, RankEnded
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun, failure_behind
+from manager.supervisor.rules.restart_policy import describe_status
 
 log = logging.getLogger(__name__)
 
 
 HALTED_STATUS = -15
-
-
-@dataclass(frozen=True, slots=True)
-class Output:
-    """Destination of the ranks' output: shown, written to a file per rank and attempt, or both."""
-
-    folder: Path | None = None  # folder of the files, or None for no files
-    is_shown: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class HealthCheck:
-    command: str
-    timeout_s: float
 
 
 @dataclass(slots=True)
@@ -66,23 +55,21 @@ class _Live:
 
 
 class LocalHost:
-    """Ranks of this host. `report` receives events for the machine, `lose` losses for the lighthouse."""
+    """Ranks of this host. `report` receives events for the machine, `report_loss` losses for the lighthouse."""
 
     def __init__(
         self,
         plan: LaunchPlan,
         guard: GuardClient,
-        output: Output,
-        check: HealthCheck | None,
+        settings: SupervisorConfig,
         report: Callable[[RankEnded | CheckFailed], None],
-        lose: Callable[[ProcessLost], None],
+        report_loss: Callable[[ProcessLost], None],
     ) -> None:
         self.plan = plan
         self._guard = guard
-        self._output = output
-        self._check = check
+        self._settings = settings
         self._report = report
-        self._lose = lose
+        self._report_loss = report_loss
         self._live: dict[int, _Live] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -101,10 +88,10 @@ class LocalHost:
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
-        if self._check is None:
+        if (check := self._settings.health_check) is None:
             self._spawn(ranks)
         else:
-            self._examine(self._check, tuple(ranks))
+            self._run_health_check(check, self._settings.health_check_timeout_s, tuple(ranks))
 
     def halt(self, ranks: Sequence[int], grace_s: float) -> None:
         """Stop ranks. Ranks that are already stopping get the new grace if it is shorter."""
@@ -135,27 +122,28 @@ class LocalHost:
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
 
-    def _examine(self, check: HealthCheck, ranks: tuple[int, ...]) -> None:
-        command = Command(tuple(shlex.split(check.command)), {}, f"{self.plan.replica_id}/health")
+    def _run_health_check(self, check: str, timeout_s: float, ranks: tuple[int, ...]) -> None:
+        """Run the health check, then start the ranks."""
+        command = Command(tuple(shlex.split(check)), {}, f"{self.plan.replica_id}/health")
         loop = asyncio.get_running_loop()
         number = self._guard.start(command, lambda ended: examined(ended))
-        limit = loop.call_later(check.timeout_s, self._guard.halt, number, 0.0)
-        ends_at = loop.time() + check.timeout_s
+        limit = loop.call_later(timeout_s, self._guard.halt, number, 0.0)
+        ends_at = loop.time() + timeout_s
         self._checks[number] = set(ranks)
 
         def examined(ended: Ended) -> None:
             limit.cancel()
             del self._checks[number]
             is_late = loop.time() >= ends_at
-            self._examined(ranks, ended, f"not done within {check.timeout_s:g} s" if is_late else "")
+            self._finish_health_check(ranks, ended, f"not done within {timeout_s:g} s" if is_late else "")
 
-    def _examined(self, ranks: tuple[int, ...], ended: Ended, late: str) -> None:
+    def _finish_health_check(self, ranks: tuple[int, ...], ended: Ended, late: str) -> None:
         wanted = [rank for rank in ranks if not self._live[rank].is_halted]
         if wanted and ended.status != 0:
-            said = f": {ended.output[-1]}" if ended.output else ""
-            why, output = late or described(ended.status), shown(ended.output)
+            output_line = f": {ended.output[-1]}" if ended.output else ""
+            why, output = late or describe_status(ended.status), format_output(ended.output)
             log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
-            self._report(CheckFailed(self.plan.host, f"{late or described(ended.status)}{said}"))
+            self._report(CheckFailed(self.plan.host, f"{late or describe_status(ended.status)}{output_line}"))
         self._spawn([rank for rank in wanted if ended.status == 0])
         for rank in ranks:
             if ended.status != 0 or rank not in wanted:
@@ -163,23 +151,21 @@ class LocalHost:
                 self._report(RankEnded(rank, attempt, HALTED_STATUS))
 
     def _spawn(self, ranks: Sequence[int]) -> None:
+        folder = self._settings.log_dir
         for rank in ranks:
             live = self._live[rank]
             command = Command(
                 self.plan.command,
                 self.plan.environment(rank, live.attempt, live.incarnation),
                 self.plan.label(rank),
-                self._log_of(rank, live.attempt),
-                self._output.is_shown,
+                None if folder is None else str(folder / self.plan.log_name(rank, live.attempt)),
+                is_shown=folder is None or self._settings.tee,
             )
             live.process = self._guard.start(command, functools.partial(self._ended, rank))
         if ranks:
             attempt = self._live[ranks[0]].attempt
-            told = event("ranks_started", ranks=list(ranks), attempt=attempt)
-            log.info("started ranks %s, attempt %d", list(ranks), attempt, extra=told)
-
-    def _log_of(self, rank: int, attempt: int) -> str | None:
-        return None if self._output.folder is None else str(self._output.folder / self.plan.log_name(rank, attempt))
+            fields = event("ranks_started", ranks=list(ranks), attempt=attempt)
+            log.info("started ranks %s, attempt %d", list(ranks), attempt, extra=fields)
 
     def _pop(self, rank: int) -> _Live:
         live = self._live.pop(rank)
@@ -195,11 +181,11 @@ class LocalHost:
             status = failure.status
             process = RankId(self.plan.slot_of(failure.rank), f"{live.incarnation}.{failure.pid}")
         if status != 0 and not live.is_halted:
-            reason = described(status) + (f": {ended.cause}" if ended.cause else "")
-            told = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
+            reason = describe_status(status) + (f": {ended.cause}" if ended.cause else "")
+            fields = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
             level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
-            log.log(level, "%s died: %s%s", self.plan.label(rank), reason, shown(ended.output), extra=told)
-            self._lose(ProcessLost(process, reason, ended.output))
+            log.log(level, "%s died: %s%s", self.plan.label(rank), reason, format_output(ended.output), extra=fields)
+            self._report_loss(ProcessLost(process, reason, ended.output))
         self._report(RankEnded(rank, live.attempt, status, ended.cause))
 
 
@@ -269,19 +255,6 @@ class Launch:
             trace_dir=str(settings.trace_dir) if settings.trace_dir is not None else None,
         )
 
-    def local_host(
-        self,
-        plan: LaunchPlan,
-        guard: GuardClient,
-        report: Callable[[RankEnded | CheckFailed], None],
-        lose: Callable[[ProcessLost], None],
-    ) -> LocalHost:
-        settings = self.settings
-        output = Output(settings.log_dir, settings.log_dir is None or settings.tee)
-        command = settings.health_check
-        check = None if command is None else HealthCheck(command, settings.health_check_timeout_s)
-        return LocalHost(plan, guard, output, check, report, lose)
-
     def run_link(
         self,
         plan: LaunchPlan,
@@ -289,7 +262,6 @@ class Launch:
         heartbeat: Callable[[float], SupervisorHeartbeat],
     ) -> SupervisorLink:
         config, settings = self.config, self.settings
-
         search = LeaderSearch(config.coordinator.addresses)
 
         def connect() -> AsyncLighthouseClient:
@@ -297,4 +269,74 @@ class Launch:
             return AsyncLighthouseClient(coordinator, job=config.job, run=settings.run_id)
 
         entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots, self.run_secret)
-        return SupervisorLink(connect, str(config.coordinator), entry, on_message, heartbeat, search)
+        return SupervisorLink(connect, search, entry, on_message, heartbeat)
+
+
+class HostSupervisor(ABC):
+    """Supervisor of one host: its signals, its guard and its exit."""
+
+    def __init__(self, launch: Launch, guard: GuardClient) -> None:
+        self._launch = launch
+        self._guard = guard
+        self._loop = asyncio.get_running_loop()
+        self._local: LocalHost | None = None
+        self._over: asyncio.Future[GroupEnded] = self._loop.create_future()
+        self._signals: Counter[int] = Counter()  # stop signals, by host
+
+    async def run(self) -> int:
+        """Run the ranks to the end of the group, and return the exit status.
+
+        Raises:
+            InvalidRequest: If an address, a port or the store is not available. The error names the option.
+        """
+        on_signals(self._loop, lambda number: self._handle_signal(128 + number), self._pass_on)
+        guarding = asyncio.create_task(self._watch_guard(), name="guard")
+        systemd = ServiceManager(self._loop, self._state)
+        try:
+            await self._begin()
+            systemd.ready()
+            over = await self._over
+            systemd.stopping()
+            (log.info if over.status == 0 or self._signals else log.error)(
+                "exits with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
+            )
+            await self._end(over)
+            return over.status
+        finally:
+            guarding.cancel()
+            await self._close()
+            await self._guard.stop()
+            systemd.close()
+
+    @abstractmethod
+    def _state(self) -> str:
+        """Describe the group in one line, for systemd."""
+
+    @abstractmethod
+    def _handle_signal(self, status: int) -> None:
+        """Handle a stop signal. `status` is 128 plus its number."""
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Start all parts."""
+
+    @abstractmethod
+    async def _end(self, over: GroupEnded) -> None:
+        """Report the end, once no rank runs."""
+
+    @abstractmethod
+    async def _close(self) -> None:
+        """Close all parts, whether the group has ended or an error has occurred."""
+
+    def _finish(self, over: GroupEnded) -> None:
+        """Make `run` return. The first call counts."""
+        if not self._over.done():
+            self._over.set_result(over)
+
+    def _pass_on(self, number: int) -> None:
+        if self._local is not None:
+            self._local.pass_on(number)
+
+    async def _watch_guard(self) -> None:
+        status = await self._guard.run()
+        self._finish(GroupEnded(1, f"the guard of the ranks ended with {status}, and the ranks with it"))

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import describe_listener
-from manager.guard.client import Command, Ended, GuardClient, shown
-from manager.guard.rules import described
+from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.store.process import SCRIPT, check_torch
+from manager.supervisor.rules.restart_policy import describe_status
 
 log = logging.getLogger(__name__)
 
@@ -69,14 +69,15 @@ class SupervisedStore:
         if self._is_over:
             return
         self._has_served |= any(line.startswith("store ") for line in ended.output)
+        status = describe_status(ended.status)
         if ended.status > 0 and not self._has_served:
-            self._fail(f"the group's store does not start ({described(ended.status)}){shown(ended.output)}")
+            self._fail(f"the group's store does not start ({status}){format_output(ended.output)}")
             return
         loop = asyncio.get_running_loop()
         if loop.time() > self._started_at + QUIET_S:
             self._delay_s = FIRST_DELAY_S
         log.error("the group's store died (%s); restarting it on port %d for the next quorum",
-                  described(ended.status), self._port, extra=event("store_restarts", port=self._port))  # fmt: skip
+                  status, self._port, extra=event("store_restarts", port=self._port))  # fmt: skip
         loop.call_later(self._delay_s, self._start_again)
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
 

@@ -14,9 +14,11 @@ from lighthouse.job.registry import JobRegistry
 from lighthouse.job.store import MemoryStore
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
+from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.stream_kinds import SESSION, WATCH
@@ -41,7 +43,7 @@ def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
 
 
 def manager(within_s: float) -> ManagerService:
-    link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LOCALHOST)
+    link = LighthouseLink(lambda: AsyncLighthouseClient(LOCALHOST), LeaderSearch((Address(LOCALHOST, 1),)))
     loop, evidence = asyncio.get_running_loop(), EvidenceCollector(1, link.send)
     driver = GroupDriver(Participant("a", group_world_size=1), "L", loop, link, evidence, lambda status: None)
     return ManagerService(driver, lambda: pytest.fail("nobody asks for it"), within_s)

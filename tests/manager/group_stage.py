@@ -5,7 +5,7 @@ Nothing here shares a rule with manager/: leases, grants and decisions are count
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant
-from lighthouse_protocol.messages.session import HoldState, QuorumPhase
+from lighthouse_protocol.messages.session import HoldState, QuorumPhase, VoteAnswer
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, InvalidRequest, Superseded, Unrecoverable
 from manager.group import events
 from manager.group.events import PendingVote, QuorumRequest
@@ -77,7 +77,7 @@ class Stage:
         )
         is_leaving = held is not None and held.mode is HoldState.LEAVING
         is_down = is_leaving or any(rank.watch is None for rank in self.ranks)
-        assert not self.watched or bool(self.machine.down) == is_down
+        assert not self.watched or bool(self.machine.report().down) == is_down
         unreleased = {watch for watch, is_released in self.leaving.items() if not is_released}
         assert is_leaving or all(self.needed[watch] for watch in unreleased), "a rank that leaves is not released"
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
@@ -128,7 +128,7 @@ class Stage:
         rank = self.refuse(number)
         if rank.granted is not None and rank.vote:
             self.bound.add(number)
-        self.feed(events.CallExpired(number, DeadlinePassed(reason)))
+        self.feed(events.CallEnded(number, DeadlinePassed(reason)))
 
     # -- ranks
 
@@ -226,9 +226,9 @@ class Stage:
                 assert rank.call == call
                 rank.call, rank.granted, rank.vote = None, assignment, None
                 self.check_answer(rank, assignment, formed_by=quorum.quorum_id if quorum else None)
-            case events.VoteAnswered(call) | events.CallRefused(call) if call in self.bound:
+            case VoteAnswer(call) | events.CallRefused(call) if call in self.bound:
                 self.bound.discard(call)
-            case events.VoteAnswered(call, Decision(is_commit, following)):
+            case VoteAnswer(call, Decision(is_commit, following)):
                 answered = self.calls.pop(call)
                 self.check_decision(answered.rank, is_commit)
                 answered.rank.decided(is_commit, following)

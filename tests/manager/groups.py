@@ -89,11 +89,11 @@ def past(size: int = 2) -> GroupMachine:
     machine = holding(size)
     for rank in range(size):
         effects = machine.handle(vote(50 + rank, rank, 0), 0.1)
-    assert [effect.decision.commit for effect in effects] == [True] * size
+    assert [effect.outcome.commit for effect in effects] == [True] * size
     return machine
 
 
-FOR_PEOPLE = events.MissingChanged | events.WaitBegan | events.WaitEnded | events.FailureReported
+FOR_PEOPLE = events.MissingChanged | events.WaitChanged | events.FailureReported
 
 
 def done(machine: GroupMachine, event: events.Event, now: float) -> list[events.Effect]:

@@ -67,7 +67,7 @@ class NoEvidence:
 
     def answered(self, watch: Watch, own: object) -> None: ...
 
-    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         self.wanted.append(request)
 
     def close(self) -> None: ...

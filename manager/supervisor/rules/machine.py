@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from lighthouse_protocol.messages.run import SupervisorHeartbeat
-from manager.guard.rules import described
 from manager.supervisor.rules import events
 from manager.supervisor.rules.restart_policy import (
     GROUP_SCOPE,
@@ -28,6 +27,7 @@ from manager.supervisor.rules.restart_policy import (
     Restart,
     RestartBudget,
     RestartPolicy,
+    describe_status,
     outcome,
 )
 
@@ -121,6 +121,7 @@ class SupervisorMachine:
         self._missing_since: dict[int, float] = {}
         self._ending: _Ending | None = None
         self._completed = ""
+        self._effects: list[events.Effect] = []  # of the event in progress
         self.is_over = False
 
     def heartbeat(self, now: float) -> SupervisorHeartbeat:
@@ -136,21 +137,22 @@ class SupervisorMachine:
         return tuple(sorted(rank for unit in self.units for rank in unit.running))
 
     def handle(self, event: events.Event, now: float) -> Sequence[events.Effect]:
-        if self.is_over:
-            return []
-        if not self._missing_since and not self._ready:
-            self._missing_since = dict.fromkeys(range(self._layout.hosts), now)
-        return [*self._dispatch(event, now), *self._advance(now)]
+        self._effects = []
+        if not self.is_over:
+            if not self._missing_since and not self._ready:
+                self._missing_since = dict.fromkeys(range(self._layout.hosts), now)
+            self._dispatch(event, now)
+            self._advance(now)
+        return self._effects
 
     def tick(self, now: float) -> Sequence[events.Effect]:
-        if self.is_over:
-            return []
-        late = [host for host, since in self._missing_since.items() if now >= since + self._host_timeout_s]
-        effects: list[events.Effect] = []
-        if late and self._ending is None:
-            why = f"host {late[0]} of the group was missing for {self._host_timeout_s:g} s"
-            effects += self._fail(why, now)
-        return [*effects, *self._advance(now)]
+        self._effects = []
+        if not self.is_over:
+            late = [host for host, since in self._missing_since.items() if now >= since + self._host_timeout_s]
+            if late and self._ending is None:
+                self._fail(f"host {late[0]} of the group was missing for {self._host_timeout_s:g} s", now)
+            self._advance(now)
+        return self._effects
 
     def deadline(self) -> float | None:
         """Return when to call `tick` next, or None if no timer is needed."""
@@ -159,144 +161,132 @@ class SupervisorMachine:
         starts = [unit.starts_at for unit in self.units if unit.phase is Phase.WAITING and self._has_hosts(unit)]
         return min((*starts, *(at + self._host_timeout_s for at in self._missing_since.values())), default=None)
 
-    def _dispatch(self, event: events.Event, now: float) -> list[events.Effect]:
+    def _dispatch(self, event: events.Event, now: float) -> None:
         match event:
             case events.HostReady(host):
                 self._ready.add(host)
                 self._missing_since.pop(host, None)
-                return []
             case events.HostLost(host, reason):
-                return self._lose_host(host, reason, now)
+                self._lose_host(host, reason, now)
             case events.RankEnded():
-                return self._rank_ended(event, now)
+                self._rank_ended(event, now)
             case events.RankSilent():
-                return self._rank_silent(event, now)
+                self._rank_silent(event, now)
             case events.MisfitReported(reason):
                 for unit in self.units:
                     unit.misfit = reason if unit.phase is Phase.RUNNING else ""
-                return []
             case events.CheckFailed(host, reason):
-                return self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
+                self._exclude(Exclude(host, f"its health check failed: {reason}"), now)
             case events.RunStopped(reason):
-                return self._stop(f"the run is stopped: {reason}", now)
+                self._stop(f"the run is stopped: {reason}", now)
             case events.RunCompleted(reason):
                 self._completed = reason
-                return []
             case events.KillAsked(reason):
-                return self._kill(reason, now)
-            case events.EndAsked():
-                return self._end_asked(event, now)
+                self._kill(reason, now)
+            case events.EndAsked(status, why, is_leaving, is_urgent):
+                has_grace = self._ending is None or self._ending.is_leaving or not is_urgent
+                self._end(status, why, math.inf if is_leaving else self._grace_s if has_grace else 0.0, now)
 
-    def _rank_ended(self, ended: events.RankEnded, now: float) -> list[events.Effect]:
+    def _rank_ended(self, ended: events.RankEnded, now: float) -> None:
         unit = self._unit_of[ended.rank]
         if ended.attempt != unit.attempt or ended.rank not in unit.running:
-            return []
+            return
         unit.running.discard(ended.rank)
         if self._ending is not None or unit.phase is not Phase.RUNNING:
-            return []
+            return
         cause = ended.cause or unit.misfit
-        why = f"rank {ended.rank} died: {described(ended.status)}" + (f": {cause}" if cause else "")
+        why = f"rank {ended.rank} died: {describe_status(ended.status)}" + (f": {cause}" if cause else "")
         match outcome(ended.status, self._policy.stop_exit_code):
             case Outcome.DONE:
                 unit.phase = unit.phase if unit.running else Phase.DONE
-                return []
             case Outcome.ABORT:
-                return self._stop_run(why, now)
+                self._stop_run(why, now)
             case Outcome.LOST:
-                return self._lose(unit, self._layout.host_of(ended.rank), why, now)
+                self._handle_loss(unit, self._layout.host_of(ended.rank), why, now)
 
-    def _rank_silent(self, silent: events.RankSilent, now: float) -> list[events.Effect]:
+    def _rank_silent(self, silent: events.RankSilent, now: float) -> None:
         """Handle a rank whose process does nothing; ignore reports about the process before the last start."""
         unit = self._unit_of.get(silent.rank)
         if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
-            return []
-        if self._ending is not None or unit.phase is not Phase.RUNNING:
-            return []
-        return self._lose(
-            unit, self._layout.host_of(silent.rank), f"{silent.reason}; its process is still running", now
-        )
+            return
+        if self._ending is None and unit.phase is Phase.RUNNING:
+            why = f"{silent.reason}; its process is still running"
+            self._handle_loss(unit, self._layout.host_of(silent.rank), why, now)
 
-    def _lose_host(self, host: int, reason: str, now: float) -> list[events.Effect]:
+    def _lose_host(self, host: int, reason: str, now: float) -> None:
         self._ready.discard(host)
         self._missing_since.setdefault(host, now)
-        effects: list[events.Effect] = []
         for unit in self.units:
             had = unit.running & set(self._layout.ranks_of(host))
             unit.running -= had
             if had and unit.phase is Phase.RUNNING and self._ending is None:
-                effects += self._lose(unit, host, f"lost host {host}: {reason}", now)
-        return effects
+                self._handle_loss(unit, host, f"lost host {host}: {reason}", now)
 
-    def _lose(self, unit: Unit, host: int, why: str, now: float) -> list[events.Effect]:
+    def _handle_loss(self, unit: Unit, host: int, why: str, now: float) -> None:
         if self._completed:
-            return [events.Logged(f"{why}; {self._completed}")]
-        match unit.budget.lose(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
+            self._log(f"{why}; {self._completed}")
+            return
+        match unit.budget.record_loss(host, now - unit.started_at, now, is_misfit=bool(unit.misfit)):
             case Restart(after_s):
                 unit.starts_at = now + after_s
                 who = "the group" if self._policy.scope == GROUP_SCOPE else f"rank {unit.ranks[0]}"
-                return [
-                    events.Logged(f"{why}; {who} restarts in {after_s:.2g} s"),
-                    *self._halt(unit, self._grace_s),
-                ]
+                self._log(f"{why}; {who} restarts in {after_s:.2g} s")
+                self._halt(unit, self._grace_s)
             case Exclude() as exclusion:
-                return [events.Logged(why), *self._exclude(exclusion, now)]
+                self._log(why)
+                self._exclude(exclusion, now)
             case GiveUp(reason, is_for_all):
-                whole = f"{reason}; {why}"
-                return self._stop_run(whole, now) if is_for_all else self._fail(whole, now)
+                (self._stop_run if is_for_all else self._fail)(f"{reason}; {why}", now)
 
-    def _kill(self, reason: str, now: float) -> list[events.Effect]:
+    def _kill(self, reason: str, now: float) -> None:
         if self._ending is not None or not self._policy.restart_after_kill:
-            return self._end(1, f"killed: {reason}", 0.0, now)
-        effects: list[events.Effect] = [events.Logged(f"killed: {reason}; the ranks restart")]
+            self._end(1, f"killed: {reason}", 0.0, now)
+            return
+        self._log(f"killed: {reason}; the ranks restart")
         for unit in self.units:
             if unit.phase is Phase.RUNNING:
                 unit.starts_at = now + self._policy.delay_s
-                effects += self._halt(unit, 0.0)
-        return effects
+                self._halt(unit, 0.0)
 
-    def _stop_run(self, why: str, now: float) -> list[events.Effect]:
-        return [events.RunStopAsked(why), *self._stop(why, now)]
+    def _stop_run(self, why: str, now: float) -> None:
+        self._effects.append(events.RunStopAsked(why))
+        self._stop(why, now)
 
-    def _stop(self, why: str, now: float) -> list[events.Effect]:
-        return self._end(STOPPED_STATUS, why, min(self._grace_s, STOP_GRACE_S), now)
+    def _stop(self, why: str, now: float) -> None:
+        self._end(STOPPED_STATUS, why, min(self._grace_s, STOP_GRACE_S), now)
 
-    def _exclude(self, exclusion: Exclude, now: float) -> list[events.Effect]:
-        if self._ending is not None:
-            return []
-        why = f"host {exclusion.host} is excluded: {exclusion.reason}"
-        return [events.HostExcluded(exclusion.host, exclusion.reason), *self._fail(why, now)]
+    def _exclude(self, exclusion: Exclude, now: float) -> None:
+        if self._ending is None:
+            self._effects.append(events.HostExcluded(exclusion.host, exclusion.reason))
+            self._fail(f"host {exclusion.host} is excluded: {exclusion.reason}", now)
 
-    def _fail(self, why: str, now: float) -> list[events.Effect]:
-        return self._end(1, why, self._grace_s, now)
+    def _fail(self, why: str, now: float) -> None:
+        self._end(1, why, self._grace_s, now)
 
-    def _end_asked(self, asked: events.EndAsked, now: float) -> list[events.Effect]:
-        if asked.is_leaving:
-            return self._end(asked.status, asked.why, math.inf, now)
-        has_grace = self._ending is None or self._ending.is_leaving or not asked.is_urgent
-        return self._end(asked.status, asked.why, self._grace_s if has_grace else 0.0, now)
-
-    def _end(self, status: int, why: str, grace_s: float, now: float) -> list[events.Effect]:
+    def _end(self, status: int, why: str, grace_s: float, now: float) -> None:
         """End the group, or shorten the grace period of an end in progress.
 
         With infinite grace the ranks leave first.
         """
         known, kill_at = self._ending, now + grace_s
-        if known is not None and kill_at >= known.kill_at:
-            return []
-        self._ending = _Ending(status, why, kill_at) if known is None else replace(known, kill_at=kill_at)
-        noted: list[events.Effect] = [events.Logged(why, status == 0 or math.isinf(grace_s))] if known is None else []
-        if self._ending.is_leaving:
-            return noted
-        return noted + [effect for unit in self.units for effect in self._halt(unit, grace_s)]
+        if known is None:
+            self._ending = _Ending(status, why, kill_at)
+            self._log(why, is_asked=status == 0 or math.isinf(grace_s))
+        elif kill_at < known.kill_at:
+            self._ending = replace(known, kill_at=kill_at)
+        else:
+            return
+        if not self._ending.is_leaving:
+            for unit in self.units:
+                self._halt(unit, grace_s)
 
-    def _halt(self, unit: Unit, grace_s: float) -> list[events.Effect]:
+    def _halt(self, unit: Unit, grace_s: float) -> None:
         """Stop a unit; one that is stopping already gets a shorter grace."""
         if unit.phase is Phase.RUNNING:
             unit.phase = Phase.STOPPING
-        by_host = self._by_host(unit.running)
-        return [events.Halt(host, ranks, grace_s) for host, ranks in by_host]
+        self._effects += [events.Halt(host, ranks, grace_s) for host, ranks in self._by_host(unit.running)]
 
-    def _advance(self, now: float) -> list[events.Effect]:
+    def _advance(self, now: float) -> None:
         """Start the units that may start, and check whether the group has ended."""
         for unit in self.units:
             if unit.phase is Phase.STOPPING and not unit.running:
@@ -304,27 +294,30 @@ class SupervisorMachine:
             if self._completed and not unit.running:
                 unit.phase = Phase.DONE
         if self._ending is not None:
-            return [] if self.running else self._finish(self._ending.status, self._ending.why)
+            if not self.running:
+                self._finish(self._ending.status, self._ending.why)
+            return
         if all(unit.phase is Phase.DONE for unit in self.units):
-            return self._finish(0, self._completed or "all ranks are done")
-        return [effect for unit in self.units if self._may_start(unit, now) for effect in self._start(unit, now)]
-
-    def _may_start(self, unit: Unit, now: float) -> bool:
-        return unit.phase is Phase.WAITING and now >= unit.starts_at and self._has_hosts(unit)
+            self._finish(0, self._completed or "all ranks are done")
+            return
+        for unit in self.units:
+            if unit.phase is Phase.WAITING and now >= unit.starts_at and self._has_hosts(unit):
+                unit.phase, unit.attempt, unit.started_at = Phase.RUNNING, unit.attempt + 1, now
+                unit.running, unit.misfit = set(unit.ranks), ""
+                by_host = self._by_host(unit.ranks)
+                self._effects += [events.Start(host, ranks, unit.attempt) for host, ranks in by_host]
 
     def _has_hosts(self, unit: Unit) -> bool:
         return all(self._layout.host_of(rank) in self._ready for rank in unit.ranks)
-
-    def _start(self, unit: Unit, now: float) -> list[events.Effect]:
-        unit.phase, unit.attempt, unit.started_at = Phase.RUNNING, unit.attempt + 1, now
-        unit.running, unit.misfit = set(unit.ranks), ""
-        return [events.Start(host, ranks, unit.attempt) for host, ranks in self._by_host(unit.ranks)]
 
     def _by_host(self, ranks: Iterable[int]) -> list[tuple[int, tuple[int, ...]]]:
         among = set(ranks)
         hosts = sorted({self._layout.host_of(rank) for rank in among})
         return [(host, tuple(rank for rank in self._layout.ranks_of(host) if rank in among)) for host in hosts]
 
-    def _finish(self, status: int, why: str) -> list[events.Effect]:
+    def _finish(self, status: int, why: str) -> None:
         self.is_over = True
-        return [events.SupervisionEnded(status, why)]
+        self._effects.append(events.SupervisionEnded(status, why))
+
+    def _log(self, text: str, *, is_asked: bool = False) -> None:
+        self._effects.append(events.Logged(text, is_asked))

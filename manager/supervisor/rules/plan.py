@@ -147,13 +147,16 @@ class LaunchPlan:
 
     def environment(self, rank: int, attempt: int, incarnation: str) -> dict[str, str]:
         """Return the variables of a rank's process; torchrun sets the variables of its ranks itself."""
-        ours = self._ours(attempt) | self._run(incarnation)
+        ours = self._common(attempt) | self._run(incarnation)
         if self.torchrun is not None:
             return ours | self._torchrun()
-        place = self._kept() if self.keeps_place else self._rank(rank, attempt)
+        if self.keeps_place:  # for its Agent, a rank that keeps its own RANK is a whole replica group
+            place = self._master() | {"LIGHTHOUSE_GROUP_RANK": "0", "LIGHTHOUSE_GROUP_WORLD_SIZE": "1"}
+        else:
+            place = self._rank(rank, attempt)
         return ours | place | {"LIGHTHOUSE_SLOT": str(self.slot_of(rank))}
 
-    def _ours(self, attempt: int) -> dict[str, str]:
+    def _common(self, attempt: int) -> dict[str, str]:
         optional = {
             "LIGHTHOUSE_STORE_PORT": self.store_port,
             "LIGHTHOUSE_TRACE_DIR": self.trace_dir,
@@ -172,10 +175,6 @@ class LaunchPlan:
 
     def _master(self) -> dict[str, str]:
         return {"MASTER_ADDR": self.master[0], "MASTER_PORT": str(self.master[1])}
-
-    def _kept(self) -> dict[str, str]:
-        """Return the place of a rank that keeps its own RANK: for its Agent it is a whole replica group."""
-        return self._master() | {"LIGHTHOUSE_GROUP_RANK": "0", "LIGHTHOUSE_GROUP_WORLD_SIZE": "1"}
 
     def _torchrun(self) -> dict[str, str]:
         """Return the variables of torchrun.

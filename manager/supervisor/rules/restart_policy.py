@@ -77,6 +77,17 @@ def outcome(status: int, stop_exit_code: int) -> Outcome:
     return Outcome.ABORT if is_abort else Outcome.LOST
 
 
+def describe_status(status: int) -> str:
+    """Describe an exit status for people: "exit code 1" or "SIGSEGV"."""
+    if status >= 0:
+        return f"exit code {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"{name} (kill -9, or the kernel was out of memory)" if name == "SIGKILL" else name
+
+
 @dataclass(frozen=True, slots=True)
 class _Loss:
     at: float
@@ -93,7 +104,7 @@ class RestartBudget:
     _losses: list[_Loss] = field(default_factory=list)
     _early: int = 0
 
-    def lose(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
+    def record_loss(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
         """Record a loss and decide what follows.
 
         Args:

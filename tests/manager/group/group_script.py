@@ -16,7 +16,15 @@ from typing import Any
 from lighthouse_protocol import refusals
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum
-from lighthouse_protocol.messages.session import GroupReport, Heartbeat, HeldQuorum, Hello, JoinRequest, QuorumPhase
+from lighthouse_protocol.messages.session import (
+    GroupReport,
+    Heartbeat,
+    HeldQuorum,
+    Hello,
+    JoinRequest,
+    QuorumPhase,
+    VoteAnswer,
+)
 from manager.group import events
 from manager.group.machine import GroupMachine
 from tests.manager import groups
@@ -73,7 +81,7 @@ def show(effect: events.Effect) -> str:
     match effect:
         case events.QuorumAnswered(call, assignment, quorum):
             return f"{call}: {step_of(assignment)}{'' if quorum is None else ', which was formed'}"
-        case events.VoteAnswered(call, Decision(commit, following)):
+        case VoteAnswer(call, Decision(commit, following)):
             return f"{call}: {'commit' if commit else 'discard'}{f', and {step_of(following)}' if following else ''}"
         case events.CallRefused(call, error):
             return f"{call}: {type(error).__name__}: {error}"

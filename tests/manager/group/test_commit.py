@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lighthouse_protocol.messages.membership import Decision, Distrust, DistrustKind, Participant
-from lighthouse_protocol.messages.session import HoldState
+from lighthouse_protocol.messages.session import HoldState, VoteAnswer
 from manager.group import events
 from manager.group.events import PendingVote
 from manager.group.records import ReplicaGroup, StandingQuorum
@@ -45,7 +45,7 @@ class Group:
             "no": lambda *vote, **says: self.vote(no(*vote, **says)),
             "Opened": self.open,
             "Withdrawn": lambda call: self.votes.withdraw(call) or [],
-            "RankLost": lambda rank: self.follows(self.votes.lose(rank)),
+            "RankLost": lambda rank: self.follows(self.votes.note_loss(rank)),
             "RankMissed": lambda rank, reason: self.follows(self.votes.give_up_rank(rank, reason)),
             "Asked": self.ask,
         }
@@ -64,7 +64,7 @@ class Group:
             attempt = self.records.attempt
             assert attempt is not None
             effects.append(f"{attempt.quorum_id}/{attempt.step} {'committed' if commit else 'discarded'}")
-            effects += [events.VoteAnswered(vote.call, Decision(commit)) for vote in self.votes.decide(commit)]
+            effects += [VoteAnswer(vote.call, Decision(commit)) for vote in self.votes.decide(commit)]
         return effects
 
     def tell(self, line: str) -> list[str]:
@@ -86,7 +86,7 @@ class Group:
 
 def show(effect: object) -> str:
     match effect:
-        case events.VoteAnswered(call, Decision(is_commit)):
+        case VoteAnswer(call, Decision(is_commit)):
             return f"{call}: {'commit' if is_commit else 'discard'}"
         case events.CallRefused(call, error):
             return f"{call}: {type(error).__name__}: {error}"
@@ -107,14 +107,12 @@ def test_decisions_are_kept_for_the_last_sixteen():
     for step in range(DECISIONS_KEPT + 1):
         m.open(1, step)
         m.vote(yes(step, 0, step))
-    assert m.vote(yes(100, 0, step=1, of=1)) == [events.VoteAnswered(100, Decision(True))]
+    assert m.vote(yes(100, 0, step=1, of=1)) == [VoteAnswer(100, Decision(True))]
     assert len(m.records.decided) == DECISIONS_KEPT
     assert not m.votes.is_voting
     newest = DECISIONS_KEPT
     m.open(2, newest + 1)
-    assert m.vote(yes(101, 0, step=newest, of=1)) == [events.VoteAnswered(101, Decision(True))], (
-        "the oldest are forgotten first"
-    )
+    assert m.vote(yes(101, 0, step=newest, of=1)) == [VoteAnswer(101, Decision(True))], "the oldest are forgotten first"
     [refused] = m.vote(yes(102, 0, step=0, of=1))
     assert isinstance(refused, events.CallRefused)
 
@@ -154,7 +152,7 @@ class Witness:
         return self.quorum_id if vote.quorum_id is None else vote.quorum_id, vote.step
 
     def follows(self, effects: list[object]) -> None:
-        answers = {e.call: e.decision.commit for e in effects if isinstance(e, events.VoteAnswered)}
+        answers = {e.number: e.outcome.commit for e in effects if isinstance(e, VoteAnswer)}
         assert len(set(answers.values())) <= 1, "everyone gets the same decision"
         for call, is_commit in answers.items():
             vote = self.open.pop(call)

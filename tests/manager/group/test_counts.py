@@ -23,7 +23,7 @@ def test_the_time_of_a_step_runs_from_when_its_ranks_are_let_in_until_it_is_comm
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
     counts.began(10.0, has_healing=False)
     counts.committed(12.5)
-    assert counts.report() == GroupCounts(commits=1, step_s=2.5)
+    assert counts.totals == GroupCounts(commits=1, step_s=2.5)
 
 
 def test_a_step_that_is_discarded_or_in_which_a_group_heals_has_no_time():
@@ -34,7 +34,7 @@ def test_a_step_that_is_discarded_or_in_which_a_group_heals_has_no_time():
     counts.began(5.0, has_healing=True)
     counts.committed(9.0)
     counts.committed(20.0)
-    assert (counts.report().step_s, counts.report().commits, counts.discards) == (0.0, 3, 1)
+    assert (counts.totals.step_s, counts.totals.commits, counts.discards) == (0.0, 3, 1)
 
 
 def test_a_discard_has_one_reason():
@@ -49,24 +49,24 @@ def test_a_discard_has_one_reason():
     counts.discarded(3, is_rank_lost=True)
     assert counts.discards == 4
     counts.began(9.0, has_healing=False)
-    assert counts.report().discards == Discards(group_lost=1, rank_lost=1, revoked=1, voted_no=1)
+    assert counts.totals.discards == Discards(group_lost=1, rank_lost=1, revoked=1, voted_no=1)
     assert counts.discards == 4
 
 
 def test_ranks_may_notice_the_loss_of_a_group_before_the_lighthouse_does():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
     counts.discarded(7, is_rank_lost=False)
-    assert counts.report().discards == Discards()
+    assert counts.totals.discards == Discards()
     counts.revoked(7, is_group_lost=True)
     counts.began(1.0, has_healing=False)
-    assert counts.report().discards == Discards(group_lost=1)
+    assert counts.totals.discards == Discards(group_lost=1)
 
 
 def test_a_heal_of_all_ranks_counts_once_and_their_bytes_add_up():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
     counts.healed(0, "p0", HealTotals(1, 2.0, 100))
     counts.healed(1, "p1", HealTotals(1, 3.0, 50))
-    assert counts.report().healed == HealTotals(1, 3.0, 150)
+    assert counts.totals.healed == HealTotals(1, 3.0, 150)
 
 
 def test_the_heals_of_a_process_that_has_ended_are_kept():
@@ -74,15 +74,15 @@ def test_the_heals_of_a_process_that_has_ended_are_kept():
     counts.healed(0, "p0", HealTotals(2, 4.0, 100))
     counts.healed(0, "p1", HealTotals(1, 1.0, 50))
     counts.healed(0, "p1", HealTotals(0, 0.0, 0))  # an old sample
-    assert counts.report().healed == HealTotals(3, 5.0, 150)
+    assert counts.totals.healed == HealTotals(3, 5.0, 150)
 
 
 def test_what_is_told_is_made_anew_only_when_a_number_changes():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    assert counts.report() is counts.report()
-    before = counts.report()
+    assert counts.totals is counts.totals
+    before = counts.totals
     counts.committed(1.0)
-    assert before == GroupCounts() != counts.report()
+    assert before == GroupCounts() != counts.totals
 
 
 class TestAMachine:

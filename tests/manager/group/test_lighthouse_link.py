@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
+from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from manager.group import link
 from manager.group.link import Absence, LighthouseLink
@@ -29,7 +31,9 @@ class Group:
 
     def __init__(self, server: StreamServer, says: Leave | None) -> None:
         address = f"{LOCALHOST}:{server.port}"
-        self.link = LighthouseLink(lambda: AsyncLighthouseClient(address), address)
+        self.link = LighthouseLink(
+            lambda: AsyncLighthouseClient(address), LeaderSearch((Address(LOCALHOST, server.port),))
+        )
         self.sessions = 0
         self._server = server
         self._says = says

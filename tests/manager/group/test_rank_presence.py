@@ -14,7 +14,7 @@ def lost(watches: RankPresence) -> list[int]:
 
 
 def missing(watches: RankPresence) -> frozenset[int]:
-    return watches._group.missing
+    return watches.absence()[1]
 
 
 def is_starting(watches: RankPresence) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from lighthouse_protocol.messages.membership import Decision, Distrust, DistrustKind, Participant
+from lighthouse_protocol.messages.session import VoteAnswer
 from lighthouse_protocol.refusals import DeadlinePassed, Unrecoverable
 from manager.group import events
 from manager.group.counts import StepCounts
@@ -90,7 +91,7 @@ def carried(world: World, effects: Sequence[object]) -> World:
         match effect:
             case events.QuorumAnswered(call, assignment):
                 answer = ("granted", assignment.max_step, None)
-            case events.VoteAnswered(call, Decision(commit, following)):
+            case VoteAnswer(call, Decision(commit, following)):
                 answer = ("decided", commit, following.max_step if following else None)
             case events.CallRefused(call, error):
                 is_vote = call % 100 < 20 and is_waited_for(world, call)
@@ -135,7 +136,7 @@ def casts(world: World, number: int, vote: bool, phase: str, wants: bool) -> Wor
 def gives_no(world: World, number: int) -> World:
     """Its time was over: it is in no quorum's step, votes no, and asks again."""
     rank = world.ranks[number]
-    expired = events.CallExpired(call(20, number, rank), DeadlinePassed("no quorum"))
+    expired = events.CallEnded(call(20, number, rank), DeadlinePassed("no quorum"))
     no = PendingVote(call(10, number, rank), number, rank.step, False)
     return fed(world.but(number, phase="idle"), expired, no)
 

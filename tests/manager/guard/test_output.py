@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manager.guard.child import Child, open_log
-from manager.guard.rules import MAX_LINE_BYTES, MAX_TAIL_CHARS, PIECE_BYTES, TAIL_LINES, Lines, Outlet
+from manager.guard.child import (
+    MAX_LINE_BYTES,
+    MAX_TAIL_CHARS,
+    PIECE_BYTES,
+    TAIL_LINES,
+    Child,
+    Lines,
+    Outlet,
+    open_log,
+)
 
 
 @given(st.lists(st.binary(max_size=20)))
@@ -44,10 +52,10 @@ def test_the_tail_is_safe_to_show() -> None:
 def test_while_it_is_written_a_line_without_an_end_counts() -> None:
     lines = Lines()
     lines.feed(b"".join(b"%d\n" % i for i in range(100)) + b"epoch 3:  10%\repoch 3:  20%\r")
-    assert lines.so_far == [*(str(i) for i in range(101 - TAIL_LINES, 100)), "epoch 3:  20%"]
+    assert lines.current_tail == [*(str(i) for i in range(101 - TAIL_LINES, 100)), "epoch 3:  20%"]
     assert lines.tail == [str(i) for i in range(100 - TAIL_LINES, 100)]
     lines.feed(b"done\n")
-    assert lines.so_far == lines.tail
+    assert lines.current_tail == lines.tail
     assert lines.tail[-1] == "done"
 
 
@@ -55,12 +63,12 @@ def test_while_it_is_written_a_line_without_an_end_counts() -> None:
 def test_the_outlet_gives_all_in_order_and_in_pieces(lines: list[bytes], most: int) -> None:
     outlet, written = Outlet(), b""
     outlet.put("[a/0] ", lines)
-    while piece := outlet.piece():
+    while piece := outlet.next_chunk():
         assert len(piece) <= PIECE_BYTES
         written += piece[:most]
-        outlet.taken(len(piece[:most]))
+        outlet.consume(len(piece[:most]))
     assert written == b"".join(b"[a/0] " + line + b"\n" for line in lines)
-    assert not outlet.has_some
+    assert not outlet.has_data
     assert not outlet.is_full
 
 

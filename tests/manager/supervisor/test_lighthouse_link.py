@@ -5,6 +5,7 @@ from typing import Any, Self, cast
 
 import pytest
 
+from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.run import (
     HelloRejected,
     ProcessLost,
@@ -14,10 +15,12 @@ from lighthouse_protocol.messages.run import (
     SupervisorWelcome,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
+from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.rules import restart_policy
 
+SEARCH = LeaderSearch((Address("lighthouse", 1),))
 ENTRY = SupervisorHello("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)
 FIRST, SECOND = (ProcessLost(RankId(slot, f"s.{slot}"), "killed by signal 9") for slot in (0, 1))
@@ -67,11 +70,11 @@ class TestLosses:
             return streams[-1]
 
         heard: asyncio.Queue[object] = asyncio.Queue()
-        link = SupervisorLink(connect, "lighthouse", ENTRY, heard.put_nowait)
+        link = SupervisorLink(connect, SEARCH, ENTRY, heard.put_nowait)
         link.open()
         for lost in (FIRST, SECOND):
             assert await asyncio.wait_for(heard.get(), 20) == WELCOME
-            link.lose(lost)
+            link.report_loss(lost)
             streams[0].breaks.set()
         await link.close()
         return [stream.said for stream in streams]
@@ -117,7 +120,7 @@ def test_a_name_that_is_taken_is_asked_for_ever_less_often_and_told_once(
     async def refused_often() -> int:
         backoff = CountingBackoff()
         monkeypatch.setattr("manager.supervisor.lighthouse_link.Backoff", lambda: backoff)
-        link = SupervisorLink(lambda: cast(Any, RefusingLighthouse()), "lighthouse", ENTRY, lambda message: None)
+        link = SupervisorLink(lambda: cast(Any, RefusingLighthouse()), SEARCH, ENTRY, lambda message: None)
         link.open()
         await asyncio.wait_for(backoff.enough.wait(), 20)
         await link.close()

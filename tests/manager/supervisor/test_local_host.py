@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from manager.guard.client import GuardClient
-from manager.supervisor.local_host import LocalHost, Output
+from manager.supervisor.config import SupervisorConfig
+from manager.supervisor.local_host import LocalHost
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun
 from tests.processes import PATIENCE_S
@@ -27,7 +28,7 @@ async def guard() -> AsyncIterator[GuardClient]:
 
 
 def host(guard: GuardClient, plan: LaunchPlan) -> LocalHost:
-    return LocalHost(plan, guard, Output(is_shown=False), None, lambda _: None, lambda _: None)
+    return LocalHost(plan, guard, SupervisorConfig(), lambda _: None, lambda _: None)
 
 
 async def written(local: LocalHost, rank: int) -> tuple[str, ...]:

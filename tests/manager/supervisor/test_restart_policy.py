@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, Superseded, WrongState
-from manager.guard.rules import described
 from manager.supervisor.rules.restart_policy import (
     DUPLICATE_TIMEOUT_S,
     Decision,
@@ -19,6 +18,7 @@ from manager.supervisor.rules.restart_policy import (
     Restart,
     RestartBudget,
     RestartPolicy,
+    describe_status,
     outcome,
 )
 
@@ -28,7 +28,7 @@ PLAIN = RestartPolicy(max_startup_failures=0)
 def lose(policy: RestartPolicy, *losses: tuple[float, float], host: int = 0, drawn: float = 1.0) -> list[Decision]:
     """Losses as (when, how long after the start)."""
     budget = RestartBudget(policy, lambda: drawn)
-    return [budget.lose(host, lived_s, at) for at, lived_s in losses]
+    return [budget.record_loss(host, lived_s, at) for at, lived_s in losses]
 
 
 def test_what_an_end_means() -> None:
@@ -42,14 +42,14 @@ def test_what_an_end_means() -> None:
 
 
 def test_an_end_is_named() -> None:
-    assert [described(status) for status in (0, 1, -11, -9, -64)] == [
+    assert [describe_status(status) for status in (0, 1, -11, -9, -64)] == [
         "exit code 0",
         "exit code 1",
         "SIGSEGV",
         "SIGKILL (kill -9, or the kernel was out of memory)",
         "SIGRTMAX",
     ]
-    assert described(-100) == "signal 100"
+    assert describe_status(-100) == "signal 100"
 
 
 class TestBudget:
@@ -69,7 +69,7 @@ class TestBudget:
     def test_how_much_of_it_is_used(self) -> None:
         budget = RestartBudget(RestartPolicy(max_restarts=4, window_s=100.0, max_startup_failures=0), lambda: 1.0)
         for at in (0.0, 50.0):
-            budget.lose(0, 60.0, at)
+            budget.record_loss(0, 60.0, at)
         assert [budget.used(now) for now in (60.0, 120.0, 150.0)] == [0.5, 0.25, 0.0]
 
     def test_a_longer_life_between_them_begins_anew(self) -> None:
@@ -79,7 +79,7 @@ class TestBudget:
 
     def test_a_host_that_is_the_first_to_fail_again_and_again_is_excluded(self) -> None:
         budget = RestartBudget(dataclasses.replace(PLAIN, max_restarts=9, exclude_host_after=2), lambda: 0.5)
-        decisions = [budget.lose(host, 60.0, at) for at, host in enumerate((0, 1, 0, 1, 1))]
+        decisions = [budget.record_loss(host, 60.0, at) for at, host in enumerate((0, 1, 0, 1, 1))]
         assert [type(decision) for decision in decisions] == [Restart] * 4 + [Exclude]
         assert decisions[-1] == Exclude(1, "it was the first to fail 2 times in a row")
 
@@ -88,7 +88,7 @@ class TestBudget:
 def test_a_misfit_uses_the_budget_up_and_is_no_fault_of_the_others(misfits: tuple[bool, ...]) -> None:
     """Losses of a group that does not fit its peers. Where the budget is exhausted without them, it is for all."""
     budget = RestartBudget(dataclasses.replace(PLAIN, max_restarts=2), lambda: 1.0)
-    *restarts, last = [budget.lose(0, 60.0, at, is_misfit=is_misfit) for at, is_misfit in enumerate(misfits)]
+    *restarts, last = [budget.record_loss(0, 60.0, at, is_misfit=is_misfit) for at, is_misfit in enumerate(misfits)]
     why = "the budget of 2 restarts within 3600 s is exhausted"
     if any(misfits):
         why += f", {sum(misfits)} of them because this group does not fit its peers"
@@ -116,7 +116,7 @@ def test_no_window_has_more_restarts_than_the_budget(
     budget, now, restarts = RestartBudget(policy, lambda: drawn), 0.0, list[float]()
     for after_s, lived_s, host in losses:
         now += after_s
-        decision = budget.lose(host, lived_s, now)
+        decision = budget.record_loss(host, lived_s, now)
         if isinstance(decision, Restart):
             assert 0 < decision.after_s <= policy.max_delay_s
             restarts.append(now)

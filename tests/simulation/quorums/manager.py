@@ -446,7 +446,7 @@ class Evidence:
     def __init__(self, manager: ManagerProcess) -> None:
         self._manager = manager
 
-    def give(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         done = EvidenceDone(request.number)
         self._manager.after(EVIDENCE_TAKES_S, self._manager.tell_lighthouse, done)
 

@@ -19,6 +19,7 @@ from lighthouse_protocol.messages.session import (
     QuorumOrder,
     QuorumPhase,
     Revoked,
+    VoteAnswer,
     Welcome,
 )
 from manager.group import events
@@ -70,7 +71,7 @@ class ManagerChecks(Checks):
                 self._hear(message)
             case QuorumRequest() if event.group_rank < self._size:
                 self._asks[event.call] = event
-            case events.CallEnded(call) | events.CallExpired(call):
+            case events.CallEnded(call):
                 self._asks.pop(call, None)
             case PendingVote() as voted if voted.quorum_id is not None and voted.group_rank < self._size:
                 key, votes = (voted.quorum_id, voted.step), self._process.votes
@@ -92,7 +93,7 @@ class ManagerChecks(Checks):
                 if (quorum_id, bool(lost), watches) in self._pushed:
                     self._break("S7", f"tells its ranks again that quorum {quorum_id} is revoked")
                 self._pushed.add((quorum_id, bool(lost), watches))
-            case events.VoteAnswered(call, Decision(commit, following)):
+            case VoteAnswer(call, Decision(commit, following)):
                 self._decide(call, commit=commit)
                 if following is not None:
                     self._let_in(following, is_grant=True)
