@@ -195,7 +195,6 @@ class QuorumMachine:
         self.standing, self.joins = self.job.standing, self.job.joins
         self.job_end = JobEnd() if record is None else JobEnd(record.ended, record.absent)
         self.presence = Presence(self.job, self.job_end, None if record is None else holders_until)
-        self.roster = self.presence.roster
         self.decision = Decision(Verdict.NO_JOINS)
         """Decision after the last event or tick."""
         self._ended_at: float | None = None
@@ -211,9 +210,7 @@ class QuorumMachine:
     def is_quiet(self, now: float) -> bool:
         """Return whether no group is alive or remembered, and no lease can still run."""
         return (
-            len(self.roster) == 0
-            and self.standing.phase is not QuorumPhase.RETURNING
-            and now >= self.standing.free_at()
+            not self.job.groups and self.standing.phase is not QuorumPhase.RETURNING and now >= self.standing.free_at()
         )
 
     def is_judging_closings(self, now: float) -> bool:
@@ -258,7 +255,7 @@ class QuorumMachine:
 
     def deadline(self, now: float) -> float | None:
         """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
-        moments = (self.roster.next_at(), self.standing.returns_until(), self.decision.next_at)
+        moments = (self.job.next_at(), self.standing.returns_until(), self.decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     # -- time
@@ -273,15 +270,15 @@ class QuorumMachine:
         self.presence.standing_time(now)
 
     def _settle(self, now: float) -> None:
-        if self.roster.working < self._working:
+        if self.job.counts[Kind.WORKING] < self._working:
             self.job.lost_at = now
         self._review()
         self._end_job(now)
         decision = self._decide(now)
-        self._working = self.roster.working
+        self._working = self.job.counts[Kind.WORKING]
         if decision.chosen:
             self._form(decision.chosen, now)
-            self._working = self.roster.working
+            self._working = self.job.counts[Kind.WORKING]
             self._review()
             decision = decide(self.job, now)
         self.decision = decision
@@ -294,14 +291,14 @@ class QuorumMachine:
         if decision.verdict is not Verdict.WAITING_FOR_STRAGGLERS or not is_over:
             return decision
         for group in stragglers(self.job):
-            self.roster.miss(group)
+            self.job.miss(group)
         return decide(self.job, now)
 
     def _end_job(self, now: float) -> None:
         if not self.presence.has_ended():
             return
         members = self.job.replica_ids
-        others = [m for m in self.roster if m.is_alive and not m.is_reported and m.down != LEFT]
+        others = [m for m in self.job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
         self.job_end.reach(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
         assert self.job_end.step is not None
         record = self._record(stands=self.standing.phase is not QuorumPhase.NONE)
@@ -341,7 +338,7 @@ class QuorumMachine:
             member.last_assignment = LastAssignment(
                 quorum.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
             )
-            self.roster.see(member, now)
+            self.job.see(member, now)
         job.history = known_history(job, self.joins.list_candidates(), now)
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
@@ -354,7 +351,6 @@ class QuorumMachine:
             self.standing.form(quorum, entries, {member.replica_id: member.lease_until for member in chosen})
         else:
             self.standing.replace()
-        self.roster.form()
         calls = self.joins.take(chosen, now)
         record = self._record(stands) if is_new else None
         job.emit(events.QuorumFormed(quorum, calls, is_new, stands, record))

@@ -626,7 +626,7 @@ class Group:
     is_alive: bool = True
     lapsed_at: float = 0.0
     due_at: float = 0.0
-    """When the roster examines the group again."""
+    """When the job examines the group again."""
     excused_until: float = 0.0
     """The group lapses at this moment at the earliest."""
     has_missed: bool = False

@@ -283,8 +283,8 @@ class LighthouseDaemon:
     def state(self) -> str:
         """Describe the jobs in one line, for systemd."""
         jobs = [
-            f"{driver.job}: {driver.machine.decision.verdict}, {len(driver.machine.roster.participants())} groups train"
-            for driver in itertools.islice(self._jobs, JOBS_NAMED)
+            f"{name}: {machine.decision.verdict}, {len(machine.job.list_participants())} groups train"
+            for name, machine in ((each.job, each.machine) for each in itertools.islice(self._jobs, JOBS_NAMED))
         ]
         return "; ".join(jobs) or "serves, and knows no job"
 

@@ -109,7 +109,7 @@ def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
 def live_member(driver: JobDriver, replica_id: str) -> Group:
     member = driver.member(replica_id)
     if member is None or not member.is_alive:
-        alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"
+        alive = ", ".join(sorted(m.replica_id for m in driver.machine.job.groups.values() if m.is_alive)[:16]) or "none"
         raise UnknownName(f"no live replica group {replica_id!r}; alive: {alive}")
     return member
 

@@ -102,7 +102,7 @@ class TestStarting:
         m.handle(pulse(2), 2)
         assert states(m, 2)["b"] == "starting"
         m.handle(asks(9, 2, "b"), 3)
-        assert (states(m, 3)["b"], m.roster.get("b").is_starting) == ("joined", False)
+        assert (states(m, 3)["b"], m.job.groups.get("b").is_starting) == ("joined", False)
 
     def test_one_that_has_lost_a_rank_is_down_until_its_supervisor_starts_it_again(self):
         m = standing("ab")

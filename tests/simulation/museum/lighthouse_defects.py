@@ -14,7 +14,7 @@ from lighthouse.job.lineage import Claim, Numbering
 from lighthouse.job.presence import MassSilence, Presence
 from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.registry import JobRegistry
-from lighthouse.job.roster import Job, JoinQueue, Roster
+from lighthouse.job.roster import Job, JoinQueue
 from lighthouse.job.standing import Standing
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
@@ -24,7 +24,7 @@ from tests.simulation.museum.exhibit import Replaced
 
 _take_place = Presence._take_place
 _number = Numbering.number
-_expire = Roster.expire
+_expire = Job.expire
 _claim = forming._claim
 _free_at = Standing.free_at
 _perform_one = JobDriver._perform_one
@@ -36,7 +36,7 @@ def _no_refusal(self: Presence, *_: Any, **__: Any) -> None:
 
 
 def _by_incarnation(self: Presence, participant: Participant, *_: Any) -> LighthouseError | None:
-    old = self.roster.get(participant.replica_id)
+    old = self._job.groups.get(participant.replica_id)
     if old is None or not old.is_connected or old.incarnation == participant.incarnation:
         return None
     return DuplicateReplica(f"{participant.replica_id} is in use")
@@ -47,7 +47,7 @@ def _end_as_leave(self: Presence, event: SessionEnded, now: float) -> None:
 
 
 def _keep_old_session(self: Presence, participant: Participant, now: float) -> None:
-    old = self.roster.get(participant.replica_id)
+    old = self._job.groups.get(participant.replica_id)
     session = old.session if old is not None else None
     _take_place(self, participant, now)
     if old is not None and session is not None and old.incarnation == participant.incarnation:
@@ -88,7 +88,7 @@ def _free_with_any_member(self: Standing, chosen: Iterable[Participant] = ()) ->
 
 
 def _take_place_and_lease(self: Presence, participant: Participant, now: float) -> None:
-    old = self.roster.get(participant.replica_id)
+    old = self._job.groups.get(participant.replica_id)
     _take_place(self, participant, now)
     if old is not None and old.incarnation != participant.incarnation:
         self.standing.end_lease(old.replica_id, old.incarnation)
@@ -135,10 +135,10 @@ def _waiting_since_anyones_join(self: JoinQueue, now: float, *, of_members: bool
     return self.anyone.running_since(now)
 
 
-def _expire_and_remember(self: Roster, now: float) -> list[Group]:
-    with_all = dict(self.job.groups)
+def _expire_and_remember(self: Job, now: float) -> list[Group]:
+    with_all = dict(self.groups)
     lapsed = _expire(self, now)
-    self.job.groups = with_all
+    self.groups = with_all
     return lapsed
 
 
@@ -198,7 +198,7 @@ ID_GOES_BACK = (
 SHORTER_LEASE = (Replaced(JobRegistry, "remember", _wait_for_own_lease),)
 RECALL_FOR_NOTHING = (Replaced(QuorumMachine, "_review", _recall_for_anybody),)
 NEWCOMERS_CLOCK = (Replaced(JoinQueue, "waiting_since", _waiting_since_anyones_join),)
-NOBODY_FORGOTTEN = (Replaced(Roster, "expire", _expire_and_remember),)
+NOBODY_FORGOTTEN = (Replaced(Job, "expire", _expire_and_remember),)
 TAG_ALONE_COUNTS = (Replaced(forming, "_claim", _tag_alone_counts),)
 NO_OTHER_IS_AHEAD = (Replaced(forming, "_claim", _no_other_is_ahead),)
 ANYBODY_IS_ADMITTED = (Replaced(Presence, "_refusal", _no_refusal),)
