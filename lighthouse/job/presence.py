@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.records import Group, Kind, Membership
-from lighthouse.job.roster import Job, is_reborn, membership_of, refusal, sent_away, why_impostor
+from lighthouse.job.roster import Job, is_reborn, refusal, sent_away, why_impostor
 from lighthouse.job.standing import ResendQuorum
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
@@ -31,7 +31,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
-from lighthouse_protocol.rules.access import digest_of
+from lighthouse_protocol.rules.access import digest_of, is_same
 
 BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
@@ -311,9 +311,11 @@ class Presence:
 
     def membership(self, replica_id: str, digest: str) -> Membership:
         """Return the group's relation to the quorum, by the digest of its secret."""
-        is_held = bool(self._job.counts[Kind.WORKING] or self.standing.at_work)
-        known, remembered = self._job.secret_of(replica_id), self.standing.remembered(replica_id)
-        return membership_of(digest, known, remembered, is_held=is_held)
+        lease = self.standing.leases.get(replica_id)
+        if is_same(digest, self._job.secret_of(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
+            return Membership.MEMBER
+        is_held = self._job.counts[Kind.WORKING] or self.standing.at_work
+        return Membership.OUTSIDER if is_held else Membership.OPEN
 
     # -- calls and joins
 
@@ -524,7 +526,8 @@ class Presence:
         name = participant.replica_id
         old = self._job.groups.get(name)
         is_cut = old is not None and self.silence.is_cut(old, now)
-        return why_impostor(participant, secret, old, self.standing.remembered(name), is_cut=is_cut)
+        lease, is_awaited = self.standing.leases.get(name), self.standing.is_awaited(name)
+        return why_impostor(participant, secret, old, lease, is_awaited=is_awaited, is_cut=is_cut)
 
     def _unknown_id(
         self, participant: Participant | None, levels: GroupReport | None, now: float

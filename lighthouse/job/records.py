@@ -613,6 +613,8 @@ class Group:
     session: int | None = None
     secret: str = ""
     """Digest of the secret of the group's sessions (identity, in roster.py). Empty before the first session."""
+    former_secret: str = ""
+    """Digest of the secret of the manager in the last quorum with this group, if that is not the present one."""
     closes_at: float | None = None
     """The session's stream has ended. The group is lost at this moment, unless its manager reconnects."""
     burst: int = 0
@@ -667,13 +669,20 @@ class Group:
         return self.session is not None and self.closes_at is None
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """Member of the standing quorum, or of the last one that stood."""
+@dataclass(slots=True)
+class Lease:
+    """Right of a member to grant steps of the standing quorum. It outlives the presence of its group."""
 
     incarnation: str
-    secret: str  # digest
-    is_awaited: bool = False  # the lighthouse has restarted, and the member has not reconnected
+    until: float
+    entry: JoinState
+    """From which the quorum was formed, with the digest of the member's secret."""
+    granted: int | None = None
+    """Highest granted step, reported since the recall."""
+    is_spent: bool = False
+    """The member grants no more."""
+    has_left: bool = False
+    """The member's ranks have ended in good order."""
 
 
 class Membership(Enum):

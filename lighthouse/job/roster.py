@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from lighthouse.job.events import GridChanged, MemberBack, MemberJoined, MemberLost, NewcomersChanged, QuorumEffect
 from lighthouse.job.lineage import History, Numbering
@@ -25,10 +26,9 @@ from lighthouse.job.records import (
     Group,
     Kind,
     LastAssignment,
-    Membership,
+    Lease,
     QuorumConfig,
     QuorumRecord,
-    Remembered,
     is_loopback,
     unreachable,
 )
@@ -44,10 +44,18 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
-from lighthouse_protocol.rules.access import is_same, is_shown
+from lighthouse_protocol.rules.access import is_shown
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
+
+
+class Member(NamedTuple):
+    """Member of the present quorum. It outlives the presence of its group."""
+
+    participant: Participant
+    secret: str
+    """Digest of the manager's secret when the quorum formed. Empty after a restart of the lighthouse."""
 
 
 class Job:
@@ -64,8 +72,8 @@ class Job:
         self.counts = Counter[Kind | int]()
         """Number of groups of each kind. Kinds without groups are missing."""
         self.quorum: Quorum | None = None
-        self.participants: dict[str, Participant] = {}
-        """Participants of the quorum, by replica_id."""
+        self.members: dict[str, Member] = {}
+        """Members of the quorum, by replica_id."""
         self.max_step = 0
         """Highest step among the participants."""
         self.formed_at: float | None = None
@@ -79,7 +87,6 @@ class Job:
         self.changes = 0
         """Number of quorums formed by this lighthouse with a new quorum_id."""
         self._tags: set[int | None] = set()  # of the states that the quorum started from and commits
-        self._secrets: dict[str, str] = {}  # by replica_id, for participants and former ones with a record
 
         self.joins = JoinQueue(self)
         self._effects: list[QuorumEffect] = []
@@ -89,7 +96,7 @@ class Job:
         self._due: list[tuple[float, int, Group]] = []  # when to examine each group; outdated entries remain
         self._pushed = 0
         if record is not None and record.quorum is not None:
-            self._set(record.quorum)
+            self._set(record.quorum, [""] * len(record.quorum.participants))
             self.history.add(record.quorum.quorum_id)
 
     def emit(self, effect: QuorumEffect) -> None:
@@ -107,7 +114,7 @@ class Job:
     @property
     def replica_ids(self) -> Set[str]:
         """Participants of the quorum."""
-        return self.participants.keys()
+        return self.members.keys()
 
     def others(self, replica_id: str, kind: Kind | int) -> list[Group]:
         """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
@@ -128,11 +135,11 @@ class Job:
         """
         for group in self.groups.values():
             group.is_participant = False
+            if (former := self.members.get(group.replica_id)) is not None:
+                group.former_secret = former.secret
         for member in members:
             member.is_participant = True
-        former = {name: secret for name, secret in self._secrets.items() if name in self.groups}
-        self._secrets = former | {member.replica_id: member.secret for member in members}
-        self._set(quorum)
+        self._set(quorum, [member.secret for member in members])
         self.lost_at = None
         self.first_formed_at = now if self.first_formed_at is None else self.first_formed_at
         self.rounds += 1
@@ -148,9 +155,9 @@ class Job:
         if self.formed_at is None and self.quorum is not None:
             self.formed_at = now
 
-    def _set(self, quorum: Quorum) -> None:
+    def _set(self, quorum: Quorum, secrets: Sequence[str]) -> None:
         self.quorum = quorum
-        self.participants = {member.replica_id: member for member in quorum.participants}
+        self.members = {p.replica_id: Member(p, s) for p, s in zip(quorum.participants, secrets, strict=True)}
         self.max_step = max(member.step for member in quorum.participants)
         sources = (member for member in quorum.participants if member.step == self.max_step)
         self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
@@ -160,16 +167,19 @@ class Job:
 
         They may if the group is in the quorum, and the quorum started from that state or commits it.
         """
-        return tag in self._tags and replica_id in self.participants
+        return tag in self._tags and replica_id in self.members
 
     def secret_of(self, replica_id: str) -> str:
         """Return the secret digest of the group's manager in the group's last quorum, or "" if there is none."""
-        return self._secrets.get(replica_id, "")
+        if (member := self.members.get(replica_id)) is not None:
+            return member.secret
+        group = self.groups.get(replica_id)
+        return group.former_secret if group is not None else ""
 
     def assigned_before(self, replica_id: str, incarnation: str) -> LastAssignment | None:
         """Return what an earlier lighthouse assigned to a member of the present quorum, or None."""
-        member = self.participants.get(replica_id) if self.rounds == 0 else None
-        if self.quorum is None or member is None or member.incarnation != incarnation:
+        member = self.members.get(replica_id) if self.rounds == 0 else None
+        if self.quorum is None or member is None or member.participant.incarnation != incarnation:
             return None
         return LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
 
@@ -316,8 +326,6 @@ class Job:
         self.emit(GridChanged())
         del self.groups[member.replica_id]
         self._count_as(member, frozenset())
-        if member.replica_id not in self.participants:
-            self._secrets.pop(member.replica_id, None)
 
     def expire(self, now: float) -> list[Group]:
         """Return the groups that lapse by `now`, and forget those that lapsed long ago.
@@ -444,22 +452,14 @@ def is_reborn(participant: Participant, old: Group) -> bool:
 #    that its requests count for the whole run (`Supervisors`).
 
 
-def membership_of(digest: str, known: str, remembered: Remembered | None, *, is_held: bool) -> Membership:
-    """Determine a group's relation to the quorum.
-
-    Args:
-        digest: Digest of the secret that the caller showed.
-        known: Digest of the manager that last received a quorum under this name.
-        remembered: Member of the standing quorum with this name.
-        is_held: A member of the quorum is alive or may return.
-    """
-    if is_same(digest, known) or (remembered is not None and is_same(digest, remembered.secret)):
-        return Membership.MEMBER
-    return Membership.OUTSIDER if is_held else Membership.OPEN
-
-
 def why_impostor(
-    participant: Participant, secret: str, old: Group | None, remembered: Remembered | None, *, is_cut: bool = False
+    participant: Participant,
+    secret: str,
+    old: Group | None,
+    lease: Lease | None,
+    *,
+    is_awaited: bool = False,
+    is_cut: bool = False,
 ) -> LighthouseError | None:
     """Return the error for a caller that does not speak for its group, or None.
 
@@ -467,7 +467,8 @@ def why_impostor(
         participant: The group as the caller describes it.
         secret: Secret of the caller, "" for a call without a session.
         old: Record of the group.
-        remembered: Member of the standing quorum with this name.
+        lease: Lease of the standing quorum's member of this name.
+        is_awaited: The lighthouse has restarted, and that member has not reconnected.
         is_cut: Result of `MassSilence.is_cut`.
     """
     name, kept = participant.replica_id, old.secret if old is not None else ""
@@ -478,15 +479,14 @@ def why_impostor(
             f"replica_id: the connection of {name} was cut together with most others, and its manager may reconnect; "
             "another manager of this name is admitted once it counts as lost: ask again"
         )
-    awaited = remembered.secret if remembered is not None and remembered.is_awaited else ""
-    if awaited and not is_shown(secret, awaited):
+    if is_awaited and lease is not None and lease.entry.secret and not is_shown(secret, lease.entry.secret):
         return Unreachable(
             f"replica_id: {name} is a member of the quorum that the lighthouse held before it restarted, and may "
             "reconnect until that quorum's lease expires; another manager of this name is admitted then: ask again"
         )
     if not participant.incarnation:
         return None
-    for incarnation, digest in _known(old, remembered):
+    for incarnation, digest in _known(old, lease):
         if digest and incarnation == participant.incarnation and not is_shown(secret, digest):
             return DuplicateReplica(
                 f"replica_id: {name} with incarnation {participant.incarnation} is another manager than the one at "
@@ -495,9 +495,9 @@ def why_impostor(
     return None
 
 
-def _known(old: Group | None, remembered: Remembered | None) -> list[tuple[str, str]]:
+def _known(old: Group | None, lease: Lease | None) -> list[tuple[str, str]]:
     ours = [(old.incarnation, old.secret)] if old is not None else []
-    return ours + ([(remembered.incarnation, remembered.secret)] if remembered is not None else [])
+    return ours + ([(lease.incarnation, lease.entry.secret)] if lease is not None else [])
 
 
 def _in_use(participant: Participant, old: Group) -> DuplicateReplica:

@@ -56,7 +56,7 @@ def recount_sessions(machine: QuorumMachine) -> None:
     assert all(m.is_alive for m in connected.values())
     assert all(m.session is not None for m in groups if m.drains)
     assert not set(presence._leaving) & set(presence._sessions)
-    holders = {name: holder.incarnation for name, holder in standing._holders.items()}
+    holders = {name: holder.incarnation for name, holder in standing.leases.items()}
     quorum = standing.quorum
     assert holders == ({p.replica_id: p.incarnation for p in quorum.participants} if quorum else {})
     assert (standing.phase is QuorumPhase.NONE) <= (quorum is None)

@@ -77,14 +77,14 @@ def _free_at_once(self: Standing, chosen: Iterable[Participant] = ()) -> float:
 
 
 def _free_by_name(self: Standing, chosen: Iterable[Participant] = ()) -> float:
-    return 0.0 if any(self.remembered(p.replica_id) for p in chosen) else _free_at(self)
+    return 0.0 if any(p.replica_id in self.leases for p in chosen) else _free_at(self)
 
 
 def _free_with_any_member(self: Standing, chosen: Iterable[Participant] = ()) -> float:
     """As if all were heard of."""
     if any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
         return 0.0
-    return max((holder.lease_until for holder in self._holders.values()), default=0.0)
+    return max((lease.until for lease in self.leases.values()), default=0.0)
 
 
 def _take_place_and_lease(self: Presence, participant: Participant, now: float) -> None:
@@ -95,19 +95,19 @@ def _take_place_and_lease(self: Presence, participant: Participant, now: float) 
 
 
 def _resume_at_lowest(self: Standing) -> QuorumOrder | None:
-    told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
-    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self._holders):
+    told = [holder.granted for holder in self.leases.values() if holder.granted is not None]
+    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self.leases):
         return None
     self.upto, self.phase = min(told), QuorumPhase.RESUMED
     return self.order()
 
 
 def _resume_at_highest(self: Standing) -> QuorumOrder | None:
-    told = [holder.granted for holder in self._holders.values() if holder.granted is not None]
-    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self._holders):
+    told = [holder.granted for holder in self.leases.values() if holder.granted is not None]
+    if self.phase is not QuorumPhase.RECALLED or len(told) < len(self.leases):
         return None
     self.upto = max(told)
-    if any(holder.is_spent and (holder.granted or 0) < self.upto for holder in self._holders.values()):
+    if any(holder.is_spent and (holder.granted or 0) < self.upto for holder in self.leases.values()):
         return self.revoke("one of them cannot do that step any more")
     self.phase = QuorumPhase.RESUMED
     return self._end_when_done() or self.order()
