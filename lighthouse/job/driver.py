@@ -43,7 +43,7 @@ from lighthouse.job.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.job.forming import QuorumMachine, peers_pending
+from lighthouse.job.forming import Decision, QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
 from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
@@ -420,6 +420,7 @@ class JobDriver:
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
         self._delivery: QuorumDelivery | None = None  # newest, formed by this lighthouse
         self._is_closed = False
+        self._decision: Decision | None = None  # newest one that was followed
         self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
     # -- calls
@@ -636,6 +637,9 @@ class JobDriver:
     def _perform(self, effects: Sequence[QuorumEffect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
+        if self.machine.decision is self._decision:  # the machine has only acknowledged a heartbeat
+            return
+        self._decision = self.machine.decision
         news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
         if news:
             self._timeline.read(news, self._wall())

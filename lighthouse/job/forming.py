@@ -68,10 +68,11 @@ def decide(job: Job, now: float) -> Decision:
     O(1) while the groups wait for others, O(n log n) once all conditions but the leases are met.
     """
     config, joins, standing = job.config, job.joins, job.standing
-    candidates, healthy, working = joins.candidates, job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
+    candidates, joined = joins.candidates, len(joins)
+    healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
     size = size_for(candidates, config.allowed_sizes, config.active)
-    has_stragglers = healthy > len(joins)
-    does_wait_count = has_stragglers and len(joins) and not standing.holds_back
+    has_stragglers = healthy > joined
+    does_wait_count = has_stragglers and joined and not standing.holds_back
     since = joins.waiting_since(now, of_members=working > 0) if does_wait_count else None
     missed_at = None if since is None else since + config.join_timeout_s
     cut_at = last_call_until = next_at = None
@@ -135,15 +136,13 @@ def peers_pending(job: Job) -> int:
 
 def choose_members(job: Job, now: float) -> tuple[Group, ...]:
     """Choose the members of the next quorum among the candidates. O(n log n)."""
-    candidates = job.joins.list_candidates()
-    by_id = {member.replica_id: member for member in candidates}
-    participants = [member.participant for member in candidates if member.participant]
-    strangers = frozenset(
-        member.replica_id for member, heals in zip(candidates, find_foreign(job, candidates, now), strict=True) if heals
-    )
-    size = size_for(len(candidates), job.config.allowed_sizes, job.config.active)
-    places = choose(participants, job.replica_ids, size, strangers)
-    chosen = [by_id[participant.replica_id] for participant in places]
+    chosen = job.joins.list_candidates()
+    size = size_for(len(chosen), job.config.allowed_sizes, job.config.active)
+    if len(chosen) > size:
+        foreign_ids = {m.replica_id for m, heals in zip(chosen, find_foreign(job, chosen, now), strict=True) if heals}
+        participants = [member.participant for member in chosen if member.participant]
+        places = choose(participants, job.replica_ids, size, foreign_ids)
+        chosen = [job.groups[participant.replica_id] for participant in places]
     return tuple(sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else ""))
 
 
@@ -199,6 +198,7 @@ class QuorumMachine:
         """Decision after the last event or tick."""
         self._ended_at: float | None = None
         self._working = 0
+        self._next_at = -math.inf  # `deadline` after the last event or tick
         if holders_until is not None:
             self.standing.restore(record, holders_until, holders_until + config.lease_s)
 
@@ -223,6 +223,9 @@ class QuorumMachine:
         return self.job.quorum
 
     def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
+        is_beat_in_time = isinstance(event, events.SessionHeartbeatReceived) and now < self._next_at
+        if is_beat_in_time and (answer := self.presence.acknowledge(event, now)) is not None:
+            return [answer]
         if isinstance(event, events.WasLate):  # before the pause makes groups lapse
             self.presence.was_late(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
@@ -283,6 +286,8 @@ class QuorumMachine:
             decision = decide(self.job, now)
         self.decision = decision
         self.presence.dismiss()
+        next_at = self.deadline(now)
+        self._next_at = math.inf if next_at is None else next_at
 
     def _decide(self, now: float) -> Decision:
         """Decide, and stop waiting for stragglers that have missed the join_timeout."""

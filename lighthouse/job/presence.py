@@ -437,6 +437,23 @@ class Presence:
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
         self._job.emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
 
+    def acknowledge(self, event: events.SessionHeartbeatReceived, now: float) -> events.HeartbeatAnswered | None:
+        """Renew the lease of a member whose heartbeat has no other news. Return None for all other heartbeats."""
+        group, report, standing = self._sessions.get(event.session), event.beat.levels, self.standing
+        held, quorum = report.held, standing.quorum
+        if group is None or held is None or quorum is None or standing.phase is not QuorumPhase.STANDING:
+            return None
+        if self.joins:  # the next deadline of waiting joins depends on the leases
+            return None
+        is_same = held.quorum_id == quorum.quorum_id and held.mode is HoldState.STANDING and not held.wants_next
+        is_well = Kind.WORKING in group.counts_as and group.call is None and not (report.down or group.is_starting)
+        if not is_same or not is_well or report.drains != group.drains or report.missing != group.missing:
+            return None
+        group.seen_at, group.lease_until = now, now + self._config.lease_s
+        group.step = max(group.step, held.granted)
+        standing.renew(group.replica_id, group.incarnation, group.lease_until)
+        return events.HeartbeatAnswered(event.session, event.beat.number, standing.order())
+
     def end(self, event: events.SessionEnded, now: float) -> None:
         member = self._sessions.pop(event.session, None)
         if event.session in self._leaving:

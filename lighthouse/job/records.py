@@ -585,7 +585,7 @@ class Heal:
     catches_up: bool
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """Kinds of groups that `Job.counts` counts. Live groups also count under their group_world_size."""
 
     REPORTED = auto()  # has neither joined nor opened a session

@@ -206,7 +206,7 @@ class Job:
 
     def has_peers(self, member: Group) -> bool:
         """Return whether the group shares the present quorum with others."""
-        return len(self.replica_ids) > 1 and member.is_participant
+        return len(self.members) > 1 and member.is_participant
 
     def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
         """Take a heartbeat without a session. Ignored (None) if another incarnation of the group is alive."""
@@ -272,7 +272,7 @@ class Job:
 
     def is_waited_for(self, member: Group) -> bool:
         """Return whether the others wait for the group while it is alive and well."""
-        is_first = not self.counts[Kind.CONNECTED] or not self.replica_ids
+        is_first = not self.counts[Kind.CONNECTED] or not self.members
         return is_first or not member.is_reported or member.is_participant
 
     def miss(self, member: Group) -> None:
@@ -387,7 +387,8 @@ class Job:
             self.counts[kind] -= 1
             if not self.counts[kind]:
                 del self.counts[kind]
-        self.counts.update(kinds - member.counts_as)
+        for kind in kinds - member.counts_as:
+            self.counts[kind] += 1
         member.counts_as = kinds
         if (self.counts[Kind.CONNECTED] > 0) != had_sessions:
             for other in self.groups.values():
@@ -679,7 +680,7 @@ class JoinQueue:
         member.call, member.deadline_at = call, deadline_at
         self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
         self.anyone.joined(now)
-        if member.replica_id in self._job.replica_ids:
+        if member.replica_id in self._job.members:
             self.members_deadline_at = _earlier(self.members_deadline_at, deadline_at)
             self.members.joined(now)
         self._count(member, 1)
@@ -691,7 +692,7 @@ class JoinQueue:
             return
         member.call = None
         self.anyone.withdrew(now)
-        if member.replica_id in self._job.replica_ids:
+        if member.replica_id in self._job.members:
             self.members.withdrew(now)
         self._count(member, -1)
         if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
@@ -713,7 +714,7 @@ class JoinQueue:
     @property
     def has_all_members(self) -> bool:
         """True if every member of the present quorum has joined. False without a quorum."""
-        members = self._job.replica_ids
+        members = self._job.members
         return bool(members) and self.members.asking == len(members)
 
     @property
@@ -738,10 +739,10 @@ class JoinQueue:
         return [member for member in self if member.is_participant] if self._shrinking else list(self)
 
     def list_newcomers(self) -> list[str]:
-        return [member.replica_id for member in self if member.replica_id not in self._job.replica_ids]
+        return [member.replica_id for member in self if member.replica_id not in self._job.members]
 
     def _count(self, member: Group, change: int) -> None:
-        if member.replica_id not in self._job.replica_ids:
+        if member.replica_id not in self._job.members:
             self._job.emit(NewcomersChanged())
         if member.is_participant:
             self._participants += change
@@ -752,7 +753,7 @@ class JoinQueue:
 
     def _set_deadlines(self) -> None:
         joined = self._joined()
-        members = (group.deadline_at for group in joined if group.replica_id in self._job.replica_ids)
+        members = (group.deadline_at for group in joined if group.replica_id in self._job.members)
         self.earliest_deadline_at = min((group.deadline_at for group in joined), default=None)
         self.members_deadline_at = min(members, default=None)
 
