@@ -446,7 +446,7 @@ class Presence:
         if self.joins:  # the next deadline of waiting joins depends on the leases
             return None
         is_same = held.quorum_id == quorum.quorum_id and held.mode is HoldState.STANDING and not held.wants_next
-        is_well = Kind.WORKING in group.counts_as and group.call is None and not (report.down or group.is_starting)
+        is_well = Kind.WORKING in group.counts_as and not (report.down or group.is_starting)
         if not is_same or not is_well or report.drains != group.drains or report.missing != group.missing:
             return None
         group.seen_at, group.lease_until = now, now + self._config.lease_s

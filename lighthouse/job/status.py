@@ -78,6 +78,7 @@ def job_status(
         timeline=timeline,
         incidents=incidents,
         data=data,
+        ended_step=_ended_step(machine),
     )
 
 
@@ -88,11 +89,19 @@ def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.job.groups.values())
     starting = _starting(machine, grid)
-    are_all_starting = machine.decision.verdict is Verdict.NO_JOINS and all(
-        member.is_starting for member in machine.job.groups.values() if member.is_alive
-    )
-    why = "" if starting and are_all_starting else _explain(machine, now, steps_per_s)
+    why = "" if starting and _are_all_starting(machine) else _explain(machine, now, steps_per_s)
     return "; ".join(filter(None, (why, held, overdue, starting, grid.explain())))
+
+
+def _are_all_starting(machine: QuorumMachine) -> bool:
+    alive = [group for group in machine.job.groups.values() if group.is_alive]
+    return machine.decision.verdict is Verdict.NO_JOINS and bool(alive) and all(group.is_starting for group in alive)
+
+
+def _ended_step(machine: QuorumMachine) -> int | None:
+    """Return the step at which the job has ended, or None if it goes on or starts again."""
+    is_over = machine.decision.verdict is Verdict.NO_JOINS and not _are_all_starting(machine)
+    return machine.job_end.step if is_over else None
 
 
 def awaited(machine: QuorumMachine) -> str:
