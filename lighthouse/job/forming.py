@@ -223,9 +223,10 @@ class QuorumMachine:
         return self.job.quorum
 
     def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
-        is_beat_in_time = isinstance(event, events.SessionHeartbeatReceived) and now < self._next_at
-        if is_beat_in_time and (answer := self.presence.acknowledge(event, now)) is not None:
-            return [answer]
+        if isinstance(event, events.SessionHeartbeatReceived) and now < self._next_at:
+            answer = self.presence.acknowledge(event, now)
+            if answer is not None:
+                return [answer]
         if isinstance(event, events.WasLate):  # before the pause makes groups lapse
             self.presence.was_late(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged

@@ -30,7 +30,6 @@ from lighthouse_protocol.messages.run import (
     Key,
     Keys,
     RankHello,
-    RunStatus,
     StopAsked,
     SupervisorHello,
     check_kind,
@@ -369,7 +368,6 @@ class LighthouseService:
         jobs: JobRegistry,
         counters: Counters,
         hello_within_s: float = FIRST_WITHIN_S,
-        runs: Callable[[str], tuple[RunStatus, ...]] = lambda job: (),
         peers: Peers | None = None,
         *,
         is_insecure: bool = False,
@@ -382,7 +380,6 @@ class LighthouseService:
             jobs: The jobs.
             counters: Receives refused joins.
             hello_within_s: Time in seconds that a session has to send its first message.
-            runs: Returns the runs of a job that have processes; of all jobs if the name is empty.
             peers: Limits per client address.
             is_insecure: Whether the status reports missing TLS.
             store: Returns the store's state, for the status.
@@ -393,7 +390,6 @@ class LighthouseService:
         self._http_port = http_port
         self._jobs = jobs
         self._peers = peers or Peers()
-        self._runs = runs
         self._hello_within_s = hello_within_s
         self._counters = counters
         self._started_at = time.monotonic()
@@ -499,8 +495,9 @@ class LighthouseService:
         drivers = list(self._jobs) if not job else [] if ended else [self._jobs.find(job)]
         uptime_s = time.monotonic() - self._started_at
         status = (*(driver.status(has_ranks=has_ranks) for driver in drivers), *ended)
+        runs = self._jobs.runs.live_status(job)
         return LighthouseStatus(
-            VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store(), self._http_port()
+            VERSION, uptime_s, status, runs, self._is_insecure, time.time(), self._store(), self._http_port()
         )
 
     def _status_bytes(self, asked: tuple[str, bool]) -> bytes:
