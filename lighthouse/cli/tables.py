@@ -257,7 +257,7 @@ def _verdict(job: JobStatus) -> str:
     The lighthouse's own verdict does not cover stalls, ended jobs, and quorums whose members are all lost.
     """
     if job.verdict != Verdict.FORMED:
-        return "ended" if job.explanation.startswith("ended at step ") else job.verdict
+        return job.verdict if job.ended_step is None else "ended"
     if job.stall:
         return "stalled"
     is_lost = job.members and all(member.state is MemberState.EXPIRED for member in job.members)

@@ -17,7 +17,7 @@ function speed(steps_per_s) {
 }
 
 // All groups of the job have finished: what was lost before is no trouble any more.
-const hasEnded = job => job.explanation.startsWith('ended at step ');
+const hasEnded = job => Number.isInteger(job.ended_step);
 
 // What is wrong with a job, for the title; empty if nothing is.
 function troubleOf(job, now_s) {

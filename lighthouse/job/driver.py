@@ -43,7 +43,7 @@ from lighthouse.job.events import (
     Welcomed,
     Withdrawn,
 )
-from lighthouse.job.forming import QuorumMachine, peers_pending
+from lighthouse.job.forming import Decision, QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
 from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
@@ -299,7 +299,7 @@ class WorldBroadcast:
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
-            self._grid = grid_of(self._machine.roster)
+            self._grid = grid_of(self._machine.job.groups.values())
             self._held_back.set(self._grid.explain())
         world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):
@@ -389,11 +389,11 @@ class JobDriver:
         self._timer = DeadlineTimer(self._tick, timers)
         self._numbers = itertools.count(1)
         self._sessions = SessionTable()
-        self._timeline = TimelineWriter(machine.roster)
+        self._timeline = TimelineWriter(machine.job)
         self._incident_registry = incident_registry or IncidentRegistry()
         self.incidents = IncidentDriver(
             job,
-            machine.roster,
+            machine.job,
             self._incident_registry,
             self.send,
             self.note,
@@ -407,7 +407,7 @@ class JobDriver:
         )
         self.progress = ProgressDriver(
             job,
-            machine.roster,
+            machine.job,
             timers,
             stall_after_s,
             self._stalled,
@@ -420,6 +420,7 @@ class JobDriver:
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
         self._delivery: QuorumDelivery | None = None  # newest, formed by this lighthouse
         self._is_closed = False
+        self._decision: Decision | None = None  # newest one that was followed
         self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
     # -- calls
@@ -535,7 +536,7 @@ class JobDriver:
     @property
     def account(self) -> JobAccount:
         """Totals over present and former groups."""
-        self._account.ledger.keep({member.replica_id for member in self.machine.roster}, self._clock())
+        self._account.ledger.keep(self.machine.job.groups, self._clock())
         return self._account
 
     def sample(self) -> None:
@@ -547,8 +548,8 @@ class JobDriver:
         return self._samples.pace(self._levels(), sum(self._account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
-        ranks = () if len(self.machine.roster) else self.progress.ranks()
-        return levels_of(self.machine.roster, ranks, self.account.ledger.goodput(self._clock()))
+        ranks = () if self.machine.job.groups else self.progress.ranks()
+        return levels_of(self.machine.job, ranks, self.account.ledger.goodput(self._clock()))
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """Add an entry to the timeline."""
@@ -563,7 +564,8 @@ class JobDriver:
         return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
 
     def member(self, wire_id: str) -> Group | None:
-        return self.machine.roster.get(wire_id) or self.machine.roster.get(split_replica_id(wire_id)[0])
+        groups = self.machine.job.groups
+        return groups.get(wire_id) or groups.get(split_replica_id(wire_id)[0])
 
     @property
     def remembers_end(self) -> bool:
@@ -635,6 +637,9 @@ class JobDriver:
     def _perform(self, effects: Sequence[QuorumEffect], now: float) -> None:
         for effect in effects:
             self._perform_one(effect)
+        if self.machine.decision is self._decision:  # the machine has only acknowledged a heartbeat
+            return
+        self._decision = self.machine.decision
         news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
         if news:
             self._timeline.read(news, self._wall())

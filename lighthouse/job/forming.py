@@ -68,10 +68,11 @@ def decide(job: Job, now: float) -> Decision:
     O(1) while the groups wait for others, O(n log n) once all conditions but the leases are met.
     """
     config, joins, standing = job.config, job.joins, job.standing
-    candidates, healthy, working = joins.candidates, job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
+    candidates, joined = joins.candidates, len(joins)
+    healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
     size = size_for(candidates, config.allowed_sizes, config.active)
-    has_stragglers = healthy > len(joins)
-    does_wait_count = has_stragglers and len(joins) and not standing.holds_back
+    has_stragglers = healthy > joined
+    does_wait_count = has_stragglers and joined and not standing.holds_back
     since = joins.waiting_since(now, of_members=working > 0) if does_wait_count else None
     missed_at = None if since is None else since + config.join_timeout_s
     cut_at = last_call_until = next_at = None
@@ -135,15 +136,13 @@ def peers_pending(job: Job) -> int:
 
 def choose_members(job: Job, now: float) -> tuple[Group, ...]:
     """Choose the members of the next quorum among the candidates. O(n log n)."""
-    candidates = job.joins.list_candidates()
-    by_id = {member.replica_id: member for member in candidates}
-    participants = [member.participant for member in candidates if member.participant]
-    strangers = frozenset(
-        member.replica_id for member, heals in zip(candidates, find_foreign(job, candidates, now), strict=True) if heals
-    )
-    size = size_for(len(candidates), job.config.allowed_sizes, job.config.active)
-    places = choose(participants, job.replica_ids, size, strangers)
-    chosen = [by_id[participant.replica_id] for participant in places]
+    chosen = job.joins.list_candidates()
+    size = size_for(len(chosen), job.config.allowed_sizes, job.config.active)
+    if len(chosen) > size:
+        foreign_ids = {m.replica_id for m, heals in zip(chosen, find_foreign(job, chosen, now), strict=True) if heals}
+        participants = [member.participant for member in chosen if member.participant]
+        places = choose(participants, job.replica_ids, size, foreign_ids)
+        chosen = [job.groups[participant.replica_id] for participant in places]
     return tuple(sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else ""))
 
 
@@ -195,11 +194,11 @@ class QuorumMachine:
         self.standing, self.joins = self.job.standing, self.job.joins
         self.job_end = JobEnd() if record is None else JobEnd(record.ended, record.absent)
         self.presence = Presence(self.job, self.job_end, None if record is None else holders_until)
-        self.roster = self.presence.roster
         self.decision = Decision(Verdict.NO_JOINS)
         """Decision after the last event or tick."""
         self._ended_at: float | None = None
         self._working = 0
+        self._next_at = -math.inf  # `deadline` after the last event or tick
         if holders_until is not None:
             self.standing.restore(record, holders_until, holders_until + config.lease_s)
 
@@ -211,9 +210,7 @@ class QuorumMachine:
     def is_quiet(self, now: float) -> bool:
         """Return whether no group is alive or remembered, and no lease can still run."""
         return (
-            len(self.roster) == 0
-            and self.standing.phase is not QuorumPhase.RETURNING
-            and now >= self.standing.free_at()
+            not self.job.groups and self.standing.phase is not QuorumPhase.RETURNING and now >= self.standing.free_at()
         )
 
     def is_judging_closings(self, now: float) -> bool:
@@ -226,6 +223,10 @@ class QuorumMachine:
         return self.job.quorum
 
     def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
+        if isinstance(event, events.SessionHeartbeatReceived) and now < self._next_at:
+            answer = self.presence.acknowledge(event, now)
+            if answer is not None:
+                return [answer]
         if isinstance(event, events.WasLate):  # before the pause makes groups lapse
             self.presence.was_late(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
@@ -258,7 +259,7 @@ class QuorumMachine:
 
     def deadline(self, now: float) -> float | None:
         """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
-        moments = (self.roster.next_at(), self.standing.returns_until(), self.decision.next_at)
+        moments = (self.job.next_at(), self.standing.returns_until(), self.decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     # -- time
@@ -273,19 +274,21 @@ class QuorumMachine:
         self.presence.standing_time(now)
 
     def _settle(self, now: float) -> None:
-        if self.roster.working < self._working:
+        if self.job.counts[Kind.WORKING] < self._working:
             self.job.lost_at = now
         self._review()
         self._end_job(now)
         decision = self._decide(now)
-        self._working = self.roster.working
+        self._working = self.job.counts[Kind.WORKING]
         if decision.chosen:
             self._form(decision.chosen, now)
-            self._working = self.roster.working
+            self._working = self.job.counts[Kind.WORKING]
             self._review()
             decision = decide(self.job, now)
         self.decision = decision
         self.presence.dismiss()
+        next_at = self.deadline(now)
+        self._next_at = math.inf if next_at is None else next_at
 
     def _decide(self, now: float) -> Decision:
         """Decide, and stop waiting for stragglers that have missed the join_timeout."""
@@ -294,14 +297,14 @@ class QuorumMachine:
         if decision.verdict is not Verdict.WAITING_FOR_STRAGGLERS or not is_over:
             return decision
         for group in stragglers(self.job):
-            self.roster.miss(group)
+            self.job.miss(group)
         return decide(self.job, now)
 
     def _end_job(self, now: float) -> None:
         if not self.presence.has_ended():
             return
         members = self.job.replica_ids
-        others = [m for m in self.roster if m.is_alive and not m.is_reported and m.down != LEFT]
+        others = [m for m in self.job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
         self.job_end.reach(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
         assert self.job_end.step is not None
         record = self._record(stands=self.standing.phase is not QuorumPhase.NONE)
@@ -341,7 +344,7 @@ class QuorumMachine:
             member.last_assignment = LastAssignment(
                 quorum.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
             )
-            self.roster.see(member, now)
+            self.job.see(member, now)
         job.history = known_history(job, self.joins.list_candidates(), now)
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
@@ -354,7 +357,6 @@ class QuorumMachine:
             self.standing.form(quorum, entries, {member.replica_id: member.lease_until for member in chosen})
         else:
             self.standing.replace()
-        self.roster.form()
         calls = self.joins.take(chosen, now)
         record = self._record(stands) if is_new else None
         job.emit(events.QuorumFormed(quorum, calls, is_new, stands, record))

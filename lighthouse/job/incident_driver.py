@@ -30,7 +30,7 @@ from lighthouse.job.incidents import (
 )
 from lighthouse.job.progress import REASONS, JobProgress, Ledger, RanksKept, Runs
 from lighthouse.job.records import Group
-from lighthouse.job.roster import Roster
+from lighthouse.job.roster import Job
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, RankEvidence
 from lighthouse_protocol.messages.membership import Participant, Quorum
@@ -150,7 +150,7 @@ class ProgressDriver:
     def __init__(
         self,
         job: str,
-        roster: Roster,
+        state: Job,
         timers: Timers,
         floor_s: float = FLOOR_S,
         report: Callable[[StallVerdict | None], None] = lambda verdict: None,
@@ -162,7 +162,7 @@ class ProgressDriver:
 
         Args:
             job: Name of the job.
-            roster: Its replica groups.
+            state: Its replica groups.
             timers: Clock and timers.
             floor_s: Shortest time without progress that counts as a stall.
             report: Receives each new verdict, and None when something moves again.
@@ -170,7 +170,7 @@ class ProgressDriver:
             kept: Limit on known ranks, shared by all jobs.
             check_lag: Calls `was_late` if the process itself was paused.
         """
-        self._roster = roster
+        self._state = state
         self._runs = runs
         self._progress = JobProgress(floor_s, kept)
         self._heals = JobHeals(job, timers)
@@ -236,15 +236,15 @@ class ProgressDriver:
 
     @property
     def _members(self) -> list[str]:
-        return [member.replica_id for member in self._roster.participants()]
+        return [member.replica_id for member in self._state.list_participants()]
 
     @property
     def _alive(self) -> set[str]:
-        return {member.replica_id for member in self._roster if member.is_alive}
+        return {member.replica_id for member in self._state.groups.values() if member.is_alive}
 
     def _forget(self) -> None:
         for name in self._progress.names:
-            if self._roster.get(name) is None:
+            if self._state.groups.get(name) is None:
                 self._drop(name)
 
     def _drop(self, replica_id: str) -> None:
@@ -426,7 +426,7 @@ class IncidentDriver:
     def __init__(
         self,
         job: str,
-        roster: Roster,
+        state: Job,
         registry: IncidentRegistry,
         send: Callable[[Group, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
@@ -442,7 +442,7 @@ class IncidentDriver:
 
         Args:
             job: Name of the job.
-            roster: Its replica groups.
+            state: Its replica groups.
             registry: Shared by all jobs.
             send: Sends a message to a member. Returns False if it has no session.
             note: Adds an entry to the timeline.
@@ -455,7 +455,7 @@ class IncidentDriver:
             check_lag: Calls `was_late` if the process itself was paused.
         """
         self._job = job
-        self._roster = roster
+        self._state = state
         self._registry = registry
         self._send = send
         self._note = note
@@ -522,7 +522,7 @@ class IncidentDriver:
 
     def exited(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
         """Take a supervisor's report on a dead process. Return whether it may explain a loss of its group."""
-        now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._roster.participants())
+        now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._state.list_participants())
         effects = self._incidents.exited(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
         if effects is None:
             return False
@@ -554,7 +554,7 @@ class IncidentDriver:
 
     @property
     def _runs(self) -> dict[str, Run]:
-        return {} if self._roster.participants() else {run.run_id: run for run in self._all_runs() if run.size}
+        return {} if self._state.list_participants() else {run.run_id: run for run in self._all_runs() if run.size}
 
     def _run_steps(self) -> int:
         return sum(run.steps for run in self._runs.values())
@@ -578,7 +578,7 @@ class IncidentDriver:
         self._begin(EvidenceRound(self._targets()) if ranks is None else self._of(ranks), reply.answer)
 
     def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
-        found = (self._roster.get(name) for name in ranks)
+        found = (self._state.groups.get(name) for name in ranks)
         members = [self._target(member) for member in found if member is not None]
         runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._all_runs() if run.run_id in ranks]
         return EvidenceRound([*runs, *members], ranks=ranks)
@@ -589,8 +589,8 @@ class IncidentDriver:
 
     def _members(self) -> list[Group]:
         """Return the groups that are judged: members of the quorum and observed groups."""
-        observed = (self._roster.get(name) for name in self._observed())
-        return list(dict.fromkeys((*self._roster.participants(), *(one for one in observed if one is not None))))
+        observed = (self._state.groups.get(name) for name in self._observed())
+        return list(dict.fromkeys((*self._state.list_participants(), *(one for one in observed if one is not None))))
 
     def _target(self, member: Group) -> EvidenceTarget:
         session = member.session if member.is_connected else None
@@ -604,7 +604,7 @@ class IncidentDriver:
         runs = {run.run_id: run for run in self._all_runs()}
         for question in evidence_round.questions:
             request = EvidenceRequest(number, question.group_ranks)
-            member = self._roster.get(question.replica_id)
+            member = self._state.groups.get(question.replica_id)
             if isinstance(question.session, str):
                 runs[question.session].collect_evidence(request, functools.partial(self.received, question.session))
             elif member is None or not self._send(member, request):
@@ -719,7 +719,7 @@ class IncidentDriver:
     def _kill(self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None) -> str:
         """Kill groups. `behind` names the ranks at fault. Without it, the request looks like an operator's."""
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
-        found = {name: self._roster.get(name) for name in requests}
+        found = {name: self._state.groups.get(name) for name in requests}
         missed = [n for n, m in found.items() if m is None or not self._send(m, requests[n])]
         return f"; not notified: {', '.join(missed)}" if missed else ""
 

@@ -241,8 +241,6 @@ def choose(
         size: Number of members.
         foreign: The replica_ids that have to heal, whatever their step.
     """
-    if len(candidates) <= size:
-        return list(candidates)
     members = [c for c in candidates if c.replica_id in previous]
     members.sort(key=lambda c: (c.replica_id in foreign, -c.step))
     newcomers = [c for c in candidates if c.replica_id not in previous]

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterable, Iterator
 from lighthouse.job import events
 from lighthouse.job.events import ConnectionsCut, MemberDraining, MemberLeft, MemberLost
 from lighthouse.job.records import Group, Kind, Membership
-from lighthouse.job.roster import Job, Roster, is_reborn, membership_of, refusal, sent_away, why_impostor
+from lighthouse.job.roster import Job, is_reborn, refusal, sent_away, why_impostor
 from lighthouse.job.standing import ResendQuorum
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import (
@@ -31,7 +31,7 @@ from lighthouse_protocol.messages.session import (
     Welcome,
 )
 from lighthouse_protocol.refusals import Drained, InvalidRequest, LighthouseError, Superseded, Unreachable
-from lighthouse_protocol.rules.access import digest_of
+from lighthouse_protocol.rules.access import digest_of, is_same
 
 BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
@@ -67,10 +67,10 @@ class MassSilence:
        members have CLOSINGS_HELD_S left, and unjudged ones are judged at once.
     """
 
-    def __init__(self, roster: Roster) -> None:
-        self._roster = roster
-        self._timeout_s = roster.job.config.heartbeat_timeout_s
-        self._lease_s = roster.job.config.lease_s
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._timeout_s = job.config.heartbeat_timeout_s
+        self._lease_s = job.config.lease_s
         self._closings_held_until = 0.0
         self._most_silent_until = 0.0
         self.all_excused_until = 0.0
@@ -82,12 +82,12 @@ class MassSilence:
         self.all_excused_for = ""
 
     def was_late(self, by_s: float, now: float) -> None:
-        self._roster.shift(by_s)
+        self._job.shift(by_s)
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
         """Return whether a burst is judged now, unless `postpone` is called first."""
-        due_at = self._roster.next_at()
+        due_at = self._job.next_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone(self, now: float) -> None:
@@ -108,7 +108,7 @@ class MassSilence:
         is_silent = _is_silent(member, beat_interval_s, now)
         if is_silent and self._are_most_silent(beat_interval_s, now):
             return self._excuse_all(now + self._timeout_s, SILENT_TOGETHER)
-        if not self._roster.has_peers(member):
+        if not self._job.has_peers(member):
             return None
         if self._is_judged or now > self._judge_by:
             self._burst, self._is_judged = self._burst + 1, False
@@ -126,7 +126,7 @@ class MassSilence:
         was_excused = member.excused_until > member.seen_at + self._timeout_s
         if was_excused or not self._are_most_silent(beat_interval_s, now):
             return False
-        self._roster.excuse(member, self._excuse_all(now + self._timeout_s, SILENT_TOGETHER), now)
+        self._job.excuse(member, self._excuse_all(now + self._timeout_s, SILENT_TOGETHER), now)
         return True
 
     def is_cut(self, member: Group, now: float) -> bool:
@@ -137,22 +137,22 @@ class MassSilence:
         """Handle a member's report of a failed step. O(n), once a burst."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
-            for member in self._roster:
+            for member in self._job.groups.values():
                 if self._is_unjudged(member) and member.closes_at is not None:
-                    self._roster.close(member, now, now)
+                    self._job.close(member, now, now)
         if now >= self._cut_until:
             return
         self._cut_until, until = now, now + CLOSINGS_HELD_S
-        for member in self._roster.participants():
+        for member in self._job.list_participants():
             if member.closes_at is not None and member.closes_at > until:
-                self._roster.close(member, until, now)
+                self._job.close(member, until, now)
 
     def _excuse_closing(self, member: Group, now: float) -> bool:
         if self._is_unjudged(member):
             if now > self._judge_at + LATE_S:
                 self.postpone(now)
             if now < self._judge_at:
-                self._roster.close(member, self._judge_at, now)
+                self._job.close(member, self._judge_at, now)
             else:
                 self._judge(now)
         return member.closes_at is None or now < member.closes_at
@@ -166,12 +166,12 @@ class MassSilence:
         until = self._cut_until = self._excuse_all(now + self._lease_s, CLOSED_TOGETHER)
         held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
-            self._roster.close(member, until, now)
-        self._roster.job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
+            self._job.close(member, until, now)
+        self._job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _ended(self) -> tuple[list[Group], list[Group]]:
         """Return the members that had a session before the burst, and those whose connection has ended since."""
-        members = [m for m in self._roster.participants() if m.session is not None and m.is_alive]
+        members = [m for m in self._job.list_participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
 
     def _is_unjudged(self, member: Group) -> bool:
@@ -186,7 +186,7 @@ class MassSilence:
         if now < self._most_silent_until:
             return True
         members = silent = 0
-        for member in self._roster.participants():
+        for member in self._job.list_participants():
             if member.session is not None and member.is_alive:
                 members += 1
                 silent += _is_silent(member, beat_interval_s, now)
@@ -291,8 +291,7 @@ class Presence:
         self._job = job
         self.job_end = job_end
         self.standing, self.joins = job.standing, job.joins
-        self.roster = Roster(job)
-        self.silence = MassSilence(self.roster)
+        self.silence = MassSilence(job)
         self.seen_id = 0
         self._holders_until = holders_until
         self._sessions: dict[int, Group] = {}
@@ -312,9 +311,11 @@ class Presence:
 
     def membership(self, replica_id: str, digest: str) -> Membership:
         """Return the group's relation to the quorum, by the digest of its secret."""
-        is_held = bool(self.roster.working or self.standing.at_work)
-        known, remembered = self._job.secret_of(replica_id), self.standing.remembered(replica_id)
-        return membership_of(digest, known, remembered, is_held=is_held)
+        lease = self.standing.leases.get(replica_id)
+        if is_same(digest, self._job.secret_of(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
+            return Membership.MEMBER
+        is_held = self._job.counts[Kind.WORKING] or self.standing.at_work
+        return Membership.OUTSIDER if is_held else Membership.OPEN
 
     # -- calls and joins
 
@@ -355,7 +356,7 @@ class Presence:
 
     def _others(self, replica_id: str) -> Iterator[str]:
         """List the other groups that train or are about to."""
-        for member in self.roster:
+        for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
 
@@ -370,16 +371,16 @@ class Presence:
 
     def has_ended(self) -> bool:
         """Return whether a member of the last quorum has finished and no other is present."""
-        if not self.job_end.is_near or self.roster.working or self.standing.phase is QuorumPhase.RETURNING:
+        if not self.job_end.is_near or self._job.counts[Kind.WORKING] or self.standing.phase is QuorumPhase.RETURNING:
             return False
         return not any(
             member.is_alive and not member.down and not self.job_end.has_finished(member.replica_id)
-            for member in self.roster.participants()
+            for member in self._job.list_participants()
         )
 
     def _admit(self, participant: Participant, session: int | None, now: float) -> Group:
         """Admit a join. The manager may use a new incarnation on its session, and keeps the lease."""
-        old = self.roster.get(participant.replica_id)
+        old = self._job.groups.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
             if old.is_alive:
@@ -387,12 +388,12 @@ class Presence:
             self._send_order(self.standing.lose(old.replica_id, old.incarnation, reason))
             if session is not None and session == old.session:
                 self.standing.end_lease(old.replica_id, old.incarnation)
-        member = self.roster.admit(participant, now)
+        member = self._job.admit(participant, now)
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
             member.drains = old.drains
             self._sessions[old.session] = member
-            self.roster.count(member)
+            self._job.count(member)
         return member
 
     def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
@@ -401,11 +402,11 @@ class Presence:
         Unknown groups above MAX_REPORTED are ignored, and admitted when they join. Heartbeats from callers that do not
         speak for the group are ignored, too.
         """
-        old = self.roster.get(replica_id)
+        old = self._job.groups.get(replica_id)
         if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
             return
-        if old is not None or self.roster.reported < min(MAX_REPORTED, self._config.max_replicas):
-            self.roster.beat(replica_id, incarnation, now)
+        if old is not None or self._job.counts[Kind.REPORTED] < min(MAX_REPORTED, self._config.max_replicas):
+            self._job.beat(replica_id, incarnation, now)
 
     # -- sessions
 
@@ -417,7 +418,7 @@ class Presence:
             return self._job.emit(events.SessionRefused(session, error))
         self._send_away(participant, now)
         self._take_place(participant, now)
-        member = self._sessions[session] = self.roster.greet(participant, session, now, digest_of(secret))
+        member = self._sessions[session] = self._job.greet(participant, session, now, digest_of(secret))
         self._learn(participant, participant.seen_quorum_id, now)
         self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
@@ -431,10 +432,27 @@ class Presence:
         if (error := self._unknown_id(None, levels, now)) is not None:
             self._job.emit(events.SessionRefused(event.session, error))
             return
-        self.roster.see(member, now)
+        self._job.see(member, now)
         self._read_levels(member, levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
         self._job.emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
+
+    def acknowledge(self, event: events.SessionHeartbeatReceived, now: float) -> events.HeartbeatAnswered | None:
+        """Renew the lease of a member whose heartbeat has no other news. Return None for all other heartbeats."""
+        group, report, standing = self._sessions.get(event.session), event.beat.levels, self.standing
+        held, quorum = report.held, standing.quorum
+        if group is None or held is None or quorum is None or standing.phase is not QuorumPhase.STANDING:
+            return None
+        if self.joins:  # the next deadline of waiting joins depends on the leases
+            return None
+        is_same = held.quorum_id == quorum.quorum_id and held.mode is HoldState.STANDING and not held.wants_next
+        is_well = Kind.WORKING in group.counts_as and not (report.down or group.is_starting)
+        if not is_same or not is_well or report.drains != group.drains or report.missing != group.missing:
+            return None
+        group.seen_at, group.lease_until = now, now + self._config.lease_s
+        group.step = max(group.step, held.granted)
+        standing.renew(group.replica_id, group.incarnation, group.lease_until)
+        return events.HeartbeatAnswered(event.session, event.beat.number, standing.order())
 
     def end(self, event: events.SessionEnded, now: float) -> None:
         member = self._sessions.pop(event.session, None)
@@ -447,7 +465,7 @@ class Presence:
             self._lose(member, "its connection was lost", now)
         else:
             self._drop_join(member, now)
-            self.roster.close(member, until, now)
+            self._job.close(member, until, now)
 
     def leave(self, event: events.Left, now: float) -> None:
         member = self._sessions.pop(event.session, None)
@@ -456,14 +474,14 @@ class Presence:
         self._drop_join(member, now)
         self._job.emit(MemberLeft(member.replica_id))
         self._send_order(self.standing.left(member.replica_id, member.incarnation))
-        self.roster.remove(member)
+        self._job.remove(member)
         self._leaving.append(event.session)
 
     def _are_needed(self) -> bool:
         """Return whether members still do granted steps together with peers that have left."""
         if self.standing.phase is not QuorumPhase.RESUMED:
             return False
-        members = (self.roster.get(replica_id) for replica_id in self.standing.at_work)
+        members = (self._job.groups.get(replica_id) for replica_id in self.standing.at_work)
         return any(member is not None and member.is_connected for member in members)
 
     def dismiss(self) -> None:
@@ -477,7 +495,7 @@ class Presence:
     # -- time
 
     def pass_time(self, now: float) -> None:
-        for member in self.roster.expire(now):
+        for member in self._job.expire(now):
             if member.session is not None:
                 self._lapse(member, now)
 
@@ -507,7 +525,7 @@ class Presence:
             or self._impostor(participant, session, secret, now)
             or refusal(
                 participant,
-                self.roster,
+                self._job,
                 max_replicas=self._config.max_replicas,
                 allow_heterogeneous=self._config.allow_heterogeneous,
                 session=session,
@@ -523,9 +541,10 @@ class Presence:
         if session in self._sessions:
             return None
         name = participant.replica_id
-        old = self.roster.get(name)
+        old = self._job.groups.get(name)
         is_cut = old is not None and self.silence.is_cut(old, now)
-        return why_impostor(participant, secret, old, self.standing.remembered(name), is_cut=is_cut)
+        lease, is_awaited = self.standing.leases.get(name), self.standing.is_awaited(name)
+        return why_impostor(participant, secret, old, lease, is_awaited=is_awaited, is_cut=is_cut)
 
     def _unknown_id(
         self, participant: Participant | None, levels: GroupReport | None, now: float
@@ -566,7 +585,7 @@ class Presence:
         """Return the sessions of the quorum's members."""
         sessions: list[int] = []
         for member in self.standing.quorum.participants if self.standing.quorum else ():
-            here = self.roster.get(member.replica_id)
+            here = self._job.groups.get(member.replica_id)
             if here is not None and here.is_connected and here.incarnation == member.incarnation:
                 assert here.session is not None
                 sessions.append(here.session)
@@ -576,7 +595,7 @@ class Presence:
         """List the members of the present quorum that want to leave, sorted. O(1) if none do, else O(n)."""
         if not self._job.counts[Kind.DRAINING]:
             return []
-        return sorted(member.replica_id for member in self.roster if Kind.DRAINING in member.counts_as)
+        return sorted(member.replica_id for member in self._job.groups.values() if Kind.DRAINING in member.counts_as)
 
     def recall(self, reason: str) -> None:
         self._send_order(self.standing.recall(reason))
@@ -600,10 +619,10 @@ class Presence:
             if member.session is not None:
                 self._job.emit(events.SessionRefused(member.session, error))
             self._lose(member, "its address is a loopback", now)
-            self.roster.remove(member)
+            self._job.remove(member)
 
     def _supersede(self, participant: Participant, now: float) -> None:
-        old = self.roster.get(participant.replica_id)
+        old = self._job.groups.get(participant.replica_id)
         if old is None or old.call is None:
             return
         call = old.call
@@ -613,7 +632,7 @@ class Presence:
 
     def _take_place(self, participant: Participant, now: float) -> None:
         """Let a new session replace an older one. Another incarnation is the loss of the old one."""
-        old = self.roster.get(participant.replica_id)
+        old = self._job.groups.get(participant.replica_id)
         if old is None:
             return
         self._supersede(participant, now)
@@ -628,7 +647,7 @@ class Presence:
         member.lease_until = now + self._config.lease_s
         name, incarnation = member.replica_id, member.incarnation
         self.standing.renew(name, incarnation, member.lease_until)
-        self.roster.miss_ranks(member, levels.missing)
+        self._job.miss_ranks(member, levels.missing)
         if levels.held is not None:
             self._learn(member, levels.held.quorum_id, now)
             member.step = max(member.step, levels.held.granted)
@@ -638,7 +657,7 @@ class Presence:
             self._job.emit(MemberDraining(name))
         if levels.drains != member.drains:
             member.drains = levels.drains
-            self.roster.count(member)
+            self._job.count(member)
         if levels.drains and member.call is not None:
             self._job.emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
@@ -656,7 +675,7 @@ class Presence:
             self._job.emit(MemberLeft(member.replica_id))
         elif reason != STARTING or quorum_id is not None:
             self._job.emit(MemberLost(member.replica_id, quorum_id, reason))
-        self.roster.go_down(member, reason)
+        self._job.go_down(member, reason)
         if reason != LEFT:
             self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
 
@@ -675,7 +694,7 @@ class Presence:
         self._drop_join(member, now)
         if member.session is not None:
             self._sessions.pop(member.session, None)
-        self.roster.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
+        self._job.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
         self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
 
     def _ends_without(self, member: Group) -> int | None:

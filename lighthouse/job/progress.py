@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 from lighthouse.job.records import Group
-from lighthouse.job.roster import Roster
+from lighthouse.job.roster import Job
 from lighthouse_protocol.messages.progress import (
     HEAL,
     MAX_NAMES,
@@ -211,13 +211,13 @@ def _is_enough(at: float, step: int, levels: Levels, now: float) -> bool:
     return now - at >= RATE_OVER_S and levels.step - step >= RATE_STEPS
 
 
-def levels_of(roster: Roster, ranks: Sequence[RankPlace], goodput: float | None) -> Levels:
+def levels_of(job: Job, ranks: Sequence[RankPlace], goodput: float | None) -> Levels:
     """Compute the levels from the groups, or from the `ranks` of the job's runs if it has no groups."""
     ratio = None if goodput is None else round(goodput, 4)
-    if len(roster):
-        training = [member for member in roster.participants() if member.is_alive]
+    if job.groups:
+        training = [member for member in job.list_participants() if member.is_alive]
         step = max((member.step for member in training), default=0)
-        return Levels(step, len(training), sum(1 for member in roster if member.is_alive), ratio)
+        return Levels(step, len(training), sum(1 for member in job.groups.values() if member.is_alive), ratio)
     alive = [rank for rank in ranks if rank.state is not RankState.LOST]
     active = [rank for rank in alive if rank.generation is not None and rank.state is not RankState.SPARE]
     return Levels(max((rank.step for rank in active), default=0), len(active), len(alive), ratio)

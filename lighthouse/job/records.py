@@ -585,7 +585,7 @@ class Heal:
     catches_up: bool
 
 
-class Kind(Enum):
+class Kind(StrEnum):
     """Kinds of groups that `Job.counts` counts. Live groups also count under their group_world_size."""
 
     REPORTED = auto()  # has neither joined nor opened a session
@@ -613,6 +613,8 @@ class Group:
     session: int | None = None
     secret: str = ""
     """Digest of the secret of the group's sessions (identity, in roster.py). Empty before the first session."""
+    former_secret: str = ""
+    """Digest of the secret of the manager in the last quorum with this group, if that is not the present one."""
     closes_at: float | None = None
     """The session's stream has ended. The group is lost at this moment, unless its manager reconnects."""
     burst: int = 0
@@ -626,7 +628,7 @@ class Group:
     is_alive: bool = True
     lapsed_at: float = 0.0
     due_at: float = 0.0
-    """When the roster examines the group again."""
+    """When the job examines the group again."""
     excused_until: float = 0.0
     """The group lapses at this moment at the earliest."""
     has_missed: bool = False
@@ -667,13 +669,20 @@ class Group:
         return self.session is not None and self.closes_at is None
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    """Member of the standing quorum, or of the last one that stood."""
+@dataclass(slots=True)
+class Lease:
+    """Right of a member to grant steps of the standing quorum. It outlives the presence of its group."""
 
     incarnation: str
-    secret: str  # digest
-    is_awaited: bool = False  # the lighthouse has restarted, and the member has not reconnected
+    until: float
+    entry: JoinState
+    """From which the quorum was formed, with the digest of the member's secret."""
+    granted: int | None = None
+    """Highest granted step, reported since the recall."""
+    is_spent: bool = False
+    """The member grants no more."""
+    has_left: bool = False
+    """The member's ranks have ended in good order."""
 
 
 class Membership(Enum):

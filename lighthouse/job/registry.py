@@ -1,14 +1,13 @@
 """Drivers of all jobs and runs.
 
 A driver is created on first use and dropped when it is quiet. Its record stays in the store, from which a new driver
-continues. Both registries refuse new work after `close`, and serve again once the store is claimed again.
+continues. The registries refuse new work after `close`, and serve again once the store is claimed again.
 """
 
-import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -55,10 +54,10 @@ class JobRegistry:
         stall_after_s: float = FLOOR_S,
         incident_registry: IncidentRegistry | None = None,
         wall: Callable[[], float] = time.time,
-        runs: Callable[[str], Sequence[RunDriver]] = lambda job: (),
         refused: Callable[[LighthouseError], None] = lambda error: None,
         draw_secret: Callable[[], str] = lambda: secrets.token_hex(SECRET_BYTES),
         is_busy: Callable[[], bool] = lambda: False,
+        rank_timeout_s: float = 30.0,
     ) -> None:
         """Create an empty registry.
 
@@ -70,10 +69,10 @@ class JobRegistry:
             stall_after_s: Shortest time without progress that counts as a stall.
             incident_registry: Shared by all jobs.
             wall: Time in seconds since the epoch.
-            runs: Lists the runs of a job.
             refused: Receives the error of each refused join.
             draw_secret: Draws a secret for each new quorum.
             is_busy: Checks whether this host is overloaded.
+            rank_timeout_s: Time without a message after which a rank without a stream is lost.
         """
         self._is_busy = is_busy
         self._draw_secret = draw_secret
@@ -82,9 +81,8 @@ class JobRegistry:
         self._give_up = give_up
         self.stall_after_s = stall_after_s
         self.incidents = incident_registry or IncidentRegistry()
-        self._timers = timers
-        self._wall = wall
-        self._runs = runs
+        self.timers = timers
+        self.wall = wall
         self._refused = refused
         self._started_at: float | None = None
         self._records: Mapping[str, QuorumRecord] = {}
@@ -93,9 +91,11 @@ class JobRegistry:
         self._ended: dict[str, JobStatus] = {}
         self._ranks_kept = RanksKept()
         self._looked_at = -QUIET_LOOKED_FOR_EVERY_S
-        self._closed = ""
+        self.closed = ""
+        """Why the registry refuses new work. Empty while it serves."""
         self.lag = LoopLag(timers)
         self.lag.listen(self._was_late)
+        self.runs = RunRegistry(self, rank_timeout_s)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
         """Continue with the records of a store that has just been claimed, also after a `close`.
@@ -103,10 +103,11 @@ class JobRegistry:
         Members may still hold quorums of an earlier lighthouse.
         """
         self._records = records
-        self._started_at = self._timers.time()
-        if self._closed:
-            self._closed = ""
+        self._started_at = self.timers.time()
+        if self.closed:
+            self.closed = ""
             self.lag.restart()
+            self.runs.reset()
 
     def __iter__(self) -> Iterator[JobDriver]:
         return iter(self._drivers.values())
@@ -139,8 +140,8 @@ class JobRegistry:
         return driver
 
     def _known(self, job: str) -> JobDriver | None:
-        if self._closed:
-            raise Unreachable(self._closed)
+        if self.closed:
+            raise Unreachable(self.closed)
         driver = self._drivers.get(job)
         if driver is None:
             check_name(job, "job")
@@ -152,7 +153,7 @@ class JobRegistry:
 
     def _is_full(self, count: Callable[[], int], limit: int) -> bool:
         """Return whether the limit is reached, after dropping quiet jobs. Rate-limited, since that is O(n)."""
-        now = self._timers.time()
+        now = self.timers.time()
         if count() >= limit and now - self._looked_at >= QUIET_LOOKED_FOR_EVERY_S:
             self._looked_at = now
             self.forget_quiet(is_full=True)
@@ -164,7 +165,7 @@ class JobRegistry:
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
         """Return the relation of a group to its job's quorum, by the digest of its secret."""
-        driver = self._add(job) if job in self._records and not self._closed else self._drivers.get(job)
+        driver = self._add(job) if job in self._records and not self.closed else self._drivers.get(job)
         return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
 
     def exited(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
@@ -207,25 +208,34 @@ class JobRegistry:
                 )
 
     def close(self, reason: str) -> None:
-        """End every waiting call and every session with `reason`, and refuse new ones."""
-        self._closed = reason
+        """End every waiting call and every stream with `reason`, and refuse new ones."""
+        self.runs.write_notes()
+        self.drop(reason)
+
+    def drop(self, reason: str) -> None:
+        """Close without writing, because the store is lost."""
+        self._close_jobs(reason)
+        self.runs.drop(reason)
+
+    # -- internals
+
+    def _close_jobs(self, reason: str) -> None:
+        self.closed = reason
         self.lag.stop()
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
             driver.close(reason)
 
-    # -- internals
-
     def _make(self, job: str) -> JobDriver:
         self.lag.watch()
         last_id = self.store.last_id(job)
         # Above every id that an earlier lighthouse can have assigned to this job, even if the journal was lost.
-        config = self._config(max(last_id + 1, int(self._wall() * 1000)))
+        config = self._config(max(last_id + 1, int(self.wall() * 1000)))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
         until = None
         if self._started_at is not None:
             until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
-            until = until if until > self._timers.time() or (record and record.stands) else None
+            until = until if until > self.timers.time() or (record and record.stands) else None
         if record is not None and record.lease_s < config.lease_s:
             record = replace(record, lease_s=config.lease_s)  # applies from the first welcome
             self._commit(job, record)
@@ -233,13 +243,13 @@ class JobRegistry:
         return JobDriver(
             job,
             machine,
-            self._timers,
-            self._wall,
+            self.timers,
+            self.wall,
             lambda record: self._commit(job, record),
             self.lag.check,
             self.stall_after_s,
             self.incidents,
-            lambda: self._runs(job),
+            lambda: self.runs.of_job(job),
             self._refused,
             self._ranks_kept,
             self._draw_secret,
@@ -258,7 +268,7 @@ class JobRegistry:
             yield
         except LighthouseError as e:
             log.critical("shutting down: cannot write the journal: %s", e, extra=event("journal_failed"))
-            self.close(f"the lighthouse cannot write its journal: {e}")
+            self._close_jobs(f"the lighthouse cannot write its journal: {e}")
             self._give_up(1)
             raise
 
@@ -278,15 +288,14 @@ class RunRegistry:
         """Create an empty registry.
 
         Args:
-            jobs: The jobs of the runs, with the store, which is claimed before the first use of a run.
+            jobs: The registry of the jobs, with the store, which is claimed before the first use of a run.
             rank_timeout_s: Time without a message after which a rank without a stream is lost.
         """
-        self._jobs = jobs
+        self.jobs = jobs
         self._store = jobs.store
         self._rank_timeout_s = rank_timeout_s
         jobs.lag.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
-        self._closed = ""
         self._began_at: float | None = None  # first run served
         self._stopped: dict[RunName, RunStatus] = {}
 
@@ -299,8 +308,8 @@ class RunRegistry:
         Raises:
             LighthouseError: A name is invalid, there are too many runs, or the lighthouse is closing.
         """
-        if self._closed:
-            raise Unreachable(self._closed)
+        if self.jobs.closed:
+            raise Unreachable(self.jobs.closed)
         name = check_name(job, "job"), check_name(run, "run")
         driver = self._drivers.get(name)
         if driver is None:
@@ -366,35 +375,31 @@ class RunRegistry:
         while len(self._stopped) > SAVED_SHOWN:
             del self._stopped[next(iter(self._stopped))]
 
-    def close(self, reason: str) -> None:
-        """Store all notes, end every stream with `reason`, and refuse new ones."""
+    def write_notes(self) -> None:
         for driver in self:
             driver.write_notes()
-        self.drop(reason)
 
     def drop(self, reason: str) -> None:
-        """Close without writing, if the store is lost."""
-        self._closed = reason
+        """End every stream with `reason`, without writing."""
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
             driver.close(reason)
 
-    def reopen(self) -> None:
-        """Serve again after `close`, from the store's present content."""
-        self._closed = ""
+    def reset(self) -> None:
+        """Serve again, from the store's present content."""
         self._stopped.clear()
         self._began_at = None
 
     # -- internals
 
     def _make(self, name: RunName) -> RunDriver:
-        self._jobs.lag.watch()
+        self.jobs.lag.watch()
         self._stopped.pop(name, None)
-        now = asyncio.get_running_loop().time()
+        now = self.jobs.timers.time()
         self._began_at = now if self._began_at is None else self._began_at
         saved = self._store.load_run(name) or SavedRun(RunRecord())
-        jobs, job, limits = self._jobs, name[0], Limits(self._jobs.stall_after_s)
-        config = RunConfig(self._rank_timeout_s, wall_offset_s=time.time() - now, run=name[1], limits=limits)
+        jobs, job, limits = self.jobs, name[0], Limits(self.jobs.stall_after_s)
+        config = RunConfig(self._rank_timeout_s, wall_offset_s=jobs.wall() - now, run=name[1], limits=limits)
         machine = RunMachine(
             config,
             record=saved.record,
@@ -407,7 +412,7 @@ class RunRegistry:
             name,
             machine,
             self._store,
-            asyncio.get_running_loop(),
+            jobs.timers,
             jobs.lag.check,
             jobs.incidents.report,
             jobs.guarded,

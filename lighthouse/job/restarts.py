@@ -4,7 +4,9 @@
 2. A supervisor's report on a dead process explains the incident of its loss. If the process is no rank of a generation,
    the report is an incident of its own, which ends no generation and changes no counter.
 3. A completed run stays completed for every process of its launch, also for late processes and after restarts. A
-   process that knows nothing of the run starts another launch (`Launches`).
+   process that knows nothing of the run starts another launch: a supervisor that never connected, nor any rank of it,
+   or a rank of attempt 0 without a number, whose supervisor never connected. Every process of the former launch learns
+   that its launch was completed.
 4. A supervisor that receives a stop, directly or through one of its ranks, ends, and so does one that requests a stop.
    A request from it after the run was resumed is an echo of that stop.
 5. Records are durable before messages. If an effect changes the record, `RecordDue` precedes all other effects.
@@ -15,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 
 from lighthouse.job import events
-from lighthouse.job.generations import NAMES_KEPT_S, Generations, Ranks
+from lighthouse.job.generations import NAMES_KEPT_S, Generations
 from lighthouse.job.records import Former, KeySpaces, Membership, Row, RunConfig, RunRecord, SupervisorRecord
 from lighthouse_protocol.identity import group_of_supervisor, group_run
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
@@ -321,50 +323,6 @@ def _superseded(older: SupervisorHello, newer: SupervisorHello) -> Superseded:
     )
 
 
-class Launches:
-    """Assigns processes to launches of a run.
-
-    Another launch of a completed run begins with the first process that knows nothing of it: a supervisor that never
-    connected, nor any rank of it, or a rank of attempt 0 without a number, whose supervisor never connected. Every
-    process of the former launch learns that its launch was completed.
-    """
-
-    def __init__(self, former: Former | None = None) -> None:
-        self.former = former
-
-    def begin(self, completed: int, ranks: Ranks, supervisors: Supervisors) -> None:
-        """Make the present launch the former one. Generation `completed` was its last."""
-        self.former = Former(completed, _incarnations(ranks, supervisors))
-
-    def completed_before(self, entry: RankHello) -> int | None:
-        """Return the generation that completed this process's launch, if it is the former one."""
-        former = self.former
-        if former is None:
-            return None
-        numbers = [number for number in (entry.seen, entry.generation) if number is not None]
-        is_of = entry.rank.supervisor in former.incarnations or any(number <= former.number for number in numbers)
-        return former.number if is_of else None
-
-    def completed_for(self, supervisor: str) -> int | None:
-        """Return the generation that completed this supervisor's launch, if it is the former one."""
-        former = self.former
-        return former.number if former is not None and supervisor in former.incarnations else None
-
-    @staticmethod
-    def knows(supervisor: str, ranks: Ranks, supervisors: Supervisors) -> bool:
-        """Return whether the supervisor, or a rank of it, was in the present launch."""
-        return supervisor in _incarnations(ranks, supervisors)
-
-    def is_first(self, entry: RankHello, ranks: Ranks, supervisors: Supervisors) -> bool:
-        """Return whether this process knows nothing of the present launch."""
-        return entry.is_first and not (self.knows(entry.rank.supervisor, ranks, supervisors) or ranks.knows(entry.rank))
-
-
-def _incarnations(ranks: Ranks, supervisors: Supervisors) -> tuple[str, ...]:
-    """Return the incarnations of all supervisors, also of those known by their ranks alone."""
-    return tuple(dict.fromkeys((*supervisors.incarnations, *(rank.rank.supervisor for rank in ranks))))
-
-
 class RunMachine:
     """One run. `now` is the caller's monotonic clock."""
 
@@ -396,7 +354,7 @@ class RunMachine:
         self.completed = record.completed
         self.generations = Generations(self.config, record, now, self._emit, make_id)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending, kept_until)
-        self.launches = Launches(record.former)
+        self.former = record.former
         self.keys = KeySpaces(self.generations.current.number, keys)
         self._effects: list[events.RunEffect] = []
         if self._is_over:
@@ -448,7 +406,7 @@ class RunMachine:
             completed=self.completed,
             supervisors=self.supervisors.records(),
             excluded=self.supervisors.excluded,
-            former=self.launches.former,
+            former=self.former,
             ending=self.supervisors.ending,
             failed_at=generations.budget.failed_at,
         )
@@ -528,11 +486,10 @@ class RunMachine:
     # -- ranks
 
     def _enter(self, entry: RankHello, session: int | None, now: float) -> None:
-        ranks = self.generations.ranks
-        if (number := self.launches.completed_before(entry)) is not None:
-            self._emit(events.Completed(number, (entry.rank,)))
+        if self.former is not None and self._was_in(self.former, entry):
+            self._emit(events.Completed(self.former.number, (entry.rank,)))
         else:
-            if self._may_begin_launch and self.launches.is_first(entry, ranks, self.supervisors):
+            if self._may_begin_launch and entry.is_first and not self._knows(entry.rank):
                 self._begin_launch()
             error = None if self._is_over else self._why_excluded(entry) or self._clash(entry.rank)
             if error is not None:
@@ -580,9 +537,25 @@ class RunMachine:
         is_free = not self.generations.ranks.are_connected and not self.supervisors.are_connected
         return self.completed is not None and self.stop is None and is_free
 
+    @property
+    def _incarnations(self) -> tuple[str, ...]:
+        """Incarnations of all supervisors of the launch, also of those known by their ranks alone."""
+        of_ranks = (rank.rank.supervisor for rank in self.generations.ranks)
+        return tuple(dict.fromkeys((*self.supervisors.incarnations, *of_ranks)))
+
+    def _knows(self, rank: RankId) -> bool:
+        """Return whether the process, or its supervisor, was in the present launch."""
+        return rank.supervisor in self._incarnations or self.generations.ranks.knows(rank)
+
+    @staticmethod
+    def _was_in(former: Former, entry: RankHello) -> bool:
+        """Return whether the process belongs to the former launch."""
+        numbers = [number for number in (entry.seen, entry.generation) if number is not None]
+        return entry.rank.supervisor in former.incarnations or any(number <= former.number for number in numbers)
+
     def _begin_launch(self) -> None:
         assert self.completed is not None
-        self.launches.begin(self.completed, self.generations.ranks, self.supervisors)
+        self.former = Former(self.completed, self._incarnations)
         self.supervisors = Supervisors(excluded=self.supervisors.excluded)
         self.generations.begin_launch()
         self.keys = KeySpaces()
@@ -616,8 +589,7 @@ class RunMachine:
         self._emit(events.Resumed())
 
     def _supervise(self, entry: SupervisorHello, session: int, now: float) -> None:
-        ranks = self.generations.ranks
-        if self._may_begin_launch and not self.launches.knows(entry.incarnation, ranks, self.supervisors):
+        if self._may_begin_launch and entry.incarnation not in self._incarnations:
             self._begin_launch()
         if (answer := self._why_not(entry, now)) is not None:
             self._emit(events.SupervisorMessage(session, answer))
@@ -639,8 +611,8 @@ class RunMachine:
             return self.stop
         if self.completed is not None:
             return RunCompleted(self.completed)
-        if (number := self.launches.completed_for(entry.incarnation)) is not None:
-            return RunCompleted(number)
+        if self.former is not None and entry.incarnation in self.former.incarnations:
+            return RunCompleted(self.former.number)
         reason = self.supervisors.stopped_by(entry.incarnation)
         if reason is not None and not self.supervisors.is_impostor(entry):
             return RunStopped(reason, "the run, which was resumed since", self.generations.current.number)

@@ -7,9 +7,9 @@ and has not missed a join_timeout. A join makes it healthy again. A lapsed group
 A reported group has only sent heartbeats without a session. Any process can send these under any name, so such groups
 have a limit of their own. If other groups have sessions, only the first quorum of a job waits for reported ones.
 
-`Job` holds what `decide` (forming.py) reads, and collects the effects of an event. The functions after `Roster` contain
-the rules of identity and admission, and `JoinQueue` the waiting joins. Moments are
-the lighthouse's monotonic clock. Every operation costs O(log n) unless noted.
+`Job` holds what `decide` (forming.py) reads: groups, joins and the last quorum. It also collects the effects of an
+event. The functions after it contain the rules of identity and admission, and `JoinQueue` the waiting joins. Moments
+are the lighthouse's monotonic clock. Every operation costs O(log n) unless noted.
 """
 
 import heapq
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from lighthouse.job.events import GridChanged, MemberBack, MemberJoined, MemberLost, NewcomersChanged, QuorumEffect
 from lighthouse.job.lineage import History, Numbering
@@ -25,10 +26,9 @@ from lighthouse.job.records import (
     Group,
     Kind,
     LastAssignment,
-    Membership,
+    Lease,
     QuorumConfig,
     QuorumRecord,
-    Remembered,
     is_loopback,
     unreachable,
 )
@@ -44,14 +44,22 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongState,
 )
-from lighthouse_protocol.rules.access import is_same, is_shown
+from lighthouse_protocol.rules.access import is_shown
 
 FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
 
 
+class Member(NamedTuple):
+    """Member of the present quorum. It outlives the presence of its group."""
+
+    participant: Participant
+    secret: str
+    """Digest of the manager's secret when the quorum formed. Empty after a restart of the lighthouse."""
+
+
 class Job:
-    """Everything that the rules of forming a quorum read (forming.py): groups, joins and the last quorum."""
+    """Replica groups of a job with their counts and timeouts, its joins and its last quorum."""
 
     def __init__(self, config: QuorumConfig, record: QuorumRecord | None = None) -> None:
         """Create a job, or continue it from what an earlier lighthouse has stored."""
@@ -64,8 +72,8 @@ class Job:
         self.counts = Counter[Kind | int]()
         """Number of groups of each kind. Kinds without groups are missing."""
         self.quorum: Quorum | None = None
-        self.participants: dict[str, Participant] = {}
-        """Participants of the quorum, by replica_id."""
+        self.members: dict[str, Member] = {}
+        """Members of the quorum, by replica_id."""
         self.max_step = 0
         """Highest step among the participants."""
         self.formed_at: float | None = None
@@ -79,13 +87,16 @@ class Job:
         self.changes = 0
         """Number of quorums formed by this lighthouse with a new quorum_id."""
         self._tags: set[int | None] = set()  # of the states that the quorum started from and commits
-        self._secrets: dict[str, str] = {}  # by replica_id, for participants and former ones with a record
 
         self.joins = JoinQueue(self)
         self._effects: list[QuorumEffect] = []
         self._has_grid_changed = False
+        self._timeout_s = config.heartbeat_timeout_s
+        self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * self._timeout_s)
+        self._due: list[tuple[float, int, Group]] = []  # when to examine each group; outdated entries remain
+        self._pushed = 0
         if record is not None and record.quorum is not None:
-            self._set(record.quorum)
+            self._set(record.quorum, [""] * len(record.quorum.participants))
             self.history.add(record.quorum.quorum_id)
 
     def emit(self, effect: QuorumEffect) -> None:
@@ -103,16 +114,7 @@ class Job:
     @property
     def replica_ids(self) -> Set[str]:
         """Participants of the quorum."""
-        return self.participants.keys()
-
-    def count(self, group: Group, kinds: frozenset[Kind | int]) -> None:
-        """Replace the kinds under which the group is counted."""
-        for kind in group.counts_as - kinds:
-            self.counts[kind] -= 1
-            if not self.counts[kind]:
-                del self.counts[kind]
-        self.counts.update(kinds - group.counts_as)
-        group.counts_as = kinds
+        return self.members.keys()
 
     def others(self, replica_id: str, kind: Kind | int) -> list[Group]:
         """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
@@ -133,25 +135,29 @@ class Job:
         """
         for group in self.groups.values():
             group.is_participant = False
+            if (former := self.members.get(group.replica_id)) is not None:
+                group.former_secret = former.secret
         for member in members:
             member.is_participant = True
-        former = {name: secret for name, secret in self._secrets.items() if name in self.groups}
-        self._secrets = former | {member.replica_id: member.secret for member in members}
-        self._set(quorum)
+        self._set(quorum, [member.secret for member in members])
         self.lost_at = None
         self.first_formed_at = now if self.first_formed_at is None else self.first_formed_at
         self.rounds += 1
         if is_new:
             self.changes += 1
             self.formed_at = now
+        for group in self.groups.values():
+            is_working = Kind.WORKING in group.counts_as
+            if group.is_reported or group.drains or is_working != (group.is_healthy and group.is_participant):
+                self.count(group)
 
     def pass_time(self, now: float) -> None:
         if self.formed_at is None and self.quorum is not None:
             self.formed_at = now
 
-    def _set(self, quorum: Quorum) -> None:
+    def _set(self, quorum: Quorum, secrets: Sequence[str]) -> None:
         self.quorum = quorum
-        self.participants = {member.replica_id: member for member in quorum.participants}
+        self.members = {p.replica_id: Member(p, s) for p, s in zip(quorum.participants, secrets, strict=True)}
         self.max_step = max(member.step for member in quorum.participants)
         sources = (member for member in quorum.participants if member.step == self.max_step)
         self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
@@ -161,21 +167,19 @@ class Job:
 
         They may if the group is in the quorum, and the quorum started from that state or commits it.
         """
-        return tag in self._tags and replica_id in self.participants
+        return tag in self._tags and replica_id in self.members
 
     def secret_of(self, replica_id: str) -> str:
         """Return the secret digest of the group's manager in the group's last quorum, or "" if there is none."""
-        return self._secrets.get(replica_id, "")
-
-    def forget(self, replica_id: str) -> None:
-        """Drop the secret of a group that is no longer a participant."""
-        if replica_id not in self.participants:
-            self._secrets.pop(replica_id, None)
+        if (member := self.members.get(replica_id)) is not None:
+            return member.secret
+        group = self.groups.get(replica_id)
+        return group.former_secret if group is not None else ""
 
     def assigned_before(self, replica_id: str, incarnation: str) -> LastAssignment | None:
         """Return what an earlier lighthouse assigned to a member of the present quorum, or None."""
-        member = self.participants.get(replica_id) if self.rounds == 0 else None
-        if self.quorum is None or member is None or member.incarnation != incarnation:
+        member = self.members.get(replica_id) if self.rounds == 0 else None
+        if self.quorum is None or member is None or member.participant.incarnation != incarnation:
             return None
         return LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
 
@@ -189,56 +193,24 @@ class Job:
             for member, participant in zip(members, participants, strict=True)
         )
 
-
-class Roster:
-    """Live and recently lapsed groups of a job, with their counts and timeouts."""
-
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self._timeout_s = job.config.heartbeat_timeout_s
-        self._forget_after_s = max(MIN_FORGET_AFTER_S, FORGET_AFTER_TIMEOUTS * self._timeout_s)
-        self._due: list[tuple[float, int, Group]] = []
-        self._pushed = 0
-
-    def __len__(self) -> int:
-        return len(self.job.groups)
-
-    def __iter__(self) -> Iterator[Group]:
-        return iter(self.job.groups.values())
-
-    @property
-    def healthy(self) -> int:
-        return self.job.counts[Kind.HEALTHY]
-
-    @property
-    def working(self) -> int:
-        """Number of healthy participants of the present quorum."""
-        return self.job.counts[Kind.WORKING]
-
-    @property
-    def reported(self) -> int:
-        """Number of groups that have neither joined nor opened a session."""
-        return self.job.counts[Kind.REPORTED]
+    # -- presence
 
     @property
     def present(self) -> int:
         """Number of groups that have joined or opened a session."""
-        return len(self.job.groups) - self.reported
+        return len(self.groups) - self.counts[Kind.REPORTED]
 
-    def get(self, replica_id: str) -> Group | None:
-        return self.job.groups.get(replica_id)
-
-    def participants(self) -> list[Group]:
+    def list_participants(self) -> list[Group]:
         """Return the records of the present quorum's participants. O(n)."""
-        return [member for member in self if member.is_participant]
+        return [group for group in self.groups.values() if group.is_participant]
 
     def has_peers(self, member: Group) -> bool:
         """Return whether the group shares the present quorum with others."""
-        return len(self.job.replica_ids) > 1 and member.is_participant
+        return len(self.members) > 1 and member.is_participant
 
     def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
         """Take a heartbeat without a session. Ignored (None) if another incarnation of the group is alive."""
-        member = self.job.groups.get(replica_id)
+        member = self.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
                 return None
@@ -254,15 +226,15 @@ class Roster:
 
         Another incarnation is replaced. The caller reports its loss.
         """
-        member = self.job.groups.get(participant.replica_id)
+        member = self.groups.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
             self.remove(member)
             member = None
         if member is None:
             member = self._add(participant.replica_id, participant.incarnation, now)
         if member.down:
-            self.job.emit(MemberBack(member.replica_id, "all its ranks are connected"))
-            self.job.emit(GridChanged())
+            self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
+            self.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         self.miss_ranks(member, NO_RANKS)
         self._describe(member, participant)
@@ -274,7 +246,7 @@ class Roster:
 
         Another incarnation is removed. The caller has reported its loss.
         """
-        member = self.job.groups.get(participant.replica_id)
+        member = self.groups.get(participant.replica_id)
         if member is not None and member.incarnation != participant.incarnation:
             self.remove(member)
             member = None
@@ -291,8 +263,8 @@ class Roster:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
-            self.job.emit(MemberBack(member.replica_id, "is back"))
-            self.job.emit(GridChanged())
+            self.emit(MemberBack(member.replica_id, "is back"))
+            self.emit(GridChanged())
             self.count(member)
             self._push(member, now)
         elif not member.is_healthy:
@@ -300,7 +272,7 @@ class Roster:
 
     def is_waited_for(self, member: Group) -> bool:
         """Return whether the others wait for the group while it is alive and well."""
-        is_first = not self.job.counts[Kind.CONNECTED] or not self.job.replica_ids
+        is_first = not self.counts[Kind.CONNECTED] or not self.members
         return is_first or not member.is_reported or member.is_participant
 
     def miss(self, member: Group) -> None:
@@ -310,14 +282,14 @@ class Roster:
     def go_down(self, member: Group, reason: str) -> None:
         """Mark a live group as down. The others stop waiting for it until it joins."""
         member.down = reason
-        self.job.emit(GridChanged())
+        self.emit(GridChanged())
         self.count(member)
 
     def miss_ranks(self, member: Group, missing: Set[int]) -> None:
         """Record which ranks are not connected."""
         if member.missing != missing:
             member.missing = missing
-            self.job.emit(GridChanged())
+            self.emit(GridChanged())
 
     def close(self, member: Group, at: float, now: float) -> None:
         """Record that the group's stream has closed. The group is lost at `at` unless it reconnects."""
@@ -347,21 +319,13 @@ class Roster:
 
     def shift(self, by_s: float) -> None:
         """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages. O(n)."""
-        for member in self.job.groups.values():
+        for member in self.groups.values():
             member.seen_at += by_s
 
-    def form(self) -> None:
-        """Update the counts after the job has another quorum. O(n)."""
-        for member in self.job.groups.values():
-            is_working = Kind.WORKING in member.counts_as
-            if member.is_reported or member.drains or is_working != (member.is_healthy and member.is_participant):
-                self.count(member)
-
     def remove(self, member: Group) -> None:
-        self.job.emit(GridChanged())
-        del self.job.groups[member.replica_id]
+        self.emit(GridChanged())
+        del self.groups[member.replica_id]
         self._count_as(member, frozenset())
-        self.job.forget(member.replica_id)
 
     def expire(self, now: float) -> list[Group]:
         """Return the groups that lapse by `now`, and forget those that lapsed long ago.
@@ -371,7 +335,7 @@ class Roster:
         lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
             due_at, _, member = heapq.heappop(self._due)
-            if due_at != member.due_at or self.job.groups.get(member.replica_id) is not member:
+            if due_at != member.due_at or self.groups.get(member.replica_id) is not member:
                 continue
             member.due_at = math.inf  # an entry counts once
             if member.is_alive and self._due_at(member, now) <= now:
@@ -390,10 +354,10 @@ class Roster:
         return self._due[0][0] if self._due else None
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
-        assigned = self.job.assigned_before(replica_id, incarnation)
+        assigned = self.assigned_before(replica_id, incarnation)
         member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_assignment=assigned)
-        self.job.groups[replica_id] = member
-        self.job.emit(MemberJoined(replica_id))
+        self.groups[replica_id] = member
+        self.emit(MemberJoined(replica_id))
         self._push(member, now)
         return member
 
@@ -418,10 +382,16 @@ class Roster:
         self._count_as(member, frozenset(kinds))
 
     def _count_as(self, member: Group, kinds: frozenset[Kind | int]) -> None:
-        had_sessions = self.job.counts[Kind.CONNECTED] > 0
-        self.job.count(member, kinds)
-        if (self.job.counts[Kind.CONNECTED] > 0) != had_sessions:
-            for other in self.job.groups.values():
+        had_sessions = self.counts[Kind.CONNECTED] > 0
+        for kind in member.counts_as - kinds:
+            self.counts[kind] -= 1
+            if not self.counts[kind]:
+                del self.counts[kind]
+        for kind in kinds - member.counts_as:
+            self.counts[kind] += 1
+        member.counts_as = kinds
+        if (self.counts[Kind.CONNECTED] > 0) != had_sessions:
+            for other in self.groups.values():
                 if other.is_reported:
                     self.count(other)
 
@@ -439,8 +409,8 @@ class Roster:
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
     def _lapse(self, member: Group, now: float, loss: MemberLost) -> None:
-        self.job.emit(loss)
-        self.job.emit(GridChanged())
+        self.emit(loss)
+        self.emit(GridChanged())
         member.is_alive = False
         member.lapsed_at = now
         self.count(member)
@@ -455,7 +425,7 @@ class Roster:
         ):
             member.participant = participant
             return
-        self.job.emit(GridChanged())
+        self.emit(GridChanged())
         member.participant = participant
         member.is_loopback = is_loopback(participant)
         self.count(member)
@@ -483,22 +453,14 @@ def is_reborn(participant: Participant, old: Group) -> bool:
 #    that its requests count for the whole run (`Supervisors`).
 
 
-def membership_of(digest: str, known: str, remembered: Remembered | None, *, is_held: bool) -> Membership:
-    """Determine a group's relation to the quorum.
-
-    Args:
-        digest: Digest of the secret that the caller showed.
-        known: Digest of the manager that last received a quorum under this name.
-        remembered: Member of the standing quorum with this name.
-        is_held: A member of the quorum is alive or may return.
-    """
-    if is_same(digest, known) or (remembered is not None and is_same(digest, remembered.secret)):
-        return Membership.MEMBER
-    return Membership.OUTSIDER if is_held else Membership.OPEN
-
-
 def why_impostor(
-    participant: Participant, secret: str, old: Group | None, remembered: Remembered | None, *, is_cut: bool = False
+    participant: Participant,
+    secret: str,
+    old: Group | None,
+    lease: Lease | None,
+    *,
+    is_awaited: bool = False,
+    is_cut: bool = False,
 ) -> LighthouseError | None:
     """Return the error for a caller that does not speak for its group, or None.
 
@@ -506,7 +468,8 @@ def why_impostor(
         participant: The group as the caller describes it.
         secret: Secret of the caller, "" for a call without a session.
         old: Record of the group.
-        remembered: Member of the standing quorum with this name.
+        lease: Lease of the standing quorum's member of this name.
+        is_awaited: The lighthouse has restarted, and that member has not reconnected.
         is_cut: Result of `MassSilence.is_cut`.
     """
     name, kept = participant.replica_id, old.secret if old is not None else ""
@@ -517,15 +480,14 @@ def why_impostor(
             f"replica_id: the connection of {name} was cut together with most others, and its manager may reconnect; "
             "another manager of this name is admitted once it counts as lost: ask again"
         )
-    awaited = remembered.secret if remembered is not None and remembered.is_awaited else ""
-    if awaited and not is_shown(secret, awaited):
+    if is_awaited and lease is not None and lease.entry.secret and not is_shown(secret, lease.entry.secret):
         return Unreachable(
             f"replica_id: {name} is a member of the quorum that the lighthouse held before it restarted, and may "
             "reconnect until that quorum's lease expires; another manager of this name is admitted then: ask again"
         )
     if not participant.incarnation:
         return None
-    for incarnation, digest in _known(old, remembered):
+    for incarnation, digest in _known(old, lease):
         if digest and incarnation == participant.incarnation and not is_shown(secret, digest):
             return DuplicateReplica(
                 f"replica_id: {name} with incarnation {participant.incarnation} is another manager than the one at "
@@ -534,9 +496,9 @@ def why_impostor(
     return None
 
 
-def _known(old: Group | None, remembered: Remembered | None) -> list[tuple[str, str]]:
+def _known(old: Group | None, lease: Lease | None) -> list[tuple[str, str]]:
     ours = [(old.incarnation, old.secret)] if old is not None else []
-    return ours + ([(remembered.incarnation, remembered.secret)] if remembered is not None else [])
+    return ours + ([(lease.incarnation, lease.entry.secret)] if lease is not None else [])
 
 
 def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
@@ -550,7 +512,7 @@ def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
 
 def refusal(
     participant: Participant,
-    roster: Roster,
+    job: Job,
     *,
     max_replicas: int,
     allow_heterogeneous: bool,
@@ -558,30 +520,30 @@ def refusal(
     is_hello: bool = False,
     is_starting: bool = False,
 ) -> LighthouseError | None:
-    """Return why `participant` may not join the groups in `roster`, or None. Changes nothing.
+    """Return why `participant` may not join the groups of `job`, or None. Changes nothing.
 
     The caller has already checked the identity (`why_impostor`).
 
     Args:
         participant: The group that joins.
-        roster: All known groups.
+        job: The job.
         max_replicas: Maximum number of groups.
         allow_heterogeneous: Groups may have different numbers of ranks.
         session: Session of the request, on which a manager may change its incarnation.
         is_hello: The request opens a session.
         is_starting: No rank has connected, and ranks without an Agent never will.
     """
-    old = roster.get(participant.replica_id)
-    if (old is None or old.is_reported) and roster.present >= max_replicas:
+    old = job.groups.get(participant.replica_id)
+    if (old is None or old.is_reported) and job.present >= max_replicas:
         return LimitReached(
-            f"replica_id: {participant.replica_id} would be replica group number {roster.present + 1}; "
+            f"replica_id: {participant.replica_id} would be replica group number {job.present + 1}; "
             f"the lighthouse takes {max_replicas} (--max-members)"
         )
     return (
         (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))
         or (None if is_hello else _backwards(participant, old))
-        or (None if allow_heterogeneous or is_starting else _misfit(participant, roster.job))
-        or _loopback(participant, roster.job)
+        or (None if allow_heterogeneous or is_starting else _misfit(participant, job))
+        or _loopback(participant, job)
     )
 
 
@@ -718,7 +680,7 @@ class JoinQueue:
         member.call, member.deadline_at = call, deadline_at
         self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
         self.anyone.joined(now)
-        if member.replica_id in self._job.replica_ids:
+        if member.replica_id in self._job.members:
             self.members_deadline_at = _earlier(self.members_deadline_at, deadline_at)
             self.members.joined(now)
         self._count(member, 1)
@@ -730,7 +692,7 @@ class JoinQueue:
             return
         member.call = None
         self.anyone.withdrew(now)
-        if member.replica_id in self._job.replica_ids:
+        if member.replica_id in self._job.members:
             self.members.withdrew(now)
         self._count(member, -1)
         if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
@@ -752,7 +714,7 @@ class JoinQueue:
     @property
     def has_all_members(self) -> bool:
         """True if every member of the present quorum has joined. False without a quorum."""
-        members = self._job.replica_ids
+        members = self._job.members
         return bool(members) and self.members.asking == len(members)
 
     @property
@@ -777,10 +739,10 @@ class JoinQueue:
         return [member for member in self if member.is_participant] if self._shrinking else list(self)
 
     def list_newcomers(self) -> list[str]:
-        return [member.replica_id for member in self if member.replica_id not in self._job.replica_ids]
+        return [member.replica_id for member in self if member.replica_id not in self._job.members]
 
     def _count(self, member: Group, change: int) -> None:
-        if member.replica_id not in self._job.replica_ids:
+        if member.replica_id not in self._job.members:
             self._job.emit(NewcomersChanged())
         if member.is_participant:
             self._participants += change
@@ -791,7 +753,7 @@ class JoinQueue:
 
     def _set_deadlines(self) -> None:
         joined = self._joined()
-        members = (group.deadline_at for group in joined if group.replica_id in self._job.replica_ids)
+        members = (group.deadline_at for group in joined if group.replica_id in self._job.members)
         self.earliest_deadline_at = min((group.deadline_at for group in joined), default=None)
         self.members_deadline_at = min(members, default=None)
 

@@ -24,10 +24,10 @@ Members repeat what they hold in every message, so no single message is essentia
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from lighthouse.job.records import Group, JoinState, QuorumRecord, Remembered
+from lighthouse.job.records import Group, JoinState, Lease, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
@@ -35,42 +35,15 @@ STILL_COME_S = 1.0
 """How long after a member reconnects the next one is expected."""
 
 
-@dataclass(slots=True)
-class _Holder:
-    """Member of the standing quorum."""
-
-    incarnation: str
-    lease_until: float
-    entry: JoinState
-    granted: int | None = None  # highest granted step, reported since the recall
-    is_spent: bool = False  # it grants no more
-    has_left: bool = False  # its ranks have ended in good order
-    has_confirmed: bool = True  # it has reported to this lighthouse that it holds the quorum
-    has_reported: bool = True  # it has sent anything to this lighthouse
-
-
-class _Awaited:
-    """Checks a condition that never reverts, over all holders. Amortised O(1)."""
-
-    def __init__(self, holders: Iterable[_Holder], has_done: Callable[[_Holder], bool]) -> None:
-        self._left = list(holders)
-        self._has_done = has_done
-
-    def all_have(self) -> bool:
-        while self._left and self._has_done(self._left[-1]):
-            self._left.pop()
-        return not self._left
-
-
 @dataclass(frozen=True, slots=True)
 class ResendQuorum:
-    """Order to send the quorum again to the joining member, which never received it, then `order` to all holders."""
+    """Order to send the quorum again to the joining member, which never received it, then `order` to all members."""
 
     order: QuorumOrder | None = None
 
 
 Outcome = QuorumOrder | ResendQuorum | None
-"""An order for all holders, a quorum to resend to one member, or None."""
+"""An order for all members, a quorum to resend to one member, or None."""
 
 
 class Standing:
@@ -85,11 +58,14 @@ class Standing:
         self.lost = ""  # member that caused the revoke, if known
         self.recalls = 0
         self.revokes = 0
-        self._holders: dict[str, _Holder] = {}
+        self.leases: dict[str, Lease] = {}
+        """Leases of the quorum's members, by replica_id."""
         self._returns_until = self._returns_at_most = 0.0
         self._confirmed_at = -math.inf
         self._needs_recall = self._has_leaver = False
-        self._await()
+        self._unreported: set[str] = set()  # members without a message to this lighthouse
+        self._awaited: set[str] = set()  # members for which the present phase waits
+        self._free_at: float | None = 0.0  # end of all leases; None if not computed
 
     # -- queries
 
@@ -100,23 +76,19 @@ class Standing:
 
     @property
     def entries(self) -> Mapping[str, JoinState]:
-        return {name: holder.entry for name, holder in self._holders.items()}
+        return {name: lease.entry for name, lease in self.leases.items()}
 
     @property
     def at_work(self) -> list[str]:
         """Members that may still run a step under this quorum."""
-        return [name for name, holder in self._holders.items() if not holder.is_spent]
+        return [name for name, lease in self.leases.items() if not lease.is_spent]
 
-    def remembered(self, replica_id: str) -> Remembered | None:
-        """Return the member's identity, or None if the group is no member."""
-        holder = self._holders.get(replica_id)
-        if holder is None:
-            return None
-        is_awaited = self.phase is QuorumPhase.RETURNING and not holder.has_confirmed
-        return Remembered(holder.incarnation, holder.entry.secret, is_awaited)
+    def is_awaited(self, replica_id: str) -> bool:
+        """Return whether the lighthouse has restarted and the member has not reconnected."""
+        return self.phase is QuorumPhase.RETURNING and replica_id in self._awaited
 
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
-        return self._holder(replica_id, incarnation) is not None
+        return self._lease(replica_id, incarnation) is not None
 
     def ends_without(self, replica_id: str, incarnation: str) -> int | None:
         """Return the quorum_id if losing this member ends the quorum, or None."""
@@ -138,20 +110,15 @@ class Standing:
 
         If `chosen` includes a member, only leases of members without a message since the restart count.
         """
-        has_member = any(self.is_holder(p.replica_id, p.incarnation) for p in chosen)
-        holders = self._holders.values()
-        if has_member:
-            is_free = self._reported.all_have()
-            return 0.0 if is_free else max((h.lease_until for h in holders if not h.has_reported), default=0.0)
+        if self.leases and any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
+            return max((self.leases[name].until for name in self._unreported), default=0.0)
         if self._free_at is None:
-            self._free_at = max((h.lease_until for h in holders), default=0.0)
+            self._free_at = max((lease.until for lease in self.leases.values()), default=0.0)
         return self._free_at
 
     def unreported(self, now: float) -> list[str]:
         """List members without a message since this lighthouse started, whose leases may still run."""
-        if self._reported.all_have():
-            return []
-        return [name for name, holder in self._holders.items() if not holder.has_reported and now < holder.lease_until]
+        return sorted(name for name in self._unreported if now < self.leases[name].until)
 
     def returns_until(self) -> float | None:
         if self.phase is not QuorumPhase.RETURNING:
@@ -160,13 +127,13 @@ class Standing:
 
     # -- events
 
-    def form(self, quorum: Quorum, entries: Mapping[str, JoinState], leases: Mapping[str, float]) -> None:
-        """Make a new quorum stand. `leases` has the end of each member's earlier lease."""
+    def form(self, quorum: Quorum, entries: Mapping[str, JoinState], ends: Mapping[str, float]) -> None:
+        """Make a new quorum stand. `ends` has the end of each member's earlier lease."""
         self._begin(QuorumPhase.STANDING, quorum)
         for member in quorum.participants:
             name = member.replica_id
-            self._holders[name] = _Holder(member.incarnation, leases[name], entries[name])
-        self._await()
+            self.leases[name] = Lease(member.incarnation, ends[name], entries[name])
+        self._free_at = None
 
     def replace(self) -> None:
         """Note that a quorum has formed that does not stand."""
@@ -187,10 +154,8 @@ class Standing:
         if record is not None and record.quorum is not None:
             for member in record.quorum.participants:
                 name = member.replica_id
-                self._holders[name] = _Holder(
-                    member.incarnation, until, record.entries[name], has_confirmed=False, has_reported=False
-                )
-            self._await()
+                self.leases[name] = Lease(member.incarnation, until, record.entries[name])
+            self._free_at, self._awaited, self._unreported = until, set(self.leases), set(self.leases)
 
     def distrust(self, until: float, reason: str) -> QuorumOrder | None:
         """Revoke the quorum and wait, because the journal is outdated.
@@ -210,15 +175,15 @@ class Standing:
 
     def renew(self, replica_id: str, incarnation: str, until: float) -> None:
         """Extend the member's lease after an answered heartbeat. A revoked quorum has no new leases."""
-        holder = self._holder(replica_id, incarnation)
-        if holder is not None and self.phase is not QuorumPhase.REVOKED:
-            holder.lease_until = max(holder.lease_until, until)
-            self._free_at = None if self._free_at is None else max(self._free_at, holder.lease_until)
+        lease = self._lease(replica_id, incarnation)
+        if lease is not None and self.phase is not QuorumPhase.REVOKED:
+            lease.until = max(lease.until, until)
+            self._free_at = None if self._free_at is None else max(self._free_at, lease.until)
 
     def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float) -> QuorumOrder | None:
         """Read what a member holds from its hello or heartbeat, and return the order that follows."""
-        holder = self._find_reporting(replica_id, incarnation)
-        if holder is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
+        lease = self._reporting(replica_id, incarnation)
+        if lease is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
             # Its script ended while the quorum formed, so it neither does a step of this quorum nor joins again.
@@ -228,47 +193,48 @@ class Standing:
         if held.mode is HoldState.REVOKED:
             return self.revoke(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:
-            return self._leave(holder, replica_id, held.granted, now)
+            return self._leave(replica_id, held.granted, now)
         if self.phase is QuorumPhase.RETURNING:
-            return self._confirm(holder, now, needs_recall=held.mode is not HoldState.STANDING)
+            return self._confirm(replica_id, now, needs_recall=held.mode is not HoldState.STANDING)
         if held.mode is HoldState.STANDING:
             return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
         order = self.recall("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
         is_spent = held.mode is HoldState.JOINING
         if is_spent or (self.phase is QuorumPhase.RECALLED and held.mode is HoldState.RECALLED):
-            return self._note_grant(holder, held.granted, is_spent=is_spent) or order
+            return self._note_grant(replica_id, held.granted, is_spent=is_spent) or order
         return order
 
-    def _leave(self, holder: _Holder, replica_id: str, committed: int, now: float) -> QuorumOrder | None:
-        holder.has_left = self._has_leaver = True
+    def _leave(self, replica_id: str, committed: int, now: float) -> QuorumOrder | None:
+        lease = self.leases[replica_id]
+        lease.has_left = self._has_leaver = True
         if self.phase is QuorumPhase.RETURNING:
-            holder.granted, holder.is_spent = committed, True
-            return self._confirm(holder, now, needs_recall=True)
+            lease.granted, lease.is_spent = committed, True
+            return self._confirm(replica_id, now, needs_recall=True)
         order = self.recall(f"{replica_id} has left") if self.phase is QuorumPhase.STANDING else None
-        return self._note_grant(holder, committed, is_spent=True) or order
+        return self._note_grant(replica_id, committed, is_spent=True) or order
 
     def joined(self, participant: Participant, now: float) -> Outcome:
         """Handle a member's request for the next quorum."""
-        holder = self._find_reporting(participant.replica_id, participant.incarnation)
-        if holder is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
+        lease = self._reporting(participant.replica_id, participant.incarnation)
+        if lease is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         name = participant.replica_id
         if participant.seen_quorum_id != self.quorum.quorum_id:
-            if entry_of(participant) != holder.entry:
+            if entry_of(participant) != lease.entry:
                 return self.revoke(f"{name} has lost it")
             is_awaited = self.phase is QuorumPhase.RETURNING
-            return ResendQuorum(self._confirm(holder, now, needs_recall=False) if is_awaited else None)
+            return ResendQuorum(self._confirm(name, now, needs_recall=False) if is_awaited else None)
         if participant.commit_failures > 0:
             return self.revoke(f"{name} has discarded its step")
         if self.phase is QuorumPhase.RETURNING:
-            holder.granted, holder.is_spent = participant.requested_step - 1, True
-            return self._confirm(holder, now, needs_recall=True)
+            lease.granted, lease.is_spent = participant.requested_step - 1, True
+            return self._confirm(name, now, needs_recall=True)
         if self.phase is QuorumPhase.RESUMED:
             if participant.requested_step <= self.upto:
                 return self.revoke(f"{name} asks for step {participant.requested_step} already")
-            return self._note_grant(holder, participant.requested_step - 1, is_spent=True)
+            return self._note_grant(name, participant.requested_step - 1, is_spent=True)
         order = self.recall(f"{name} asks for a quorum") if self.phase is QuorumPhase.STANDING else None
-        return self._note_grant(holder, participant.requested_step - 1, is_spent=True) or order
+        return self._note_grant(name, participant.requested_step - 1, is_spent=True) or order
 
     def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
         """Handle the loss of a member that has disconnected, is down, or has another incarnation."""
@@ -278,9 +244,9 @@ class Standing:
 
     def end_lease(self, replica_id: str, incarnation: str) -> None:
         """End the lease of a member whose manager joined with new ranks and grants no more."""
-        holder = self._holder(replica_id, incarnation)
-        if holder is not None:
-            holder.lease_until = 0.0
+        lease = self._lease(replica_id, incarnation)
+        if lease is not None:
+            lease.until = 0.0
             self._free_at = None
 
     def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
@@ -302,15 +268,16 @@ class Standing:
 
     def _misses(self, replica_id: str, incarnation: str) -> bool:
         """Return whether the quorum ends with the loss of that member."""
-        holder = self._holder(replica_id, incarnation)
-        if holder is None or holder.has_left:
+        lease = self._lease(replica_id, incarnation)
+        if lease is None or lease.has_left:
             return False
-        return self.phase is not QuorumPhase.RETURNING or holder.has_confirmed
+        return not self.is_awaited(replica_id)
 
     def recall(self, reason: str) -> QuorumOrder | None:
         if self.phase is not QuorumPhase.STANDING:
             return None
         self.phase, self.reason = QuorumPhase.RECALLED, reason
+        self._awaited = {name for name, lease in self.leases.items() if lease.granted is None}
         self.recalls += 1
         return self.order()
 
@@ -325,44 +292,36 @@ class Standing:
         until = self.returns_until()
         if until is None or now < until:
             return None
-        missing = sorted(name for name, holder in self._holders.items() if not holder.has_confirmed)
-        if not self._holders:
+        if not self.leases:
             self._begin(QuorumPhase.NONE)
             return None
-        return self.revoke(f"not reconnected within the lease: {', '.join(missing)}")
+        return self.revoke(f"not reconnected within the lease: {', '.join(sorted(self._awaited))}")
 
     # -- internals
 
     def _begin(self, phase: QuorumPhase, quorum: Quorum | None = None) -> None:
         self.quorum = quorum
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
-        self._holders = {}
+        self.leases = {}
         self._needs_recall = self._has_leaver = False
-        self._await()
+        self._unreported, self._awaited, self._free_at = set(), set(), 0.0
 
-    def _await(self) -> None:
-        holders = self._holders.values()
-        self._free_at: float | None = None  # end of all leases; None if not computed
-        self._reported = _Awaited(holders, lambda holder: holder.has_reported)
-        self._have_confirmed = _Awaited(holders, lambda holder: holder.has_confirmed)
-        self._have_granted = _Awaited(holders, lambda holder: holder.granted is not None)
-        self._have_done = _Awaited(holders, lambda holder: holder.is_spent or (holder.granted or 0) > self.upto)
+    def _lease(self, replica_id: str, incarnation: str) -> Lease | None:
+        lease = self.leases.get(replica_id)
+        return lease if lease is not None and lease.incarnation == incarnation else None
 
-    def _holder(self, replica_id: str, incarnation: str) -> _Holder | None:
-        holder = self._holders.get(replica_id)
-        return holder if holder is not None and holder.incarnation == incarnation else None
+    def _reporting(self, replica_id: str, incarnation: str) -> Lease | None:
+        lease = self._lease(replica_id, incarnation)
+        if lease is not None:
+            self._unreported.discard(replica_id)
+        return lease
 
-    def _find_reporting(self, replica_id: str, incarnation: str) -> _Holder | None:
-        holder = self._holder(replica_id, incarnation)
-        if holder is not None:
-            holder.has_reported = True
-        return holder
-
-    def _confirm(self, holder: _Holder, now: float, *, needs_recall: bool) -> QuorumOrder | None:
-        if not holder.has_confirmed:
-            holder.has_confirmed, self._confirmed_at = True, now
+    def _confirm(self, replica_id: str, now: float, *, needs_recall: bool) -> QuorumOrder | None:
+        if replica_id in self._awaited:
+            self._awaited.remove(replica_id)
+            self._confirmed_at = now
         self._needs_recall |= needs_recall
-        if not self._have_confirmed.all_have():
+        if self._awaited:
             return None
         self.phase = QuorumPhase.STANDING
         if not self._needs_recall:
@@ -370,32 +329,33 @@ class Standing:
         order = self.recall("a member returned during a recall")
         return self._settle() or order
 
-    def _note_grant(self, holder: _Holder, granted: int, *, is_spent: bool) -> QuorumOrder | None:
-        holder.granted = granted
-        holder.is_spent |= is_spent
+    def _note_grant(self, replica_id: str, granted: int, *, is_spent: bool) -> QuorumOrder | None:
+        lease = self.leases[replica_id]
+        lease.granted = granted
+        lease.is_spent |= is_spent
+        self._awaited.discard(replica_id)
         return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
     def _settle(self) -> QuorumOrder | None:
         """Once all have reported their grants, resume up to the highest step that all can do."""
-        if self.phase is not QuorumPhase.RECALLED:
+        if self.phase is not QuorumPhase.RECALLED or self._awaited:
             return None
-        if not self._have_granted.all_have():
-            return None
-        granted = [holder.granted or 0 for holder in self._holders.values()]
-        last_steps = [holder.granted or 0 for holder in self._holders.values() if holder.has_left]
+        granted = [lease.granted or 0 for lease in self.leases.values()]
+        last_steps = [lease.granted or 0 for lease in self.leases.values() if lease.has_left]
         self.upto = min([max(granted), *last_steps])
-        behind = [n for n, h in self._holders.items() if h.is_spent and (h.granted or 0) < self.upto]
+        behind = [n for n, h in self.leases.items() if h.is_spent and (h.granted or 0) < self.upto]
         if behind:
             return self.revoke(f"{behind[0]} cannot do step {self.upto} any more")
         self.phase = QuorumPhase.RESUMED
+        self._awaited = {n for n, h in self.leases.items() if not h.is_spent and (h.granted or 0) <= self.upto}
         return self._end_when_done() or self.order()
 
     def _end_when_done(self) -> QuorumOrder | None:
         """Apply rule 3."""
-        if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or not self._have_done.all_have():
+        if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or self._awaited:
             return None
-        left = next(name for name, holder in self._holders.items() if holder.has_left)
-        if any(not holder.is_spent for holder in self._holders.values()):
+        left = next(name for name, lease in self.leases.items() if lease.has_left)
+        if any(not lease.is_spent for lease in self.leases.values()):
             return self._revoke_without(left, "has left")
         self.phase, self.reason = QuorumPhase.REVOKED, f"{left} has left, and all have done step {self.upto}"
         return self.order()

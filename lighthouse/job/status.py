@@ -21,9 +21,9 @@ from lighthouse.job.events import (
 )
 from lighthouse.job.forming import QuorumMachine, stragglers
 from lighthouse.job.progress import Grid, RunRank, grid_of
-from lighthouse.job.records import Group, Heal, QuorumConfig, Rank, RunName, SavedRun, Verdict
+from lighthouse.job.records import Group, Heal, Kind, QuorumConfig, Rank, RunName, SavedRun, Verdict
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.roster import Roster
+from lighthouse.job.roster import Job
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.progress import STEP, DataUse, OpenPhase, ProgressSample, RankName, RankView
@@ -58,7 +58,7 @@ def job_status(
 ) -> JobStatus:
     """Build a job's status. `heals` has the groups that heal."""
     own = machine.job
-    members = sorted(machine.roster, key=lambda member: member.replica_id)
+    members = sorted(own.groups.values(), key=lambda member: member.replica_id)
     return JobStatus(
         job=job,
         quorum_id=machine.quorum.quorum_id if machine.quorum else 0,
@@ -78,6 +78,7 @@ def job_status(
         timeline=timeline,
         incidents=incidents,
         data=data,
+        ended_step=_ended_step(machine),
     )
 
 
@@ -86,20 +87,28 @@ def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None
     held = machine.presence.silence.all_excused_for if now < machine.presence.silence.all_excused_until else ""
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
-    grid = grid_of(machine.roster)
+    grid = grid_of(machine.job.groups.values())
     starting = _starting(machine, grid)
-    are_all_starting = machine.decision.verdict is Verdict.NO_JOINS and all(
-        member.is_starting for member in machine.roster if member.is_alive
-    )
-    why = "" if starting and are_all_starting else _explain(machine, now, steps_per_s)
+    why = "" if starting and _are_all_starting(machine) else _explain(machine, now, steps_per_s)
     return "; ".join(filter(None, (why, held, overdue, starting, grid.explain())))
+
+
+def _are_all_starting(machine: QuorumMachine) -> bool:
+    alive = [group for group in machine.job.groups.values() if group.is_alive]
+    return machine.decision.verdict is Verdict.NO_JOINS and bool(alive) and all(group.is_starting for group in alive)
+
+
+def _ended_step(machine: QuorumMachine) -> int | None:
+    """Return the step at which the job has ended, or None if it goes on or starts again."""
+    is_over = machine.decision.verdict is Verdict.NO_JOINS and not _are_all_starting(machine)
+    return machine.job_end.step if is_over else None
 
 
 def awaited(machine: QuorumMachine) -> str:
     """Describe what requests for a quorum wait for, without numbers that change by themselves. "" for nothing."""
     if not (what := _awaited(machine)):
         return ""
-    grid = grid_of(machine.roster)
+    grid = grid_of(machine.job.groups.values())
     return "; ".join(filter(None, (what, _starting(machine, grid), grid.explain())))
 
 
@@ -132,12 +141,14 @@ def _awaited(machine: QuorumMachine) -> str:
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
     """Name the groups without a connected rank. The grid names missing ranks of the others."""
     begun = {group.replica_id for group in grid.groups}
-    names = [m.replica_id for m in machine.roster if m.is_alive and m.is_starting and m.replica_id not in begun]
+    names = [
+        m.replica_id for m in machine.job.groups.values() if m.is_alive and m.is_starting and m.replica_id not in begun
+    ]
     return f"starting: {_shown(sorted(names))}" if names else ""
 
 
 def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
-    joined, healthy, config = machine.joins.candidates, machine.roster.healthy, machine.config
+    joined, healthy, config = machine.joins.candidates, machine.job.counts[Kind.HEALTHY], machine.config
     left = max(0.0, (machine.decision.until or now) - now)
     match machine.decision.verdict:
         case Verdict.NO_JOINS:
@@ -170,11 +181,11 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
 def _progress(machine: QuorumMachine, steps_per_s: float | None) -> str:
     """Describe a job with a quorum: how fast it trains, and how many of its groups take part."""
     size = len(machine.quorum.participants) if machine.quorum else 0
-    if not machine.roster.healthy:
+    if not machine.job.counts[Kind.HEALTHY]:
         return f"no group is alive; {size} took part"
-    training = sum(member.is_alive for member in machine.roster.participants())
+    training = sum(member.is_alive for member in machine.job.list_participants())
     rate = f"{steps_per_s:.3g} steps/s, " if steps_per_s else ""
-    return f"{rate}{training} of {max(size, len(machine.roster))} groups"
+    return f"{rate}{training} of {max(size, len(machine.job.groups))} groups"
 
 
 def _sizes(config: QuorumConfig) -> str:
@@ -262,9 +273,9 @@ class TimelineWriter:
     step or above. For a group that catches up, which works on later steps all the time, only its join counts.
     """
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, job: Job) -> None:
         self.timeline = Timeline()
-        self._roster = roster
+        self._job = job
 
     def read(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
         """Note what the machine has just done."""
@@ -289,7 +300,7 @@ class TimelineWriter:
 
     def beat(self, replica_id: str, at_unix_s: float) -> None:
         """Note the end of a heal after a heartbeat of the group."""
-        group = self._roster.get(replica_id)
+        group = self._job.groups.get(replica_id)
         heal = group.heal if group is not None else None
         if group is not None and heal is not None and not heal.catches_up and group.step > heal.upto:
             self._healed(group, group.step, at_unix_s)
@@ -311,7 +322,7 @@ class TimelineWriter:
             text = f"quorum {quorum.quorum_id}: {len(names)} {noun} at step {max_step}"
             self.timeline.note(at_unix_s, TimelineKind.QUORUM, names, text)
         for member in quorum.participants:
-            group = self._roster.get(member.replica_id)
+            group = self._job.groups.get(member.replica_id)
             if group is None:
                 continue
             if group.heal is not None and member.step >= group.heal.upto:
@@ -326,7 +337,7 @@ class TimelineWriter:
         self.timeline.note(at_unix_s, TimelineKind.HEALED, (group.replica_id,), f"at step {step}")
 
     def _end_heal(self, replica_id: str) -> None:
-        if (group := self._roster.get(replica_id)) is not None:
+        if (group := self._job.groups.get(replica_id)) is not None:
             group.heal = None
 
 

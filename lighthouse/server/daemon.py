@@ -21,7 +21,7 @@ from lighthouse import dashboard
 from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
-from lighthouse.job.registry import JobRegistry, RunRegistry
+from lighthouse.job.registry import JobRegistry
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import (
@@ -91,17 +91,16 @@ class LighthouseDaemon:
             stop if self._shared is None else self._shared.give_up,
             config.stall_timeout_s,
             self._incidents,
-            runs=lambda job: self._runs.of_job(job),
             refused=counters.refused,
             is_busy=_is_busy,
+            rank_timeout_s=config.rank_timeout_s,
         )
-        self._runs = RunRegistry(self._jobs, config.rank_timeout_s)
+        self._runs = self._jobs.runs
         peers, self._security = Peers(PeerLimits.for_open(config.max_open_per_peer)), ListenerSecurity(config)
         security = self._security
         service = LighthouseService(
             self._jobs,
             counters,
-            runs=self._runs.live_status,
             peers=peers,
             is_insecure=security.is_insecure,
             store=self._store_status,
@@ -284,8 +283,8 @@ class LighthouseDaemon:
     def state(self) -> str:
         """Describe the jobs in one line, for `systemctl status`."""
         jobs = [
-            f"{driver.job}: {driver.machine.decision.verdict}, {len(driver.machine.roster.participants())} groups train"
-            for driver in itertools.islice(self._jobs, JOBS_NAMED)
+            f"{name}: {machine.decision.verdict}, {len(machine.job.list_participants())} groups train"
+            for name, machine in ((each.job, each.machine) for each in itertools.islice(self._jobs, JOBS_NAMED))
         ]
         return "; ".join(jobs) or "serves, and knows no job"
 
@@ -294,7 +293,6 @@ class LighthouseDaemon:
         self._is_ready = False
         await self._grpc.set_serving(False)
         if self._shared is None or self._shared.refusal() is None:
-            self._runs.close(_STOPPING)
             self._jobs.close(_STOPPING)
         if self._shared is not None:
             await self._shared.stop()
@@ -327,14 +325,12 @@ class LighthouseDaemon:
         """
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())
-        self._runs.reopen()
         self._set_serving(True)
 
     def _follow(self, refusal: NotLeader) -> None:
         """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
         self._set_serving(False)
-        self._runs.drop(str(refusal))
-        self._jobs.close(str(refusal))
+        self._jobs.drop(str(refusal))
         self._grpc.break_streams(refusal)
         self._http.close_feeds()
 

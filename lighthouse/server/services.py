@@ -30,7 +30,6 @@ from lighthouse_protocol.messages.run import (
     Key,
     Keys,
     RankHello,
-    RunStatus,
     StopAsked,
     SupervisorHello,
     check_kind,
@@ -109,7 +108,7 @@ def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
 def live_member(driver: JobDriver, replica_id: str) -> Group:
     member = driver.member(replica_id)
     if member is None or not member.is_alive:
-        alive = ", ".join(sorted(m.replica_id for m in driver.machine.roster if m.is_alive)[:16]) or "none"
+        alive = ", ".join(sorted(m.replica_id for m in driver.machine.job.groups.values() if m.is_alive)[:16]) or "none"
         raise UnknownName(f"no live replica group {replica_id!r}; alive: {alive}")
     return member
 
@@ -373,7 +372,6 @@ class LighthouseService:
         jobs: JobRegistry,
         counters: Counters,
         hello_within_s: float = FIRST_WITHIN_S,
-        runs: Callable[[str], tuple[RunStatus, ...]] = lambda job: (),
         peers: Peers | None = None,
         *,
         is_insecure: bool = False,
@@ -386,7 +384,6 @@ class LighthouseService:
             jobs: The jobs.
             counters: Counts refused joins.
             hello_within_s: Time limit in seconds for the first message of a session.
-            runs: Returns the runs of a job that have processes, or those of all jobs for an empty name.
             peers: Limits per client address.
             is_insecure: Other hosts can connect without TLS. For the status.
             store: Returns the store's state, for the status.
@@ -397,7 +394,6 @@ class LighthouseService:
         self._http_port = http_port
         self._jobs = jobs
         self._peers = peers or Peers()
-        self._runs = runs
         self._hello_within_s = hello_within_s
         self._counters = counters
         self._started_at = time.monotonic()
@@ -503,8 +499,9 @@ class LighthouseService:
         drivers = list(self._jobs) if not job else [] if ended else [self._jobs.find(job)]
         uptime_s = time.monotonic() - self._started_at
         status = (*(driver.status(has_ranks=has_ranks) for driver in drivers), *ended)
+        runs = self._jobs.runs.live_status(job)
         return LighthouseStatus(
-            VERSION, uptime_s, status, self._runs(job), self._is_insecure, time.time(), self._store(), self._http_port()
+            VERSION, uptime_s, status, runs, self._is_insecure, time.time(), self._store(), self._http_port()
         )
 
     def _status_bytes(self, asked: tuple[str, bool]) -> bytes:

@@ -132,6 +132,7 @@ class JobStatus:
     timeline: tuple[TimelineEntry, ...] = ()
     incidents: tuple[IncidentSummary, ...] = ()
     data: DataUse | None = None
+    ended_step: int | None = None
 
 
 class StoreKind(StrEnum):

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from lighthouse.job.records import QuorumConfig
-from lighthouse.job.registry import JobRegistry, RunRegistry
+from lighthouse.job.registry import JobRegistry
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService, RunService
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
@@ -60,7 +60,7 @@ class Served:
 async def served(**limits: Any) -> AsyncGenerator[Served]:
     loop, peers = asyncio.get_running_loop(), Peers(PeerLimits(**limits))
     jobs = JobRegistry(lambda job: QuorumConfig(), loop)
-    runs = RunRegistry(jobs, 30.0)
+    runs = jobs.runs
     service = LighthouseService(jobs, Counters(), peers=peers)
     more = RunService(runs, peers=peers).methods()
     server = GrpcServer(service.services(more), [], LocalOperatorAccess(), peers=peers)
@@ -70,7 +70,6 @@ async def served(**limits: Any) -> AsyncGenerator[Served]:
             yield Served(port, service)
     finally:
         jobs.close("the test is over")
-        runs.close("the test is over")
         await server.stop(0)
 
 

@@ -74,7 +74,7 @@ class AnswersOnly(QuorumMachine):
         return self._followed(super().tick(now))
 
     def _followed(self, effects: Sequence[QuorumEffect]) -> list[QuorumEffect]:
-        grid = grid_of(self.roster).groups
+        grid = grid_of(self.job.groups.values()).groups
         assert GridChanged() in effects or grid == self._grid, "the world that is told is the one that is"
         self._grid = grid
         return answers(effects)

@@ -77,7 +77,7 @@ class PlainQuorum:
     def _join(self, event: Joined, now: float) -> None:
         name = event.participant.replica_id
         assert name not in [w.participant.replica_id for w in self.waiting], "one call of an id waits"
-        member = self.machine.roster.get(name)
+        member = self.machine.job.groups.get(name)
         assert member is not None
         self.missed.discard(member)
         self.waiting.append(Waiting(event.call, event.participant, event.deadline_at, member))
@@ -156,7 +156,7 @@ class PlainQuorum:
     # -- recounts
 
     def healthy(self) -> set[str]:
-        return {m.replica_id for m in self.machine.roster if m.is_alive and m not in self.missed}
+        return {m.replica_id for m in self.machine.job.groups.values() if m.is_alive and m not in self.missed}
 
     def stragglers(self) -> list[str]:
         return sorted(self.healthy() - self._joined())
@@ -200,7 +200,7 @@ class PlainQuorum:
         return {w.participant.replica_id for w in self.waiting}
 
     def _record(self, name: str) -> Group:
-        member = self.machine.roster.get(name)
+        member = self.machine.job.groups.get(name)
         assert member is not None
         return member
 

@@ -9,10 +9,10 @@ from lighthouse_protocol.messages.session import QuorumPhase
 
 def recount(machine: QuorumMachine, now: float) -> None:
     """Raises AssertionError where a number that is kept is not the number that is."""
-    roster, joins, job = machine.roster, machine.joins, machine.job
-    members = list(roster)
+    joins, job = machine.joins, machine.job
+    members = list(job.groups.values())
     alive = [m for m in members if m.is_alive]
-    waited_for = [m for m in alive if roster.is_waited_for(m)]
+    waited_for = [m for m in alive if job.is_waited_for(m)]
     healthy = [m for m in waited_for if not m.has_missed and not m.down]
     assert [m for m in members if m.is_healthy] == healthy
     expected = {
@@ -33,7 +33,7 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert len(joins) == len(joined)
     assert sorted(m.call for m in joined) == [m.call for m in joined]
     assert {m.replica_id for m in joined} == {m.replica_id for m in members if m.call is not None}
-    assert all(roster.get(m.replica_id) is m and m.is_alive and not m.has_missed and not m.down for m in joined)
+    assert all(job.groups.get(m.replica_id) is m and m.is_alive and not m.has_missed and not m.down for m in joined)
     assert joins.earliest_deadline_at == min((m.deadline_at for m in joined), default=None)
     of_members = (m.deadline_at for m in joined if m.replica_id in job.replica_ids)
     assert joins.members_deadline_at == min(of_members, default=None)
@@ -42,21 +42,21 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert joins.has_all_members == (bool(job.replica_ids) and job.replica_ids <= {m.replica_id for m in joined})
     assert {m.replica_id for m in members if m.is_participant} <= job.replica_ids
 
-    tracked = {id(entry[2]) for entry in roster._due}
+    tracked = {id(entry[2]) for entry in job._due}
     assert all(id(m) in tracked for m in members), "nobody would notice its death"
-    assert all(at > now for at, _, _ in roster._due)
+    assert all(at > now for at, _, _ in job._due)
 
     recount_sessions(machine)
 
 
 def recount_sessions(machine: QuorumMachine) -> None:
-    presence, standing, roster = machine.presence, machine.standing, machine.roster
-    connected = {m.session: m for m in roster if m.is_connected}
+    presence, standing, groups = machine.presence, machine.standing, machine.job.groups.values()
+    connected = {m.session: m for m in groups if m.is_connected}
     assert presence._sessions == connected
     assert all(m.is_alive for m in connected.values())
-    assert all(m.session is not None for m in roster if m.drains)
+    assert all(m.session is not None for m in groups if m.drains)
     assert not set(presence._leaving) & set(presence._sessions)
-    holders = {name: holder.incarnation for name, holder in standing._holders.items()}
+    holders = {name: holder.incarnation for name, holder in standing.leases.items()}
     quorum = standing.quorum
     assert holders == ({p.replica_id: p.incarnation for p in quorum.participants} if quorum else {})
     assert (standing.phase is QuorumPhase.NONE) <= (quorum is None)

@@ -46,6 +46,7 @@ def job(
     verdict: str = "formed",
     explanation: str = "all train",
     phase: str = "standing",
+    ended_step: int | None = None,
 ) -> JobStatus:
     return JobStatus(
         job=name,
@@ -60,6 +61,7 @@ def job(
         sessions=len(members),
         recalls=5,
         revokes=6,
+        ended_step=ended_step,
     )
 
 

@@ -439,6 +439,7 @@ class JobStatus(google.protobuf.message.Message):
     TIMELINE_FIELD_NUMBER: builtins.int
     INCIDENTS_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    ENDED_STEP_FIELD_NUMBER: builtins.int
     job: builtins.str
     quorum_id: builtins.int
     """0: no quorum was formed yet"""
@@ -463,6 +464,8 @@ class JobStatus(google.protobuf.message.Message):
     """nothing moves: who is behind, or what they wait for; empty: something moves"""
     stall_s: builtins.float
     """for so long nobody has moved"""
+    ended_step: builtins.int
+    """the step at which the job has ended; absent while it has not"""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemberStatus]: ...
     @property
@@ -502,9 +505,11 @@ class JobStatus(google.protobuf.message.Message):
         timeline: collections.abc.Iterable[global___TimelineEntry] | None = ...,
         incidents: collections.abc.Iterable[lighthouse_protocol.pb.extensions.incident_pb2.IncidentSummary] | None = ...,
         data: lighthouse_protocol.pb.extensions.progress_pb2.DataUse | None = ...,
+        ended_step: builtins.int | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["data", b"data"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["data", b"data", "explanation", b"explanation", "incidents", b"incidents", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_ended_step", b"_ended_step", "data", b"data", "ended_step", b"ended_step"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_ended_step", b"_ended_step", "data", b"data", "ended_step", b"ended_step", "explanation", b"explanation", "incidents", b"incidents", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["_ended_step", b"_ended_step"]) -> typing.Literal["ended_step"] | None: ...
 
 global___JobStatus = JobStatus
 

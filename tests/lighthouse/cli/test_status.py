@@ -198,7 +198,7 @@ def test_a_job_without_a_living_group_does_not_pass_for_one_that_trains(fake, ru
 
 
 def test_a_job_that_has_ended_says_at_which_step(fake, run):
-    fake.answers = [status(job(verdict="no_joins", explanation="ended at step 3000", phase="none"))]
+    fake.answers = [status(job(verdict="no_joins", explanation="ended at step 3000", phase="none", ended_step=3000))]
     assert run(command).output.splitlines()[:-1] == ["ended at step 3000"]
 
 
@@ -234,7 +234,8 @@ def test_groups_that_import_torch_are_starting(fake, run):
 )
 def test_colours_a_job_that_starts_as_one_that_waits_and_not_as_a_failure(states: str, explanation: str, style: str):
     shown_members = (member(f"g{n}", MemberState(state)) for n, state in enumerate(states.split()))
-    shown = tables.progress(job(*shown_members, verdict="no_joins", explanation=explanation))
+    ended_step = 60 if explanation == "ended at step 60" else None
+    shown = tables.progress(job(*shown_members, verdict="no_joins", explanation=explanation, ended_step=ended_step))
     assert (shown.plain, shown.style) == (explanation, style)
 
 

@@ -254,7 +254,7 @@ async def test_a_job_that_has_ended_is_no_trouble(browser: Chromium, lighthouse:
     """Whatever was lost shortly before, and whether its groups are still connected or not."""
     lost = dataclasses.replace(troubled().incidents[1], suspects=("c",), opened_unix_s=time.time(), over_s=None)
     leaving = (member("a", MemberState.IDLE, is_participant=False), member("c", MemberState.EXPIRED))
-    ended = job(*leaving, verdict="no_joins", explanation="ended at step 60")
+    ended = job(*leaving, verdict="no_joins", explanation="ended at step 60", ended_step=60)
     lighthouse.shown = status(dataclasses.replace(ended, incidents=(lost,)))
     async with browser.page(lighthouse.url) as page:
         assert "default Ended Ended at step 60. " in await shown(page)

@@ -8,7 +8,7 @@ import pytest
 from lighthouse.job.events import Withdrawn
 from lighthouse.job.lineage import LEFT_TO_ANOTHER
 from lighthouse.job.presence import MAX_REPORTED
-from lighthouse.job.records import Verdict
+from lighthouse.job.records import Kind, Verdict
 from lighthouse_protocol.refusals import LimitReached, WrongState
 from tests.lighthouse.builders import (
     FAR,
@@ -48,10 +48,10 @@ def test_what_a_member_was_told_to_heal_to_is_known_until_it_comes_with_another_
     for call, step, lowest in ((3, 7, 7), (5, 9, 7)):
         m.handle(join(call, "a", step=3, tag_quorum_id=0), now=call)
         m.handle(join(call + 1, "b", step=step, tag_quorum_id=0), now=call)
-        assert m.roster.get("a").last_assignment.lowest == lowest
+        assert m.job.groups.get("a").last_assignment.lowest == lowest
     m.handle(join(7, "a", step=7, tag_quorum_id=1), now=7)
     m.handle(join(8, "b", step=11, tag_quorum_id=1), now=7)
-    assert m.roster.get("a").last_assignment.lowest == 11
+    assert m.job.groups.get("a").last_assignment.lowest == 11
 
 
 def test_an_answer_is_a_sign_of_life():
@@ -61,9 +61,9 @@ def test_an_answer_is_a_sign_of_life():
     beating(m, "b", 0, 32)
     assert len(m.handle(join(2, "b"), now=32)) == 1
     ticked(m, 32, 36.9)
-    assert m.roster.get("a").is_alive
+    assert m.job.groups.get("a").is_alive
     ticked(m, 36.9, 37)
-    assert not m.roster.get("a").is_alive
+    assert not m.job.groups.get("a").is_alive
 
 
 @pytest.mark.parametrize("field", ["seen_quorum_id", "tag_quorum_id"])
@@ -78,9 +78,9 @@ def test_the_id_is_above_what_any_member_was_ever_told(field: str):
 
 def test_a_refused_join_changes_nothing():
     m = training("ab", max_replicas=2)
-    before = m.deadline(1), len(m.roster), m.decision.verdict
+    before = m.deadline(1), len(m.job.groups), m.decision.verdict
     assert m.handle(join(3, "c"), now=1) == [refused(3, LimitReached, "replica_id", "c", "2", "--max-members")]
-    assert (m.deadline(1), len(m.roster), m.decision.verdict) == before
+    assert (m.deadline(1), len(m.job.groups), m.decision.verdict) == before
     assert m.handle(Withdrawn("c", 3), now=1) == []
 
 
@@ -88,7 +88,7 @@ def test_heartbeats_of_new_ids_beyond_the_limit_are_not_remembered():
     m = machine(max_replicas=2)
     for n in range(100):
         m.handle(beat(f"g{n}"), now=0)
-    assert len(m.roster) == 2
+    assert len(m.job.groups) == 2
 
 
 def test_heartbeats_of_strangers_keep_no_group_out():
@@ -97,7 +97,7 @@ def test_heartbeats_of_strangers_keep_no_group_out():
         m.handle(beat(f"g{n}"), now=0)
     for call, name in enumerate("ab", start=1):
         m.handle(join(call, name), now=1)
-    assert {m.roster.get(name) is not None for name in "ab"} == {True}
+    assert {m.job.groups.get(name) is not None for name in "ab"} == {True}
     [refusal] = m.handle(join(3, "c"), now=1)
     assert refusal == refused(3, LimitReached, "replica_id", "c", "group number 3", "2", "--max-members")
     assert m.handle(join(4, "g0"), now=1) == [refused(4, LimitReached, "g0")]
@@ -107,7 +107,7 @@ def test_so_many_strangers_are_known_at_most():
     m = machine()
     for n in range(MAX_REPORTED + 5):
         m.handle(beat(f"g{n}"), now=0)
-    assert len(m.roster) == MAX_REPORTED
+    assert len(m.job.groups) == MAX_REPORTED
 
 
 def test_heartbeats_of_known_ids_count_at_the_limit_too():
@@ -115,7 +115,7 @@ def test_heartbeats_of_known_ids_count_at_the_limit_too():
     for now in range(20):
         for name in "ab":
             m.handle(beat(name), now)
-    assert m.roster.healthy == 2
+    assert m.job.counts[Kind.HEALTHY] == 2
 
 
 def test_a_participant_on_a_loopback_is_sent_away_though_no_call_of_it_waits():

@@ -4,7 +4,7 @@ import pytest
 
 from lighthouse.job.events import HeartbeatReceived, WasLate
 from lighthouse.job.forming import QuorumMachine
-from lighthouse.job.records import QuorumConfig, Verdict
+from lighthouse.job.records import Kind, QuorumConfig, Verdict
 from lighthouse_protocol.messages.session import STARTING, QuorumOrder, QuorumPhase
 from lighthouse_protocol.refusals import (
     Drained,
@@ -38,7 +38,7 @@ from tests.lighthouse.sessions import (
 
 
 def alive(machine: QuorumMachine) -> str:
-    return "".join(sorted(m.replica_id for m in machine.roster if m.is_alive))
+    return "".join(sorted(m.replica_id for m in machine.job.groups.values() if m.is_alive))
 
 
 HOLDS = {"held": held(1)}
@@ -157,7 +157,7 @@ class TestDuplicates:
         m = standing("ab")
         for incarnation in ("i1", "i2", ""):
             assert m.handle(HeartbeatReceived("a", incarnation), 1) == []
-        assert m.roster.get("a").seen_at == 0
+        assert m.job.groups.get("a").seen_at == 0
         lose(m, 1, 1)
         assert m.handle(HeartbeatReceived("a", "i1"), 1) == []
         assert alive(m) == "b"
@@ -233,7 +233,7 @@ class TestLoss:
     def test_a_leave_is_a_loss_too_while_it_stands(self):
         m = standing("ab")
         assert m.handle(left(1), 1) == [told("revoked", (1, 2), "a", "left"), closed(1)]
-        assert (alive(m), len(m.roster)) == ("b", 1)
+        assert (alive(m), len(m.job.groups)) == ("b", 1)
 
     def test_one_that_left_and_then_ended_is_not_said_goodbye(self):
         m = resumed("ab")
@@ -263,7 +263,7 @@ class TestDown:
         m.handle(opened(9, "x", down="x"), 0)
         m.handle(ended(9), 0)
         m.handle(pulse(1, down="rank 0 has ended"), 0)
-        assert (len(m.joins), m.roster.healthy) == (0, 1)
+        assert (len(m.joins), m.job.counts[Kind.HEALTHY]) == (0, 1)
         m.handle(asks(2, 2, "b"), 0)
         [effect] = m.handle(asks(3, 1, "a"), 0)
         assert effect.calls == (3, 2)

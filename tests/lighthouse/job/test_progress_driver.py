@@ -21,27 +21,21 @@ class Member:
 
 
 @dataclass
-class Roster:
-    """As far as it is asked here."""
+class Members:
+    """A `lighthouse.job.roster.Job`, as far as it is asked here."""
 
-    members: dict[str, Member] = field(default_factory=lambda: {name: Member(name) for name in "ab"})
+    groups: dict[str, Member] = field(default_factory=lambda: {name: Member(name) for name in "ab"})
 
-    def __iter__(self):
-        return iter(self.members.values())
-
-    def participants(self) -> list[Member]:
-        return [member for member in self if member.in_quorum]
-
-    def get(self, name: str) -> Member | None:
-        return self.members.get(name)
+    def list_participants(self) -> list[Member]:
+        return [member for member in self.groups.values() if member.in_quorum]
 
 
 class Job:
     """Rank b/1 has not come into the collective in which all others wait."""
 
     def __init__(self, loop: VirtualLoop, check_lag: Callable[[], object] = lambda: None) -> None:
-        self.loop, self.roster = loop, Roster()
-        self.places = ProgressDriver("j", self.roster, loop, check_lag=check_lag)  # pyright: ignore[reportArgumentType]
+        self.loop, self.state = loop, Members()
+        self.places = ProgressDriver("j", self.state, loop, check_lag=check_lag)  # pyright: ignore[reportArgumentType]
         inside = all_reduce(9)
         self.a = GroupView("a", "i", tuple(rank(n, inside=inside, group="a", still_s=0) for n in range(2)))
         late = rank(1, "loader", left=after(all_reduce(8)), group="b", still_s=0)
@@ -106,11 +100,11 @@ def test_a_session_speaks_for_its_own_group(job: Job):
 def test_a_lost_group_is_shown_until_it_is_forgotten(job: Job):
     job.places.take("a", job.a)
     job.places.take("b", job.b)
-    job.roster.members["b"].is_alive = job.roster.members["b"].in_quorum = False
+    job.state.groups["b"].is_alive = job.state.groups["b"].in_quorum = False
     assert [state for *_, state in job.shown()] == ["lost", "lost", "waiting", "waiting"]
-    del job.roster.members["b"]
+    del job.state.groups["b"]
     assert [name for name, *_ in job.shown()] == ["a", "a"]
-    job.roster.members.clear()
+    job.state.groups.clear()
     job.loop.go(100)
     assert job.loop.timers == 0
 

@@ -103,7 +103,7 @@ class Story:
                 for name in NAMES:
                     self.feed(beat(name))
             case "withdraw":
-                member = self.machine.roster.get(step.who)
+                member = self.machine.job.groups.get(step.who)
                 self.feed(Withdrawn(step.who, member.call if member and member.call else self.calls + 1000))
             case _:
                 self.feed(None)
@@ -115,14 +115,14 @@ class Story:
     def round(self, step: Step) -> None:
         """Everybody who trained and does not wait asks again; `who` among them with fields of its own."""
         for name in sorted(self.plain.previous):
-            member = self.machine.roster.get(name)
+            member = self.machine.job.groups.get(name)
             if member is not None and member.participant is not None and member.call is None:
                 fields = step.fields if name == step.who else ()
                 again = replace(member.participant, commit_failures=0, shrink_only=False)
                 self.join(replace(again, **dict(fields)), step.time_left)
 
     def end_all_calls(self) -> None:
-        for member in list(self.machine.roster):
+        for member in list(self.machine.job.groups.values()):
             if member.call is not None:
                 self.feed(Withdrawn(member.replica_id, member.call))
 
@@ -162,7 +162,7 @@ def test_nothing_is_remembered_of_those_who_have_gone(story: tuple[QuorumConfig,
     job.wait(10_000)
     assert job.machine.is_quiet(job.now)
     assert job.machine.deadline(job.now) is None
-    assert (len(job.machine.roster._due), len(job.machine.joins)) == (0, 0)
+    assert (len(job.machine.job._due), len(job.machine.joins)) == (0, 0)
 
 
 @settings(max_examples=60)
@@ -181,7 +181,7 @@ def test_when_all_who_live_ask_a_quorum_forms_by_join_timeout(
         job.feed(beat(name, "i9"))
     begun_at, before = job.now, len(job.formed)
     for name in asking:
-        if job.machine.roster.get(name):
+        if job.machine.job.groups.get(name):
             job.join(group(name, incarnation="i9"))
         job.wait(0.01)
     while len(job.formed) == before and job.now < begun_at + config.join_timeout_s + 0.1:

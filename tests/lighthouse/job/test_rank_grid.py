@@ -105,7 +105,7 @@ def test_the_status_names_the_missing_ranks():
         "waiting for a replica group to join; 2 alive; "
         "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
     )
-    assert world_of(made, grid_of(made.roster)) == World(8, 1, 8)
+    assert world_of(made, grid_of(made.job.groups.values())) == World(8, 1, 8)
 
 
 def test_with_the_missing_ranks_there_the_quorum_forms():
@@ -113,16 +113,16 @@ def test_with_the_missing_ranks_there_the_quorum_forms():
     for session, name in enumerate("ab", start=1):
         made.handle(asks(session, session, native(name, group_world_size=8)), 1)
     assert [p.replica_id for p in made.quorum.participants] == ["a", "b"]
-    assert world_of(made, grid_of(made.roster)) == World(16, 2)
+    assert world_of(made, grid_of(made.job.groups.values())) == World(16, 2)
     assert explain(made, 2) == "2 of 2 groups"
 
 
 def test_a_group_none_of_whose_ranks_was_here_is_in_the_grid_when_they_are_seen_before_they_ask():
     made = standing("a")
     made.handle(opened(2, "b", down=STARTING, missing=frozenset({0})), 0)
-    assert grid_of(made.roster).global_world_size == 1
+    assert grid_of(made.job.groups.values()).global_world_size == 1
     assert GridChanged() in QuorumMachine.handle(made, pulse(2, 2), 1)
-    assert grid_of(made.roster).global_world_size == 2
+    assert grid_of(made.job.groups.values()).global_world_size == 2
 
 
 def test_a_rank_that_goes_is_missing_until_it_is_back():
@@ -130,40 +130,40 @@ def test_a_rank_that_goes_is_missing_until_it_is_back():
     assert GridChanged() not in QuorumMachine.handle(made, pulse(1, 2), 1), "a beat that says nothing new"
     effects = QuorumMachine.handle(made, pulse(1, 3, down="rank 0 has ended", missing=frozenset({0})), 1)
     assert effects.count(GridChanged()) == 1
-    assert world_of(made, grid_of(made.roster)) == World(1, 1), (
+    assert world_of(made, grid_of(made.job.groups.values())) == World(1, 1), (
         "of a group of one rank nobody is left that would be held back"
     )
     made.handle(asks(9, 1, "a"), 2)
-    assert world_of(made, grid_of(made.roster)) == World(2, 2)
+    assert world_of(made, grid_of(made.job.groups.values())) == World(2, 2)
 
 
 def test_who_is_gone_is_in_the_grid_no_more():
     made = connected("ab")
     made.handle(ended(2), 1)
-    assert [member.replica_id for member in grid_of(made.roster).groups] == ["a"]
+    assert [member.replica_id for member in grid_of(made.job.groups.values()).groups] == ["a"]
 
 
 def test_a_newcomer_is_pending_until_it_is_admitted():
     """Also while the members say how far they are, and while they come."""
     for made in (recalled("ab"), resumed("ab")):
-        world = world_of(made, grid_of(made.roster))
+        world = world_of(made, grid_of(made.job.groups.values()))
         assert (world.peers_pending, world.pending) == (1, ("x",))
     for session, name in enumerate("ab", start=1):
         made.handle(asks(20 + session, session, name, step=5, seen_quorum_id=1, tag_quorum_id=1), 1)
-    assert world_of(made, grid_of(made.roster)) == World(3, 3)
+    assert world_of(made, grid_of(made.job.groups.values())) == World(3, 3)
 
 
 def test_a_spare_is_not_pending():
     made = standing("ab", active=2)
     made.handle(opened(3, "c"), 0)
     made.handle(asks(3, 3, "c"), 0)
-    assert world_of(made, grid_of(made.roster)) == World(3, 3)
+    assert world_of(made, grid_of(made.job.groups.values())) == World(3, 3)
 
 
 def test_a_newcomer_to_a_quorum_that_does_not_stand_is_pending_until_the_next_round():
     made = training("ab")
     made.handle(join(9, "c"), 1)
-    assert world_of(made, grid_of(made.roster)).pending == ("c",)
+    assert world_of(made, grid_of(made.job.groups.values())).pending == ("c",)
     for call, name in enumerate("ab", start=10):
         made.handle(join(call, name, step=1), 2)
-    assert world_of(made, grid_of(made.roster)).peers_pending == 0
+    assert world_of(made, grid_of(made.job.groups.values())).peers_pending == 0

@@ -21,7 +21,7 @@ def test_a_machine_is_not_quiet_while_a_lease_of_its_members_may_run() -> None:
     for number in (1, 2):
         machine.handle(ended(number), 9)
     ticked(machine, 9, 149)
-    assert len(machine.roster) == 0
+    assert len(machine.job.groups) == 0
     assert not machine.is_quiet(149.9)
     assert machine.is_quiet(150)
 

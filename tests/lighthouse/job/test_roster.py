@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from agent_client.step.config import AgentConfig
 from lighthouse.job.events import QuorumFormed
 from lighthouse.job.records import Group, Kind, LastAssignment, QuorumConfig, QuorumRecord
-from lighthouse.job.roster import Job, Roster, is_reborn, refusal, sent_away
+from lighthouse.job.roster import Job, is_reborn, refusal, sent_away
 from lighthouse_protocol.limits import ANSWER_MARGIN_S, JOIN_TIMEOUT_S, QUORUM_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.session import RESTARTING
@@ -15,20 +15,20 @@ from lighthouse_protocol.refusals import DuplicateReplica, InvalidRequest, Light
 from tests.lighthouse.builders import beat, beating, group, join, machine, on_loopback
 
 
-def empty_roster(timeout: float = 5, record: QuorumRecord | None = None) -> Roster:
-    return Roster(Job(QuorumConfig(heartbeat_timeout_s=timeout), record))
+def empty_roster(timeout: float = 5, record: QuorumRecord | None = None) -> Job:
+    return Job(QuorumConfig(heartbeat_timeout_s=timeout), record)
 
 
-def alive(roster: Roster) -> str:
-    return "".join(sorted(m.replica_id for m in roster if m.is_alive))
+def alive(roster: Job) -> str:
+    return "".join(sorted(m.replica_id for m in roster.groups.values() if m.is_alive))
 
 
-def known(roster: Roster) -> str:
-    return "".join(sorted(m.replica_id for m in roster))
+def known(roster: Job) -> str:
+    return "".join(sorted(m.replica_id for m in roster.groups.values()))
 
 
-def healthy(roster: Roster) -> set[str]:
-    return {m.replica_id for m in roster if m.is_healthy}
+def healthy(roster: Job) -> set[str]:
+    return {m.replica_id for m in roster.groups.values() if m.is_healthy}
 
 
 class TestLapse:
@@ -119,20 +119,19 @@ class TestReported:
         roster = empty_roster()
         for name in "abc":
             roster.beat(name, "i1", 0)
-        assert (len(roster), roster.present, roster.reported) == (3, 0, 3)
+        assert (len(roster.groups), roster.present, roster.counts[Kind.REPORTED]) == (3, 0, 3)
         roster.admit(group("a"), 1)
         roster.greet(group("b"), 7, 1)
-        assert (roster.present, roster.reported, roster.job.counts[Kind.CONNECTED]) == (2, 1, 1)
-        roster.remove(roster.get("c"))
-        assert roster.reported == 0
+        assert (roster.present, roster.counts[Kind.REPORTED], roster.counts[Kind.CONNECTED]) == (2, 1, 1)
+        roster.remove(roster.groups.get("c"))
+        assert roster.counts[Kind.REPORTED] == 0
 
     def test_where_others_hold_sessions_only_the_first_quorum_waits_for_them(self):
         roster = empty_roster()
         roster.beat("stranger", "i1", 0)
         members = [roster.greet(group("a"), 1, 0)]
         assert healthy(roster) == {"a", "stranger"}, "there was no quorum yet"
-        roster.job.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
-        roster.form()
+        roster.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
         roster.beat("another", "i1", 1)
         assert healthy(roster) == {"a"}
         roster.lose(members[0], 2, "it fell silent")
@@ -164,7 +163,7 @@ def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, st
     for what, who, wait in happenings:
         now += wait
         roster.expire(now)
-        member = roster.get(who)
+        member = roster.groups.get(who)
         if what == "beat":
             assert roster.beat(who, "i1", now) is not None
             signed[who] = now
@@ -175,14 +174,14 @@ def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, st
             member.call = None
             ended[who] = now
         for name in signed:
-            member = roster.get(name)
+            member = roster.groups.get(name)
             is_open = member is not None and member.call is not None
             if is_open or now - signed[name] < timeout:
                 assert name in alive(roster)
             elif now - max(signed[name], ended.get(name, 0)) >= timeout:
                 assert name not in alive(roster)
         assert roster.next_at() is None or roster.next_at() > now
-        assert {m.replica_id for m in roster if m.is_alive} == healthy(roster)
+        assert {m.replica_id for m in roster.groups.values() if m.is_alive} == healthy(roster)
 
 
 MEMBERS = ("g0", "g1", "g2")
@@ -232,14 +231,14 @@ class TestTimeouts:
         assert [e.calls for e in effects if isinstance(e, QuorumFormed)] == [(1,)]
 
 
-def roster_of(*participants: Participant) -> Roster:
+def roster_of(*participants: Participant) -> Job:
     roster = empty_roster()
     for participant in participants:
         roster.admit(participant, 0)
     return roster
 
 
-def why(participant: Participant, roster: Roster, **options: object) -> LighthouseError | None:
+def why(participant: Participant, roster: Job, **options: object) -> LighthouseError | None:
     return refusal(participant, roster, **({"max_replicas": 100, "allow_heterogeneous": False} | options))
 
 
@@ -259,9 +258,9 @@ class TestLimit:
 
 
 class TestDuplicates:
-    def waiting(self, participant: Participant) -> Roster:
+    def waiting(self, participant: Participant) -> Job:
         roster = roster_of(participant)
-        roster.get(participant.replica_id).call = 1
+        roster.groups.get(participant.replica_id).call = 1
         return roster
 
     @pytest.mark.parametrize(
@@ -308,7 +307,7 @@ class TestBackwards:
     def test_not_for_one_that_was_told_to_heal_to_an_older_state(self):
         """Its ranks disagreed at step 7, the others were at 5: it took their state, and goes on from there."""
         roster = roster_of(group("a", 7, ranks_disagree=True))
-        roster.get("a").last_assignment = LastAssignment(quorum_id=3, max_step=5, tag_quorum_id=2)
+        roster.groups.get("a").last_assignment = LastAssignment(quorum_id=3, max_step=5, tag_quorum_id=2)
         assert why(group("a", 5), roster) is None
         assert why(group("a", 6), roster) is None
         assert isinstance(why(group("a", 4), roster), InvalidRequest)
@@ -322,7 +321,7 @@ class TestBackwards:
         held, handed = Tag(11, 2), None
         for quorum_id, max_step in ((3, 1), (4, 2), (5, 4)):
             lowest = max_step if handed is None else handed.lowest_with(held, max_step)
-            handed = roster.get("a").last_assignment = LastAssignment(
+            handed = roster.groups.get("a").last_assignment = LastAssignment(
                 quorum_id, max_step, None, held=held, lowest=lowest
             )
         assert why(group("a", 1), roster) is None
@@ -348,9 +347,9 @@ class TestSizes:
     def test_none_where_no_agent_has_come(self):
         """Runs of wrapped functions have no peers, and may have any size."""
         roster = roster_of(group("a", group_world_size=4))
-        roster.get("a").is_starting = True
+        roster.groups.get("a").is_starting = True
         assert why(group("b", group_world_size=8), roster) is None
-        roster.get("a").down = RESTARTING
+        roster.groups.get("a").down = RESTARTING
         assert "its own --job" in str(why(group("b", group_world_size=8), roster))
         assert why(group("b", group_world_size=8), roster, is_hello=True, is_starting=True) is None
 
@@ -376,4 +375,4 @@ class TestLoopback:
 
     @pytest.mark.parametrize("newcomer", [on_loopback("b"), Participant("b")])
     def test_another_does_not(self, newcomer: Participant):
-        assert sent_away(newcomer, roster_of(on_loopback("a")).job) == []
+        assert sent_away(newcomer, roster_of(on_loopback("a"))) == []

@@ -74,9 +74,7 @@ def jobs_of(memory: MemoryStore, incidents: IncidentRegistry | None = None) -> J
 @pytest.fixture
 async def runs(memory: MemoryStore, incidents: IncidentRegistry) -> AsyncIterator[RunRegistry]:
     jobs = jobs_of(memory, incidents)
-    made = RunRegistry(jobs, 30.0)
-    yield made
-    made.close("the end")
+    yield jobs.runs
     jobs.close("the end")
 
 
@@ -246,7 +244,7 @@ async def test_where_nothing_can_be_written_runs_are_closed_and_forgotten_all_th
     gone = runs.get("j", "gone")
     gone.end_supervisor(gone.open_supervisor(SupervisorHello("g", "1"), Listener()))
     assert [run.run for run in runs.live_status()] == ["r"]
-    runs.close("the end")
+    runs.jobs.close("the end")
     assert isinstance(supervisor.error, Unreachable)
 
 
@@ -306,7 +304,7 @@ async def test_names_and_limits(runs: RunRegistry, monkeypatch: pytest.MonkeyPat
 async def test_a_lighthouse_that_ends_loses_nobody(runs: RunRegistry):
     driver = runs.get("j", "r")
     ranks = [entered(driver, slot) for slot in (0, 1)]
-    runs.close("it ends")
+    runs.jobs.close("it ends")
     for session, listener in ranks:
         assert isinstance(listener.error, Unreachable)
         driver.end_rank(session)
@@ -331,8 +329,8 @@ async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
     """After a restart of the lighthouse. The run is quiet after each refusal, and made again by the next attempt."""
     gone, new = (SupervisorHello("g", each, slots=(0,), secret=f"the secret of {each}") for each in ("gone", "new"))
     runs.get("j", "r").open_supervisor(gone, Listener())
-    runs.close("a restart")
-    again = RunRegistry(jobs_of(memory), 30.0)
+    runs.jobs.close("a restart")
+    again = jobs_of(memory).runs
     monkeypatch.setattr("lighthouse.job.restarts.NAMES_KEPT_S", 0.2)
 
     def is_refused() -> bool:
@@ -346,4 +344,4 @@ async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
     is_refused()
     await asyncio.sleep(0.15)
     assert not is_refused()
-    again.close("the end")
+    again.jobs.close("the end")

@@ -84,7 +84,7 @@ class TestLevels:
         for until in (1, 4, 12, 40):
             beating(m, "abz" if until < 40 else "z", 1, until)
             members = job_status("j", m, until).members
-            levels = levels_of(m.roster, (), 0.98765)
+            levels = levels_of(m.job, (), 0.98765)
             alive = [member for member in members if member.state is not MemberState.EXPIRED]
             at_work = [member for member in alive if member.is_participant]
             assert (levels.training, levels.alive) == (len(at_work), len(alive))
@@ -97,7 +97,7 @@ class TestLevels:
             place("r", 1, RankState.LOST, generation=3, step=12),
             place("r", 2, RankState.SPARE, step=0),
         )
-        assert levels_of(machine().roster, ranks, None) == Levels(9, 1, 2, None)
+        assert levels_of(machine().job, ranks, None) == Levels(9, 1, 2, None)
 
 
 def test_a_drivers_samples_are_its_status_at_that_moment():

@@ -124,7 +124,7 @@ class TestMassSilence:
 
 
 def alive(machine: QuorumMachine) -> str:
-    return "".join(sorted(m.replica_id for m in machine.roster if m.is_alive))
+    return "".join(sorted(m.replica_id for m in machine.job.groups.values() if m.is_alive))
 
 
 def cut(machine: QuorumMachine, sessions: Iterable[int], now: float, apart_s: float = 0.0) -> list[object]:

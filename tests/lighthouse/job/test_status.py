@@ -15,7 +15,7 @@ from lighthouse_protocol.messages.status import JobStatus, MemberState, MemberSt
 from lighthouse_protocol.rules.access import short_name
 from tests.lighthouse.builders import beat, beating, group, join, machine, training
 from tests.lighthouse.run_stage import RunStage
-from tests.lighthouse.sessions import asks, connected, ended, held, native, opened, pulse, standing
+from tests.lighthouse.sessions import asks, connected, ended, held, left, native, opened, pulse, standing
 
 START = short_name("i1")
 
@@ -102,7 +102,7 @@ class TestStarting:
         m.handle(pulse(2), 2)
         assert states(m, 2)["b"] == "starting"
         m.handle(asks(9, 2, "b"), 3)
-        assert (states(m, 3)["b"], m.roster.get("b").is_starting) == ("joined", False)
+        assert (states(m, 3)["b"], m.job.groups.get("b").is_starting) == ("joined", False)
 
     def test_one_that_has_lost_a_rank_is_down_until_its_supervisor_starts_it_again(self):
         m = standing("ab")
@@ -285,3 +285,13 @@ def test_one_that_has_finished_and_ended_is_shown_no_more():
     stage.finish(0)
     stage.kill(0)
     assert [line.split()[0] for line in shown(stage)] == ["r/1"]
+
+
+def test_a_job_whose_groups_have_all_finished_has_ended():
+    m = standing("a")
+    assert job_status("j", m, 1).ended_step is None
+    m.handle(pulse(1, held=held(1, "leaving", 5)), 1)
+    m.handle(left(1), 1)
+    assert job_status("j", m, 2).ended_step == 6
+    m.handle(opened(2, "a", down=STARTING), 3)
+    assert job_status("j", m, 3).ended_step is None, "it starts again"

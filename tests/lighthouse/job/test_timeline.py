@@ -59,7 +59,7 @@ class Job:
 
     def __init__(self, **config: object) -> None:
         self.machine = QuorumMachine(QuorumConfig(**config))
-        self.history = TimelineWriter(self.machine.roster)
+        self.history = TimelineWriter(self.machine.job)
         self.read = 0
 
     def handle(self, event: QuorumEvent, now: float) -> None:

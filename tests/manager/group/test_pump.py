@@ -35,7 +35,7 @@ class Job:
 
     @property
     def world(self) -> World:
-        return world_of(self.lighthouse, grid_of(self.lighthouse.roster))
+        return world_of(self.lighthouse, grid_of(self.lighthouse.job.groups.values()))
 
     def come(self, name: str) -> None:
         self.names.append(name)

@@ -72,7 +72,7 @@ class Checkers:
         self._unwritten.clear()
         if machine.stop != self.stop:
             violated("G5", f"a lighthouse starts with stop {machine.stop}; {self.stop} was in force")
-        newest, former = self.newest, machine.launches.former.number if machine.launches.former is not None else None
+        newest, former = self.newest, machine.former.number if machine.former is not None else None
         if self.completed_at is not None and newest is not None:
             if newest.number not in (machine.completed, former):
                 violated("G6", f"a lighthouse has forgotten that {newest.number} was completed")

@@ -127,7 +127,7 @@ def find_with_session(simulation: "QuorumSimulation", fault: Fault) -> "Group | 
     lighthouse = simulation.lighthouse.process
 
     def has_session(group: "Group") -> bool:
-        member = lighthouse.machine.roster.get(group.replica_id) if lighthouse is not None else None
+        member = lighthouse.machine.job.groups.get(group.replica_id) if lighthouse is not None else None
         return isinstance(group.manager, ManagerProcess) and member is not None and member.is_connected
 
     return find_group(simulation, fault, has_session)
