@@ -15,6 +15,7 @@ from typing import Any
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.refusals import Superseded, Unreachable
 from tests.model.protocol import FAULTS, Model
 from tests.model.state import (
     HAS_SUM,
@@ -247,8 +248,8 @@ class Conformance:
                 self._hear_up_to(g, number)
                 self._ordered(g, order)
                 self.world.groups[g].has_lease = True
-            case session.JoinRejected(0):
-                self._refuse_hello(follower)
+            case session.JoinRejected(0, error) if not isinstance(error, Unreachable | Superseded):
+                self._refuse_hello(g)
             case session.QuorumOrder():
                 self._ordered(g, message)
             case session.JoinAccepted(_, quorum):
@@ -262,12 +263,13 @@ class Conformance:
             case _:
                 pass
 
-    def _refuse_hello(self, follower: Follower) -> None:
-        """The session does not begin. What was sent on it does not count."""
-        arriving = follower.arriving
+    def _refuse_hello(self, g: int) -> None:
+        """The session does not begin, and what was sent on it does not count. What was sent before has arrived."""
+        arriving = self._groups[g].arriving
         if any(kind == "hello" for kind, _, _ in arriving):
-            while arriving.popleft()[0] != "hello":
-                pass
+            while arriving[0][0] != "hello":
+                self._do_hidden("arrive", g)
+            arriving.popleft()
             while arriving and arriving[0][0] != "hello":
                 arriving.popleft()
 
@@ -278,7 +280,11 @@ class Conformance:
                 return sorted(self._places[p.replica_id] for p in message.quorum.participants)
             if isinstance(message, tuple) and message[0] == "on_quorum" and message[1].quorum_id == quorum_id:
                 return sorted(self._places[name] for name in message[1].replica_ids)
-        return []
+        answered = {
+            to for _, to, message in self._trace if isinstance(message, session.QuorumChanged)
+            and message.change.quorum_id == quorum_id
+        }
+        return sorted(self._places[name.split(".")[0]] for name in answered)
 
     def _hear_up_to(self, g: int, number: int) -> None:
         arriving = self._groups[g].arriving
@@ -297,13 +303,13 @@ class Conformance:
             self.model.open_session(world, g, 0)
             group.mail = mail
             self.model.hear(world, g, content)
+        elif kind == "join" and self._leader.session[g] == content.incarnation:  # its process may have died meanwhile
+            self.model.deliver(world, 0, g, content)
         elif group.link == NOTHING or self._leader.session[g] != group.incarnation:
             return  # of a session that is over
         elif kind == "beat":
             group.drains |= content[2]
             self.model.hear(world, g, content[1])
-        elif kind == "join":
-            self.model.deliver(world, g, content)
         elif kind == "withdraw":
             self._leader.joins[g] = None
         elif kind == "leave":
@@ -366,7 +372,7 @@ class Conformance:
         """The group was lost before its last session began, so its join is for another quorum."""
         self._do_hidden("lose", g)
         self.model.open_session(self.world, g, 0)
-        self.model.deliver(self.world, g, self.world.groups[g].join())
+        self.model.deliver(self.world, 0, g, self.world.groups[g].join())
 
     def _answer(self, g: int, quorum_id: int) -> None:
         self._expect("the quorum of the answer", self._ids[quorum_id], self._leader.quorum)

@@ -203,8 +203,8 @@ class Model:
         return w.groups[g].link != NOTHING
 
     def cut(self, w: World, g: int) -> None:
-        """The connection to the lighthouse breaks, with the answer that is under way; the lighthouse notices later."""
-        w.groups[g].link = w.groups[g].mail = NOTHING
+        """The connection to the lighthouse breaks, which notices later. An answer that is under way may still arrive."""
+        w.groups[g].link = NOTHING
 
     def can_fail(self, w: World, g: int) -> bool:
         return bool(w.groups[g].work) or w.groups[g].mode in (STANDS, RECALLED, RESUMED)
@@ -304,7 +304,7 @@ class Model:
         self.open_session(w, g, n)
         self._exchange(w, g)
         if w.groups[g].asks and "joins_once" not in self.weak:
-            self.deliver(w, g, w.groups[g].join())
+            self.deliver(w, n, g, w.groups[g].join())
             self.review(w, w.lighthouses[n])
 
     def open_session(self, w: World, g: int, n: int) -> None:
@@ -477,7 +477,8 @@ class Model:
         """Recall the quorum for a newcomer, or if a member drains."""
         if lighthouse.phase != STANDS or lighthouse.unwritten != NOTHING:
             return
-        waits = any(join is not None and not w.is_member(lighthouse.quorum, g) for g, join in enumerate(lighthouse.joins))
+        members = w.quorums[lighthouse.quorum].members
+        waits = any(join is not None and (g, join.incarnation) not in members for g, join in enumerate(lighthouse.joins))
         drains = any(w.groups[g].drains and lighthouse.session[g] == i for g, i in w.quorums[lighthouse.quorum].members)
         if (waits and "ignores_newcomers" not in self.weak) or drains:
             self._recall(lighthouse)
@@ -500,17 +501,16 @@ class Model:
         group.asks = True
         if group.mode == RESUMED:
             group.mode = JOINING
-        self.deliver(w, g, group.join())
+        self.deliver(w, group.link, g, group.join())
         self.review(w, w.lighthouses[group.link])
 
-    def deliver(self, w: World, g: int, join: Join) -> None:
+    def deliver(self, w: World, n: int, g: int, join: Join) -> None:
         """The lighthouse receives a join."""
-        group = w.groups[g]
-        lighthouse = w.lighthouses[group.link]
+        lighthouse = w.lighthouses[n]
         lighthouse.unknown[g] = False
         lighthouse.joins[g] = join
         incarnation = w.incarnation_in(lighthouse.quorum, g)
-        if incarnation == group.incarnation:
+        if incarnation == join.incarnation:
             self._joined(w, lighthouse, g, join)
         elif incarnation is not None and lighthouse.phase != RETURNING:
             self._revoke(lighthouse)
@@ -547,9 +547,8 @@ class Model:
         lighthouse = w.lighthouses[n]
         if not self._may_form(w, lighthouse):
             return False
-        joined = [g for g, join in enumerate(lighthouse.joins) if join is not None]
         members = self._members(w, lighthouse) if lighthouse.quorum != NOTHING else []
-        is_whole = bool(members) and all(g in joined and w.is_member(lighthouse.quorum, g) for g in members)
+        is_whole = bool(members) and self._joined_members(w, lighthouse) == members
         return is_whole or not self._stragglers(lighthouse)
 
     def can_form_without_stragglers(self, w: World, n: int) -> bool:
@@ -581,11 +580,15 @@ class Model:
         if "common_by_name" in self.weak:
             has_common = bool(set(members) & set(chosen))
         else:
-            has_common = any(w.is_member(lighthouse.quorum, g) for g in chosen)
+            has_common = bool(self._joined_members(w, lighthouse))
         if not has_common:
             return not any(lighthouse.lease[g] for g in members) or "forms_before_lease_end" in self.weak
         is_known = all(lighthouse.heard[g] or not lighthouse.lease[g] for g in members)
         return is_known or "forms_while_one_is_away" in self.weak
+
+    def _joined_members(self, w: World, lighthouse: Lighthouse) -> list[int]:
+        members = w.quorums[lighthouse.quorum].members
+        return [g for g, i in members if (join := lighthouse.joins[g]) is not None and join.incarnation == i]
 
     def form(self, w: World, n: int) -> None:
         lighthouse = w.lighthouses[n]
@@ -595,7 +598,7 @@ class Model:
         last_id = last.quorum_id if last is not None else 0
         history = last.history if last is not None else frozenset[int]()
         history |= {join.seen for _, join in chosen if join.seen > last_id} - {0}
-        sources = self._sources(w, chosen, last, history)
+        sources = self._sources(w, lighthouse.term, chosen, last, history)
         start = max(join.step for join in sources)
         tags = Counter(join.tag for join in sources if join.step == start)
         tag = max(tags, key=lambda each: (tags[each], each))
@@ -622,14 +625,14 @@ class Model:
         self.review(w, lighthouse)
 
     def _sources(
-        self, w: World, chosen: list[tuple[int, Join]], last: Quorum | None, history: frozenset[int]
+        self, w: World, term: int, chosen: list[tuple[int, Join]], last: Quorum | None, history: frozenset[int]
     ) -> list[Join]:
         """Return the joins whose states may count: a running job's history wins (protocol.md, "Which state counts")."""
         named = [(g, join) for g, join in chosen if join.tag in history and not join.is_torn]
         members = [j for g, j in named if last is not None and self._has_healed(g, j, last) and j.step]
         if members and last is not None and "highest_step_wins" not in self.weak:
             furthest = max(join.step for join in members)
-            ours = [j for g, j in named if j.step <= self._limit(w, g, j, furthest, last)]
+            ours = [j for g, j in named if j.step <= self._limit(w, term, g, j, furthest, last)]
         else:
             ours = [join for _, join in chosen]
         return [j for j in ours if j.step and not j.is_torn] or [j for j in ours if not j.is_torn] or ours
@@ -642,7 +645,7 @@ class Model:
                 return not was_behind or (join.step, join.tag) != (before.step, before.tag)
         return False
 
-    def _limit(self, w: World, g: int, join: Join, furthest: int, last: Quorum) -> int:
+    def _limit(self, w: World, term: int, g: int, join: Join, furthest: int, last: Quorum) -> int:
         """Return the highest step of this group that counts.
 
         A group may be one step ahead if its state is that from which its last quorum, or the job's, started, or what
@@ -650,7 +653,7 @@ class Model:
         """
         if join.seen > last.quorum_id:
             return join.step
-        own = [q for q in w.quorums if (g, join.incarnation) in q.members][-1:]
+        own = [q for q in w.quorums if (g, join.incarnation) in q.members and q.term == term][-1:]
         if "new_manager_is_a_stranger" not in self.weak:
             own += [last] if g in dict(last.members) else []
         took_part = any(join.tag in (quorum.quorum_id, quorum.tag) for quorum in own)
