@@ -77,7 +77,8 @@ class Conformance:
         self.actions: dict[str, int] = {}
 
     def run(self) -> None:
-        for self._number, (who, to, message) in enumerate(self._trace):
+        for number, (who, to, message) in enumerate(self._trace):
+            self._number = number
             if _is_end(message):
                 return
             if who.startswith("lighthouse") or to.startswith("lighthouse"):
@@ -105,8 +106,11 @@ class Conformance:
         return is_done
 
     def _refuse(self, text: str) -> None:
+        raise self._refused(text)
+
+    def _refused(self, text: str) -> NotAllowed:
         who, to, message = self._trace[self._number]
-        raise NotAllowed(f"message {self._number}, {who} to {to}: {text}; {message!r:.300}")
+        return NotAllowed(f"message {self._number}, {who} to {to}: {text}; {message!r:.300}")
 
     def _expect(self, what: str, found: object, expected: object) -> None:
         if found != expected:
@@ -128,7 +132,7 @@ class Conformance:
     # -- messages of a manager to the lighthouse: they arrive later
 
     def _sends(self, g: int, message: Any) -> None:
-        follower, group = self._groups[g], self.world.groups[g]
+        follower = self._groups[g]
         match message:
             case session.Hello(participant, levels):
                 if participant.incarnation.rpartition(".")[0] != follower.life:
@@ -146,7 +150,6 @@ class Conformance:
                 self._post(g, "leave", None)
             case _:
                 pass
-        del group
 
     def _post(self, g: int, kind: str, content: Any) -> None:
         self._groups[g].arriving.append((kind, content, self._number))
@@ -156,9 +159,8 @@ class Conformance:
         follower, group = self._groups[g], self.world.groups[g]
         follower.incarnation, follower.orders = incarnation, []
         first = self._first_join(g, incarnation)
-        if first is not None and first.step and (group.work and group.work[2] == HAS_SUM):
-            if first.step == group.work[1] + 1:
-                self._do("commit", g)
+        if first is not None and group.work and group.work[2] == HAS_SUM and first.step == group.work[1] + 1:
+            self._do("commit", g)
         if first is not None and first.step and first.step == group.step:
             self._do("restart_manager", g)
         else:
@@ -281,8 +283,9 @@ class Conformance:
             if isinstance(message, tuple) and message[0] == "on_quorum" and message[1].quorum_id == quorum_id:
                 return sorted(self._places[name] for name in message[1].replica_ids)
         answered = {
-            to for _, to, message in self._trace if isinstance(message, session.QuorumChanged)
-            and message.change.quorum_id == quorum_id
+            to
+            for _, to, message in self._trace
+            if isinstance(message, session.QuorumChanged) and message.change.quorum_id == quorum_id
         }
         return sorted(self._places[name.split(".")[0]] for name in answered)
 
@@ -466,9 +469,9 @@ class Conformance:
                     self._enter(g, rank, following)
             case session.Revoked(quorum_id) if quorum_id in self._ids:
                 group = self.world.groups[g]
-                if group.quorum == self._ids[quorum_id] and group.mode in (STANDS, RECALLED, RESUMED):
-                    if not self._obey(g, REVOKED):
-                        self._do("fail", g)
+                is_held = group.quorum == self._ids[quorum_id] and group.mode in (STANDS, RECALLED, RESUMED)
+                if is_held and not self._obey(g, REVOKED):
+                    self._do("fail", g)
             case _:
                 pass
 
@@ -477,7 +480,7 @@ class Conformance:
         group, step = self.world.groups[g], assignment.max_step
         place = self._ids.get(assignment.quorum_id)
         if place is None:
-            return self._refuse("its quorum has not formed")
+            raise self._refused("its quorum has not formed")
         self._at[rank] = (place, step)
         if group.quorum == place and step <= group.granted:
             return  # another rank of the group

@@ -10,7 +10,7 @@ every state, and a state from which it cannot is a counterexample: a dead end, o
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -79,7 +79,8 @@ class Symmetry:
         for g, group in enumerate(groups):
             columns = [[() if v[g] is None else v[g] for v in lighthouse[self._first :]] for lighthouse in lighthouses]
             places = [
-                next(((i, join) for (m, i), join in zip(q.members, q.joins, strict=True) if m == g), ()) for q in quorums
+                next(((i, join) for (m, i), join in zip(q.members, q.joins, strict=True) if m == g), ())
+                for q in quorums
             ]
             keys.append((group, columns, places))
         return sorted(range(len(groups)), key=keys.__getitem__)
@@ -111,7 +112,13 @@ class Explorer:
     """Explores up to `most` states, or for `seconds`."""
 
     def __init__(
-        self, model: Explorable, symmetry: Symmetry, goals: Iterable[Goal] = (), *, most: int = 10**9, seconds: float = 1e9
+        self,
+        model: Explorable,
+        symmetry: Symmetry,
+        goals: Iterable[Goal] = (),
+        *,
+        most: int = 10**9,
+        seconds: float = 1e9,
     ) -> None:
         self._model = model
         self._symmetry = symmetry
@@ -216,18 +223,3 @@ class Explorer:
                     break
             self._found.trace.append((Step(step.action, args), state))
         self._found.violation = text
-
-
-def explore(
-    model: Explorable,
-    symmetry: Symmetry,
-    goals: Iterable[Goal] = (),
-    *,
-    most: int = 10**9,
-    seconds: float = 1e9,
-) -> Found:
-    return Explorer(model, symmetry, goals, most=most, seconds=seconds).run()
-
-
-def names(counts: Mapping[str, int]) -> str:
-    return "  ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))

@@ -9,7 +9,7 @@ received in actions of their own, since a process may die between them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tests.model.state import (
@@ -91,7 +91,7 @@ class Model:
         self,
         groups: int,
         last_step: int,
-        left: dict[str, int],
+        left: Mapping[str, int],
         *,
         lighthouses: int = 1,
         delays_writes: bool = False,
@@ -203,7 +203,7 @@ class Model:
         return w.groups[g].link != NOTHING
 
     def cut(self, w: World, g: int) -> None:
-        """The connection to the lighthouse breaks, which notices later. An answer that is under way may still arrive."""
+        """The connection breaks, and the lighthouse notices later. An answer that is under way may still arrive."""
         w.groups[g].link = NOTHING
 
     def can_fail(self, w: World, g: int) -> bool:
@@ -383,8 +383,7 @@ class Model:
             return False
         if not group.has_lease or "ends_leases_early" in self.weak:
             return True
-        is_replaced = not lighthouse.unknown[g] and w.incarnation_in(lighthouse.quorum, g) != group.incarnation
-        return is_replaced
+        return not lighthouse.unknown[g] and w.incarnation_in(lighthouse.quorum, g) != group.incarnation
 
     def lease_ends(self, w: World, n: int, g: int) -> None:
         lighthouse = w.lighthouses[n]
@@ -441,7 +440,9 @@ class Model:
         lighthouse.needs_recall |= needs_recall
         members = self._members(w, lighthouse)
         if all(lighthouse.back[m] for m in members) or "stands_before_all_are_back" in self.weak:
-            self._check("S9", holds=all(lighthouse.back[m] for m in members), text="a quorum stands before all are back")
+            self._check(
+                "S9", holds=all(lighthouse.back[m] for m in members), text="a quorum stands before all are back"
+            )
             lighthouse.phase = STANDS
             if lighthouse.needs_recall:
                 self._recall(lighthouse)
@@ -478,7 +479,9 @@ class Model:
         if lighthouse.phase != STANDS or lighthouse.unwritten != NOTHING:
             return
         members = w.quorums[lighthouse.quorum].members
-        waits = any(join is not None and (g, join.incarnation) not in members for g, join in enumerate(lighthouse.joins))
+        waits = any(
+            join is not None and (g, join.incarnation) not in members for g, join in enumerate(lighthouse.joins)
+        )
         drains = any(w.groups[g].drains and lighthouse.session[g] == i for g, i in w.quorums[lighthouse.quorum].members)
         if (waits and "ignores_newcomers" not in self.weak) or drains:
             self._recall(lighthouse)
@@ -674,7 +677,9 @@ class Model:
                 continue
             later = [q for q in w.quorums[place + 1 :] if q.is_told]
             if all(g in dict(q.members) and q.committed == NOTHING for q in later):
-                text = f"group {g} holds step {join.step} of quorum {join.tag}, and the next one starts at {quorum.start}"
+                text = (
+                    f"group {g} holds step {join.step} of quorum {join.tag}, and the next one starts at {quorum.start}"
+                )
                 self._check("S14", holds=quorum.start >= join.step, text=text)
 
     def _check_same_id(self, w: World, lighthouse: Lighthouse) -> None:
@@ -820,14 +825,11 @@ class Model:
             self._end_sum(w, g, k, work[1])
 
     def _end_sum(self, w: World, g: int, k: int, step: int) -> None:
-        """A group that learned too late that it must heal votes no. That is no failure, and ends no step of its peers."""
+        """A group that learned too late that it must heal votes no. That is no failure."""
         group = w.groups[g]
         if group.work and group.work[2] == LATE:
             group.work, group.begins = (), False
-            if "late_no_ends_the_quorum" in self.weak:
-                self._give_up_step(w, g)
-                group.mode = REVOKED
-            elif group.mode in (STANDS, RECALLED, RESUMED):
+            if group.mode in (STANDS, RECALLED, RESUMED):
                 group.mode = JOINING
         else:
             group.work = (k, step, HAS_SUM)
