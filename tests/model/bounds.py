@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.model.explorer import Explorer, Found, Goal, Step, Symmetry
-from tests.model.protocol import Model
+from tests.model.protocol import NAMES, Model
 from tests.model.state import NOTHING, RECALLED, World
 
 FIELDS_OF_THE_WHOLE = 7
@@ -80,7 +80,7 @@ def check(
 def describe(step: Step) -> str:
     names: list[str] = []
     for kind, value in zip(step.action.of, step.args, strict=True):
-        names.append({"g": "abcdefgh"[value], "l": f"lighthouse {value}", "q": f"quorum #{value}"}[kind])
+        names.append({"g": NAMES[value], "l": f"lighthouse {value}", "q": f"quorum #{value}"}[kind])
     mark = "! " if step.action.fault is not None else "  "
     return f"{mark}{step.action.name}({', '.join(names)})"
 
@@ -90,7 +90,7 @@ def describe_state(state: tuple[Any, ...]) -> str:
     parts: list[str] = []
     for n, h in enumerate(w.lighthouses):
         quorum = "" if h.quorum == NOTHING else f" #{h.quorum}"
-        joins = "".join("abcdefgh"[g] for g, join in enumerate(h.joins) if join)
+        joins = "".join(NAMES[g] for g, join in enumerate(h.joins) if join)
         upto = f" up to {h.upto}" if h.phase == "resumed" else ""
         parts.append(f"L{n}: {h.phase}{quorum}{upto}, joined {joins or '-'}" if h.term else f"L{n}: down")
     for g, group in enumerate(w.groups):
@@ -99,7 +99,7 @@ def describe_state(state: tuple[Any, ...]) -> str:
         flags = [name for name in ("is_torn", "has_failed", "asks", "drains", "has_left") if getattr(group, name)]
         lease = "lease" if group.has_lease else "no lease"
         link = "linked" if group.link != NOTHING else "cut off"
-        name, tag = f"{'abcdefgh'[g]}/{group.incarnation}", f"({group.step}, {group.tag})"
+        name, tag = f"{NAMES[g]}/{group.incarnation}", f"({group.step}, {group.tag})"
         parts.append(f"{name}: {tag} {group.mode}{held}{work}, {lease}, {link} {' '.join(flags)}")
     return "\n".join(parts)
 

@@ -63,7 +63,7 @@ class Conformance:
     """Follows one trace. `rules` counts the model's actions that it did."""
 
     def __init__(self, trace: Sequence[Sent], weak: Sequence[str] = ()) -> None:
-        self._trace = trace
+        self._trace = trace = until_end(trace)
         names = sorted({who.split(".")[0] for who, _, message in trace if isinstance(message, session.Hello)})
         self._places = {name: g for g, name in enumerate(names)}
         most = dict.fromkeys(FAULTS, 10**9)
@@ -79,8 +79,6 @@ class Conformance:
     def run(self) -> None:
         for number, (who, to, message) in enumerate(self._trace):
             self._number = number
-            if _is_end(message):
-                return
             if who.startswith("lighthouse") or to.startswith("lighthouse"):
                 self._meet(who if who.startswith("lighthouse") else to)
             if to.startswith("lighthouse"):
@@ -520,10 +518,13 @@ class Conformance:
             self._do("commit" if commit else "fail", g)
 
 
-def _is_end(message: Any) -> bool:
+def until_end(trace: Sequence[Sent]) -> Sequence[Sent]:
     """At the end of a run all scripts end, which the model leaves out."""
-    held = message.levels.held if isinstance(message, session.Hello | session.Heartbeat) else None
-    return held is not None and held.mode is session.HoldState.LEAVING
+    for number, (_, _, message) in enumerate(trace):
+        held = message.levels.held if isinstance(message, session.Hello | session.Heartbeat) else None
+        if held is not None and held.mode is session.HoldState.LEAVING:
+            return trace[:number]
+    return trace
 
 
 def check_trace(trace: Sequence[Sent], weak: Sequence[str] = ()) -> Conformance:

@@ -215,6 +215,7 @@ class Explorer:
             number, step = came_from
             steps.append(step)
         state = self._model.first
+        self._model.broken = ""
         for step in reversed(steps):
             args = self._symmetry.rename_args(step.action, step.args, self._symmetry.order(state))
             for action, its_args, after in self._model.moves(state):
@@ -222,4 +223,4 @@ class Explorer:
                     state = after
                     break
             self._found.trace.append((Step(step.action, args), state))
-        self._found.violation = text
+        self._found.violation = self._model.broken or text

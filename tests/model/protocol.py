@@ -37,7 +37,20 @@ from tests.model.state import (
     new_world,
 )
 
-FAULTS = ("kill", "vanish", "restart_manager", "stop_lighthouse", "roll_back", "cut", "fail", "miss", "skip", "drain")
+NAMES = "abcdefgh"
+
+FAULTS: tuple[str, ...] = (
+    "kill",
+    "vanish",
+    "restart_manager",
+    "stop_lighthouse",
+    "roll_back",
+    "cut",
+    "fail",
+    "miss",
+    "skip",
+    "drain",
+)
 KILL, VANISH, RESTART_MANAGER, STOP, ROLL_BACK, CUT, FAIL, MISS, SKIP, DRAIN = range(len(FAULTS))
 HARMLESS = (DRAIN,)
 """No fault: a group may leave at any time."""
@@ -112,7 +125,8 @@ class Model:
         self.broken = ""
         self.first = new_world(groups, lighthouses, self.left)
         self._contents: dict[tuple[int, int, int], int] = {}
-        self._arguments = {"": ((),), "g": tuple((g,) for g in range(groups))}
+        self._arguments: dict[str, tuple[tuple[int, ...], ...]] = {"": ((),)}
+        self._arguments["g"] = tuple((g,) for g in range(groups))
         self._arguments["l"] = tuple((n,) for n in range(lighthouses))
         self._arguments["gl"] = tuple((g, n) for g in range(groups) for n in range(lighthouses))
         self._arguments["lg"] = tuple((n, g) for g in range(groups) for n in range(lighthouses))
@@ -677,9 +691,8 @@ class Model:
                 continue
             later = [q for q in w.quorums[place + 1 :] if q.is_told]
             if all(g in dict(q.members) and q.committed == NOTHING for q in later):
-                text = (
-                    f"group {g} holds step {join.step} of quorum {join.tag}, and the next one starts at {quorum.start}"
-                )
+                held = f"group {NAMES[g]} holds step {join.step} of quorum {join.tag}"
+                text = f"{held}, and the next one starts at {quorum.start}"
                 self._check("S14", holds=quorum.start >= join.step, text=text)
 
     def _check_same_id(self, w: World, lighthouse: Lighthouse) -> None:
@@ -717,7 +730,9 @@ class Model:
         """The ranks begin the first step of a quorum."""
         group = w.groups[g]
         quorum = w.quorums[group.mail]
-        self._check("S2", holds=quorum.quorum_id > group.seen, text=f"group {g} goes back to quorum {quorum.quorum_id}")
+        self._check(
+            "S2", holds=quorum.quorum_id > group.seen, text=f"group {NAMES[g]} goes back to quorum {quorum.quorum_id}"
+        )
         group.quorum, group.mail, group.asks, group.seen = group.mail, NOTHING, False, quorum.quorum_id
         group.mode, group.granted, group.upto, group.has_failed = STANDS, quorum.start, 0, False
         if has_late(quorum):  # all members join after its first step
@@ -756,7 +771,7 @@ class Model:
     def grant(self, w: World, g: int) -> None:
         group = w.groups[g]
         self._check_alone(w, g)
-        text = f"group {g} grants step {group.granted + 1} before step {group.granted} was committed"
+        text = f"group {NAMES[g]} grants step {group.granted + 1} before step {group.granted} was committed"
         self._check("S4", holds=group.step == group.granted + 1, text=text)
         group.granted += 1
         group.work = (group.quorum, group.granted, COMPUTES)
@@ -768,7 +783,7 @@ class Model:
             if not later.is_told or held.has_lost_record:
                 continue
             has_common = bool(set(held.members) & set(later.members))
-            text = f"group {g} grants a step of quorum {held.quorum_id} beside quorum {later.quorum_id}"
+            text = f"group {NAMES[g]} grants a step of quorum {held.quorum_id} beside quorum {later.quorum_id}"
             self._check("S3", holds=has_common, text=text)
             if has_common:
                 return
@@ -850,7 +865,7 @@ class Model:
         assert group.work
         k, step, _ = group.work
         quorum = w.quorums[k]
-        text = f"group {g} commits step {step} of quorum {quorum.quorum_id}, and not all took part"
+        text = f"group {NAMES[g]} commits step {step} of quorum {quorum.quorum_id}, and not all took part"
         self._check("S4", holds=quorum.reduced >= step, text=text)
         group.step, group.tag, group.content = step + 1, quorum.quorum_id, content
         group.work, group.has_failed, group.begins = (), False, True
@@ -898,11 +913,13 @@ class Model:
         group.discards += 1
         spent = self._spent(w)
         faults = sum(spent)
-        text = f"group {g} discards a step, and no fault has happened"
+        text = f"group {NAMES[g]} discards a step, and no fault has happened"
         self._check("S6", holds=faults > 0 or w.is_late, text=text)
         if faults == spent[STOP] and not w.is_late:
-            self._check("S9", holds=not faults, text=f"group {g} discards a step for a restart of the lighthouse")
-        text = f"group {g} has discarded {group.discards} steps after {faults} faults"
+            self._check(
+                "S9", holds=not faults, text=f"group {NAMES[g]} discards a step for a restart of the lighthouse"
+            )
+        text = f"group {NAMES[g]} has discarded {group.discards} steps after {faults} faults"
         self._check("S7", holds=group.discards <= faults, text=text)
 
     # -- the end of a group without a state
@@ -915,5 +932,5 @@ class Model:
     def give_up(self, w: World, g: int) -> None:
         """No group holds a state: this one exits, and is started again."""
         others = [o for h, o in enumerate(w.groups) if h != g and not o.is_torn and not o.has_left]
-        self._check("S11", holds=not others, text=f"group {g} exits, and {len(others)} groups hold a state")
+        self._check("S11", holds=not others, text=f"group {NAMES[g]} exits, and {len(others)} groups hold a state")
         self.kill_group(w, g)
