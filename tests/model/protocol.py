@@ -37,7 +37,7 @@ from tests.model.state import (
     new_world,
 )
 
-NAMES = "abcdefgh"
+NAMES = "abcdefghijklmnopqrstuvwxyz"
 
 FAULTS: tuple[str, ...] = (
     "kill",
