@@ -1,7 +1,7 @@
 """Planted defects: a rule that the model leaves out, the promise that breaks, and the bounds under which it is found.
 
-`stands_for` names the same defect in the two catalogues of the product: tests/simulation/museum and the mutants of
-lighthouse/job/standing.py, lighthouse/job/lineage.py and the manager's grants (tests/mutants/modules).
+`stands_for` names the same defect where it is planted in the product: the simulator's planted defects, and the mutants
+of lighthouse/job/standing.py, lighthouse/job/lineage.py and the manager's grants (tests/mutants/modules).
 """
 
 from typing import NamedTuple
@@ -88,4 +88,4 @@ BELOW_THE_MODEL = {
     "the end of a script": ("end-is-a-loss", "released-at-once", "ended-for-a-later-grant"),
     "messages that no correct process sends": ("obeys-any-order", "tag-alone-counts"),
 }
-"""Planted defects of the museum that the model cannot express, by what it leaves out."""
+"""The simulator's planted defects that the model cannot express, by what it leaves out."""
