@@ -15,6 +15,7 @@ from typing import Any
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.refusals import Superseded, Unreachable
 from tests.model.protocol import FAULTS, Model
 from tests.model.state import (
     HAS_SUM,
@@ -62,7 +63,7 @@ class Conformance:
     """Follows one trace. `rules` counts the model's actions that it did."""
 
     def __init__(self, trace: Sequence[Sent], weak: Sequence[str] = ()) -> None:
-        self._trace = trace
+        self._trace = trace = until_end(trace)
         names = sorted({who.split(".")[0] for who, _, message in trace if isinstance(message, session.Hello)})
         self._places = {name: g for g, name in enumerate(names)}
         most = dict.fromkeys(FAULTS, 10**9)
@@ -76,9 +77,8 @@ class Conformance:
         self.actions: dict[str, int] = {}
 
     def run(self) -> None:
-        for self._number, (who, to, message) in enumerate(self._trace):
-            if _is_end(message):
-                return
+        for number, (who, to, message) in enumerate(self._trace):
+            self._number = number
             if who.startswith("lighthouse") or to.startswith("lighthouse"):
                 self._meet(who if who.startswith("lighthouse") else to)
             if to.startswith("lighthouse"):
@@ -104,8 +104,11 @@ class Conformance:
         return is_done
 
     def _refuse(self, text: str) -> None:
+        raise self._refused(text)
+
+    def _refused(self, text: str) -> NotAllowed:
         who, to, message = self._trace[self._number]
-        raise NotAllowed(f"message {self._number}, {who} to {to}: {text}; {message!r:.300}")
+        return NotAllowed(f"message {self._number}, {who} to {to}: {text}; {message!r:.300}")
 
     def _expect(self, what: str, found: object, expected: object) -> None:
         if found != expected:
@@ -127,7 +130,7 @@ class Conformance:
     # -- messages of a manager to the lighthouse: they arrive later
 
     def _sends(self, g: int, message: Any) -> None:
-        follower, group = self._groups[g], self.world.groups[g]
+        follower = self._groups[g]
         match message:
             case session.Hello(participant, levels):
                 if participant.incarnation.rpartition(".")[0] != follower.life:
@@ -145,7 +148,6 @@ class Conformance:
                 self._post(g, "leave", None)
             case _:
                 pass
-        del group
 
     def _post(self, g: int, kind: str, content: Any) -> None:
         self._groups[g].arriving.append((kind, content, self._number))
@@ -155,9 +157,8 @@ class Conformance:
         follower, group = self._groups[g], self.world.groups[g]
         follower.incarnation, follower.orders = incarnation, []
         first = self._first_join(g, incarnation)
-        if first is not None and first.step and (group.work and group.work[2] == HAS_SUM):
-            if first.step == group.work[1] + 1:
-                self._do("commit", g)
+        if first is not None and group.work and group.work[2] == HAS_SUM and first.step == group.work[1] + 1:
+            self._do("commit", g)
         if first is not None and first.step and first.step == group.step:
             self._do("restart_manager", g)
         else:
@@ -247,8 +248,8 @@ class Conformance:
                 self._hear_up_to(g, number)
                 self._ordered(g, order)
                 self.world.groups[g].has_lease = True
-            case session.JoinRejected(0):
-                self._refuse_hello(follower)
+            case session.JoinRejected(0, error) if not isinstance(error, Unreachable | Superseded):
+                self._refuse_hello(g)
             case session.QuorumOrder():
                 self._ordered(g, message)
             case session.JoinAccepted(_, quorum):
@@ -262,12 +263,13 @@ class Conformance:
             case _:
                 pass
 
-    def _refuse_hello(self, follower: Follower) -> None:
-        """The session does not begin. What was sent on it does not count."""
-        arriving = follower.arriving
+    def _refuse_hello(self, g: int) -> None:
+        """The session does not begin, and what was sent on it does not count. What was sent before has arrived."""
+        arriving = self._groups[g].arriving
         if any(kind == "hello" for kind, _, _ in arriving):
-            while arriving.popleft()[0] != "hello":
-                pass
+            while arriving[0][0] != "hello":
+                self._do_hidden("arrive", g)
+            arriving.popleft()
             while arriving and arriving[0][0] != "hello":
                 arriving.popleft()
 
@@ -278,7 +280,12 @@ class Conformance:
                 return sorted(self._places[p.replica_id] for p in message.quorum.participants)
             if isinstance(message, tuple) and message[0] == "on_quorum" and message[1].quorum_id == quorum_id:
                 return sorted(self._places[name] for name in message[1].replica_ids)
-        return []
+        answered = {
+            to
+            for _, to, message in self._trace
+            if isinstance(message, session.QuorumChanged) and message.change.quorum_id == quorum_id
+        }
+        return sorted(self._places[name.split(".")[0]] for name in answered)
 
     def _hear_up_to(self, g: int, number: int) -> None:
         arriving = self._groups[g].arriving
@@ -297,13 +304,13 @@ class Conformance:
             self.model.open_session(world, g, 0)
             group.mail = mail
             self.model.hear(world, g, content)
+        elif kind == "join" and self._leader.session[g] == content.incarnation:  # its process may have died meanwhile
+            self.model.deliver(world, 0, g, content)
         elif group.link == NOTHING or self._leader.session[g] != group.incarnation:
             return  # of a session that is over
         elif kind == "beat":
             group.drains |= content[2]
             self.model.hear(world, g, content[1])
-        elif kind == "join":
-            self.model.deliver(world, g, content)
         elif kind == "withdraw":
             self._leader.joins[g] = None
         elif kind == "leave":
@@ -366,7 +373,7 @@ class Conformance:
         """The group was lost before its last session began, so its join is for another quorum."""
         self._do_hidden("lose", g)
         self.model.open_session(self.world, g, 0)
-        self.model.deliver(self.world, g, self.world.groups[g].join())
+        self.model.deliver(self.world, 0, g, self.world.groups[g].join())
 
     def _answer(self, g: int, quorum_id: int) -> None:
         self._expect("the quorum of the answer", self._ids[quorum_id], self._leader.quorum)
@@ -460,9 +467,9 @@ class Conformance:
                     self._enter(g, rank, following)
             case session.Revoked(quorum_id) if quorum_id in self._ids:
                 group = self.world.groups[g]
-                if group.quorum == self._ids[quorum_id] and group.mode in (STANDS, RECALLED, RESUMED):
-                    if not self._obey(g, REVOKED):
-                        self._do("fail", g)
+                is_held = group.quorum == self._ids[quorum_id] and group.mode in (STANDS, RECALLED, RESUMED)
+                if is_held and not self._obey(g, REVOKED):
+                    self._do("fail", g)
             case _:
                 pass
 
@@ -471,7 +478,7 @@ class Conformance:
         group, step = self.world.groups[g], assignment.max_step
         place = self._ids.get(assignment.quorum_id)
         if place is None:
-            return self._refuse("its quorum has not formed")
+            raise self._refused("its quorum has not formed")
         self._at[rank] = (place, step)
         if group.quorum == place and step <= group.granted:
             return  # another rank of the group
@@ -511,10 +518,13 @@ class Conformance:
             self._do("commit" if commit else "fail", g)
 
 
-def _is_end(message: Any) -> bool:
+def until_end(trace: Sequence[Sent]) -> Sequence[Sent]:
     """At the end of a run all scripts end, which the model leaves out."""
-    held = message.levels.held if isinstance(message, session.Hello | session.Heartbeat) else None
-    return held is not None and held.mode is session.HoldState.LEAVING
+    for number, (_, _, message) in enumerate(trace):
+        held = message.levels.held if isinstance(message, session.Hello | session.Heartbeat) else None
+        if held is not None and held.mode is session.HoldState.LEAVING:
+            return trace[:number]
+    return trace
 
 
 def check_trace(trace: Sequence[Sent], weak: Sequence[str] = ()) -> Conformance:

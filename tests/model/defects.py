@@ -1,7 +1,7 @@
 """Planted defects: a rule that the model leaves out, the promise that breaks, and the bounds under which it is found.
 
-`stands_for` names the same defect in the two catalogues of the product: tests/simulation/museum and the mutants of
-lighthouse/job/standing.py, lighthouse/job/lineage.py and the manager's grants (tests/mutants/modules).
+`stands_for` names the same defect where it is planted in the product: the simulator's planted defects, and the mutants
+of lighthouse/job/standing.py, lighthouse/job/lineage.py and the manager's grants (tests/mutants/modules).
 """
 
 from typing import NamedTuple
@@ -17,15 +17,15 @@ class Defect(NamedTuple):
 
 
 def _two(last_step: int, **faults: int) -> Bounds:
-    return Bounds("", 2, last_step, faults)
+    return Bounds(2, last_step, faults)
 
 
 QUIET = _two(2)
-THREE = Bounds("", 3, 2)
+THREE = Bounds(3, 2)
 CUT = _two(2, cut=1)
 STOP = _two(2, stop_lighthouse=1)
-DISK = Bounds("", 2, 2, {"stop_lighthouse": 1, "kill": 1}, delays_writes=True)
-LEADERS = Bounds("", 2, 2, {"stop_lighthouse": 1}, lighthouses=2, delays_writes=True)
+DISK = Bounds(2, 2, {"stop_lighthouse": 1, "kill": 1}, delays_writes=True)
+LEADERS = Bounds(2, 2, {"stop_lighthouse": 1}, lighthouses=2, delays_writes=True)
 ROLLED_BACK = _two(2, stop_lighthouse=1, roll_back=1)
 
 DEFECTS = (
@@ -65,13 +65,11 @@ DEFECTS = (
     Defect("joins_once", "L1", CUT, "join-lost-in-a-restart"),
     Defect("ignores_newcomers", "L1", QUIET),
     Defect("never_resumes", "L2", QUIET),
-    Defect(
-        "no_revoke_after_a_discard", "L1", _two(2, fail=1), "a-failed-commit-recalls a-failed-commit-is-ignored"
-    ),
+    Defect("no_revoke_after_a_discard", "L1", _two(2, fail=1), "a-failed-commit-recalls a-failed-commit-is-ignored"),
     Defect(
         "new_manager_is_a_stranger",
         "S14",
-        _two(2, restart_manager=1, fail=1),
+        _two(1, restart_manager=1, fail=1),
         "a-new-manager-is-a-stranger",
     ),
 )
@@ -84,10 +82,10 @@ BELOW_THE_MODEL = {
     "the short form of a quorum": ("only-newcomers-are-a-change",),
     "groups that heal beside their steps": ("catching-up-contributes", "return-refused"),
     "gradients, and when they are scaled": ("gradient-of-the-old-state",),
-    "groups that learn late that they heal": ("told-late-ends-the-step", "told-late-is-refused"),
+    "when in a step a rank votes, and what a manager refuses": ("told-late-ends-the-step", "told-late-is-refused"),
     "quorums that do not stand, or have a limited size": ("unwatched-for-ever", "recall-for-nothing"),
     "what the lighthouse remembers of lost groups": ("nobody-forgotten",),
     "the end of a script": ("end-is-a-loss", "released-at-once", "ended-for-a-later-grant"),
     "messages that no correct process sends": ("obeys-any-order", "tag-alone-counts"),
 }
-"""Planted defects of the museum that the model cannot express, by what it leaves out."""
+"""The simulator's planted defects that the model cannot express, by what it leaves out."""

@@ -10,7 +10,7 @@ every state, and a state from which it cannot is a counterexample: a dead end, o
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -79,7 +79,8 @@ class Symmetry:
         for g, group in enumerate(groups):
             columns = [[() if v[g] is None else v[g] for v in lighthouse[self._first :]] for lighthouse in lighthouses]
             places = [
-                next(((i, join) for (m, i), join in zip(q.members, q.joins, strict=True) if m == g), ()) for q in quorums
+                next(((i, join) for (m, i), join in zip(q.members, q.joins, strict=True) if m == g), ())
+                for q in quorums
             ]
             keys.append((group, columns, places))
         return sorted(range(len(groups)), key=keys.__getitem__)
@@ -111,7 +112,13 @@ class Explorer:
     """Explores up to `most` states, or for `seconds`."""
 
     def __init__(
-        self, model: Explorable, symmetry: Symmetry, goals: Iterable[Goal] = (), *, most: int = 10**9, seconds: float = 1e9
+        self,
+        model: Explorable,
+        symmetry: Symmetry,
+        goals: Iterable[Goal] = (),
+        *,
+        most: int = 10**9,
+        seconds: float = 1e9,
     ) -> None:
         self._model = model
         self._symmetry = symmetry
@@ -119,7 +126,7 @@ class Explorer:
         self._most = most
         self._seconds = seconds
         self._numbers: dict[State, int] = {}
-        self._states: list[State] = []
+        self.states: list[State] = []
         self._came_from: list[tuple[int, Step] | None] = []
         self._sources, self._targets = array("l"), array("l")  # of actions that are no faults
         self._found = Found()
@@ -132,12 +139,12 @@ class Explorer:
         depths = array("l", [0])
         waiting = deque([0])
         while waiting and not found.violation:
-            if len(self._states) > self._most or time.process_time() - began_at > self._seconds:
+            if len(self.states) > self._most or time.process_time() - began_at > self._seconds:
                 found.is_complete = False
                 break
             number = waiting.popleft()
             found.depth = max(found.depth, depths[number])
-            for action, args, state in self._model.moves(self._states[number]):
+            for action, args, state in self._model.moves(self.states[number]):
                 found.transitions += 1
                 if self._model.broken:
                     self._report(self._model.broken, number, Step(action, args))
@@ -151,7 +158,7 @@ class Explorer:
                 if action.fault is None and place != number:
                     self._sources.append(number)
                     self._targets.append(place)
-        found.states = len(self._states)
+        found.states = len(self.states)
         if not found.violation and found.is_complete:
             self._check_goals()
         found.seconds = time.process_time() - began_at
@@ -161,10 +168,10 @@ class Explorer:
         return self._symmetry.rename(state, self._symmetry.order(state))
 
     def _add(self, state: State, came_from: tuple[int, Step] | None) -> int:
-        self._numbers[state] = len(self._states)
-        self._states.append(state)
+        self._numbers[state] = len(self.states)
+        self.states.append(state)
         self._came_from.append(came_from)
-        return len(self._states) - 1
+        return len(self.states) - 1
 
     # -- liveness
 
@@ -172,7 +179,7 @@ class Explorer:
         self._found.waiting = {}
         before = self._predecessors()
         for goal in self._goals:
-            reached = [goal.is_reached(state) for state in self._states]
+            reached = [goal.is_reached(state) for state in self.states]
             self._found.waiting[goal.name] = reached.count(False)
             can_reach = bytearray(reached)
             waiting = [n for n, is_reached in enumerate(reached) if is_reached]
@@ -188,10 +195,10 @@ class Explorer:
 
     def _predecessors(self) -> Callable[[int], Iterable[int]]:
         """Sort the edges by target."""
-        starts = array("l", bytes(8 * (len(self._states) + 1)))
+        starts = array("l", bytes(8 * (len(self.states) + 1)))
         for target in self._targets:
             starts[target + 1] += 1
-        for n in range(len(self._states)):
+        for n in range(len(self.states)):
             starts[n + 1] += starts[n]
         places, edges = array("l", starts), array("l", bytes(8 * len(self._targets)))
         for source, target in zip(self._sources, self._targets, strict=True):
@@ -208,6 +215,7 @@ class Explorer:
             number, step = came_from
             steps.append(step)
         state = self._model.first
+        self._model.broken = ""
         for step in reversed(steps):
             args = self._symmetry.rename_args(step.action, step.args, self._symmetry.order(state))
             for action, its_args, after in self._model.moves(state):
@@ -215,19 +223,4 @@ class Explorer:
                     state = after
                     break
             self._found.trace.append((Step(step.action, args), state))
-        self._found.violation = text
-
-
-def explore(
-    model: Explorable,
-    symmetry: Symmetry,
-    goals: Iterable[Goal] = (),
-    *,
-    most: int = 10**9,
-    seconds: float = 1e9,
-) -> Found:
-    return Explorer(model, symmetry, goals, most=most, seconds=seconds).run()
-
-
-def names(counts: Mapping[str, int]) -> str:
-    return "  ".join(f"{name} {count:,}" for name, count in sorted(counts.items()))
+        self._found.violation = self._model.broken or text

@@ -9,7 +9,7 @@ received in actions of their own, since a process may die between them.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from tests.model.state import (
@@ -37,7 +37,20 @@ from tests.model.state import (
     new_world,
 )
 
-FAULTS = ("kill", "vanish", "restart_manager", "stop_lighthouse", "roll_back", "cut", "fail", "miss", "skip", "drain")
+NAMES = "abcdefghijklmnopqrstuvwxyz"
+
+FAULTS: tuple[str, ...] = (
+    "kill",
+    "vanish",
+    "restart_manager",
+    "stop_lighthouse",
+    "roll_back",
+    "cut",
+    "fail",
+    "miss",
+    "skip",
+    "drain",
+)
 KILL, VANISH, RESTART_MANAGER, STOP, ROLL_BACK, CUT, FAIL, MISS, SKIP, DRAIN = range(len(FAULTS))
 HARMLESS = (DRAIN,)
 """No fault: a group may leave at any time."""
@@ -91,7 +104,7 @@ class Model:
         self,
         groups: int,
         last_step: int,
-        left: dict[str, int],
+        left: Mapping[str, int],
         *,
         lighthouses: int = 1,
         delays_writes: bool = False,
@@ -112,7 +125,8 @@ class Model:
         self.broken = ""
         self.first = new_world(groups, lighthouses, self.left)
         self._contents: dict[tuple[int, int, int], int] = {}
-        self._arguments = {"": ((),), "g": tuple((g,) for g in range(groups))}
+        self._arguments: dict[str, tuple[tuple[int, ...], ...]] = {"": ((),)}
+        self._arguments["g"] = tuple((g,) for g in range(groups))
         self._arguments["l"] = tuple((n,) for n in range(lighthouses))
         self._arguments["gl"] = tuple((g, n) for g in range(groups) for n in range(lighthouses))
         self._arguments["lg"] = tuple((n, g) for g in range(groups) for n in range(lighthouses))
@@ -203,8 +217,8 @@ class Model:
         return w.groups[g].link != NOTHING
 
     def cut(self, w: World, g: int) -> None:
-        """The connection to the lighthouse breaks, with the answer that is under way; the lighthouse notices later."""
-        w.groups[g].link = w.groups[g].mail = NOTHING
+        """The connection breaks, and the lighthouse notices later. An answer that is under way may still arrive."""
+        w.groups[g].link = NOTHING
 
     def can_fail(self, w: World, g: int) -> bool:
         return bool(w.groups[g].work) or w.groups[g].mode in (STANDS, RECALLED, RESUMED)
@@ -304,7 +318,7 @@ class Model:
         self.open_session(w, g, n)
         self._exchange(w, g)
         if w.groups[g].asks and "joins_once" not in self.weak:
-            self.deliver(w, g, w.groups[g].join())
+            self.deliver(w, n, g, w.groups[g].join())
             self.review(w, w.lighthouses[n])
 
     def open_session(self, w: World, g: int, n: int) -> None:
@@ -383,8 +397,7 @@ class Model:
             return False
         if not group.has_lease or "ends_leases_early" in self.weak:
             return True
-        is_replaced = not lighthouse.unknown[g] and w.incarnation_in(lighthouse.quorum, g) != group.incarnation
-        return is_replaced
+        return not lighthouse.unknown[g] and w.incarnation_in(lighthouse.quorum, g) != group.incarnation
 
     def lease_ends(self, w: World, n: int, g: int) -> None:
         lighthouse = w.lighthouses[n]
@@ -441,7 +454,9 @@ class Model:
         lighthouse.needs_recall |= needs_recall
         members = self._members(w, lighthouse)
         if all(lighthouse.back[m] for m in members) or "stands_before_all_are_back" in self.weak:
-            self._check("S9", holds=all(lighthouse.back[m] for m in members), text="a quorum stands before all are back")
+            self._check(
+                "S9", holds=all(lighthouse.back[m] for m in members), text="a quorum stands before all are back"
+            )
             lighthouse.phase = STANDS
             if lighthouse.needs_recall:
                 self._recall(lighthouse)
@@ -477,7 +492,10 @@ class Model:
         """Recall the quorum for a newcomer, or if a member drains."""
         if lighthouse.phase != STANDS or lighthouse.unwritten != NOTHING:
             return
-        waits = any(join is not None and not w.is_member(lighthouse.quorum, g) for g, join in enumerate(lighthouse.joins))
+        members = w.quorums[lighthouse.quorum].members
+        waits = any(
+            join is not None and (g, join.incarnation) not in members for g, join in enumerate(lighthouse.joins)
+        )
         drains = any(w.groups[g].drains and lighthouse.session[g] == i for g, i in w.quorums[lighthouse.quorum].members)
         if (waits and "ignores_newcomers" not in self.weak) or drains:
             self._recall(lighthouse)
@@ -500,17 +518,16 @@ class Model:
         group.asks = True
         if group.mode == RESUMED:
             group.mode = JOINING
-        self.deliver(w, g, group.join())
+        self.deliver(w, group.link, g, group.join())
         self.review(w, w.lighthouses[group.link])
 
-    def deliver(self, w: World, g: int, join: Join) -> None:
+    def deliver(self, w: World, n: int, g: int, join: Join) -> None:
         """The lighthouse receives a join."""
-        group = w.groups[g]
-        lighthouse = w.lighthouses[group.link]
+        lighthouse = w.lighthouses[n]
         lighthouse.unknown[g] = False
         lighthouse.joins[g] = join
         incarnation = w.incarnation_in(lighthouse.quorum, g)
-        if incarnation == group.incarnation:
+        if incarnation == join.incarnation:
             self._joined(w, lighthouse, g, join)
         elif incarnation is not None and lighthouse.phase != RETURNING:
             self._revoke(lighthouse)
@@ -547,9 +564,8 @@ class Model:
         lighthouse = w.lighthouses[n]
         if not self._may_form(w, lighthouse):
             return False
-        joined = [g for g, join in enumerate(lighthouse.joins) if join is not None]
         members = self._members(w, lighthouse) if lighthouse.quorum != NOTHING else []
-        is_whole = bool(members) and all(g in joined and w.is_member(lighthouse.quorum, g) for g in members)
+        is_whole = bool(members) and self._joined_members(w, lighthouse) == members
         return is_whole or not self._stragglers(lighthouse)
 
     def can_form_without_stragglers(self, w: World, n: int) -> bool:
@@ -581,11 +597,15 @@ class Model:
         if "common_by_name" in self.weak:
             has_common = bool(set(members) & set(chosen))
         else:
-            has_common = any(w.is_member(lighthouse.quorum, g) for g in chosen)
+            has_common = bool(self._joined_members(w, lighthouse))
         if not has_common:
             return not any(lighthouse.lease[g] for g in members) or "forms_before_lease_end" in self.weak
         is_known = all(lighthouse.heard[g] or not lighthouse.lease[g] for g in members)
         return is_known or "forms_while_one_is_away" in self.weak
+
+    def _joined_members(self, w: World, lighthouse: Lighthouse) -> list[int]:
+        members = w.quorums[lighthouse.quorum].members
+        return [g for g, i in members if (join := lighthouse.joins[g]) is not None and join.incarnation == i]
 
     def form(self, w: World, n: int) -> None:
         lighthouse = w.lighthouses[n]
@@ -595,7 +615,7 @@ class Model:
         last_id = last.quorum_id if last is not None else 0
         history = last.history if last is not None else frozenset[int]()
         history |= {join.seen for _, join in chosen if join.seen > last_id} - {0}
-        sources = self._sources(w, chosen, last, history)
+        sources = self._sources(w, lighthouse.term, chosen, last, history)
         start = max(join.step for join in sources)
         tags = Counter(join.tag for join in sources if join.step == start)
         tag = max(tags, key=lambda each: (tags[each], each))
@@ -622,14 +642,14 @@ class Model:
         self.review(w, lighthouse)
 
     def _sources(
-        self, w: World, chosen: list[tuple[int, Join]], last: Quorum | None, history: frozenset[int]
+        self, w: World, term: int, chosen: list[tuple[int, Join]], last: Quorum | None, history: frozenset[int]
     ) -> list[Join]:
         """Return the joins whose states may count: a running job's history wins (protocol.md, "Which state counts")."""
         named = [(g, join) for g, join in chosen if join.tag in history and not join.is_torn]
         members = [j for g, j in named if last is not None and self._has_healed(g, j, last) and j.step]
         if members and last is not None and "highest_step_wins" not in self.weak:
             furthest = max(join.step for join in members)
-            ours = [j for g, j in named if j.step <= self._limit(w, g, j, furthest, last)]
+            ours = [j for g, j in named if j.step <= self._limit(w, term, g, j, furthest, last)]
         else:
             ours = [join for _, join in chosen]
         return [j for j in ours if j.step and not j.is_torn] or [j for j in ours if not j.is_torn] or ours
@@ -642,7 +662,7 @@ class Model:
                 return not was_behind or (join.step, join.tag) != (before.step, before.tag)
         return False
 
-    def _limit(self, w: World, g: int, join: Join, furthest: int, last: Quorum) -> int:
+    def _limit(self, w: World, term: int, g: int, join: Join, furthest: int, last: Quorum) -> int:
         """Return the highest step of this group that counts.
 
         A group may be one step ahead if its state is that from which its last quorum, or the job's, started, or what
@@ -650,7 +670,7 @@ class Model:
         """
         if join.seen > last.quorum_id:
             return join.step
-        own = [q for q in w.quorums if (g, join.incarnation) in q.members][-1:]
+        own = [q for q in w.quorums if (g, join.incarnation) in q.members and q.term == term][-1:]
         if "new_manager_is_a_stranger" not in self.weak:
             own += [last] if g in dict(last.members) else []
         took_part = any(join.tag in (quorum.quorum_id, quorum.tag) for quorum in own)
@@ -671,7 +691,8 @@ class Model:
                 continue
             later = [q for q in w.quorums[place + 1 :] if q.is_told]
             if all(g in dict(q.members) and q.committed == NOTHING for q in later):
-                text = f"group {g} holds step {join.step} of quorum {join.tag}, and the next one starts at {quorum.start}"
+                held = f"group {NAMES[g]} holds step {join.step} of quorum {join.tag}"
+                text = f"{held}, and the next one starts at {quorum.start}"
                 self._check("S14", holds=quorum.start >= join.step, text=text)
 
     def _check_same_id(self, w: World, lighthouse: Lighthouse) -> None:
@@ -709,7 +730,9 @@ class Model:
         """The ranks begin the first step of a quorum."""
         group = w.groups[g]
         quorum = w.quorums[group.mail]
-        self._check("S2", holds=quorum.quorum_id > group.seen, text=f"group {g} goes back to quorum {quorum.quorum_id}")
+        self._check(
+            "S2", holds=quorum.quorum_id > group.seen, text=f"group {NAMES[g]} goes back to quorum {quorum.quorum_id}"
+        )
         group.quorum, group.mail, group.asks, group.seen = group.mail, NOTHING, False, quorum.quorum_id
         group.mode, group.granted, group.upto, group.has_failed = STANDS, quorum.start, 0, False
         if has_late(quorum):  # all members join after its first step
@@ -748,7 +771,7 @@ class Model:
     def grant(self, w: World, g: int) -> None:
         group = w.groups[g]
         self._check_alone(w, g)
-        text = f"group {g} grants step {group.granted + 1} before step {group.granted} was committed"
+        text = f"group {NAMES[g]} grants step {group.granted + 1} before step {group.granted} was committed"
         self._check("S4", holds=group.step == group.granted + 1, text=text)
         group.granted += 1
         group.work = (group.quorum, group.granted, COMPUTES)
@@ -760,7 +783,7 @@ class Model:
             if not later.is_told or held.has_lost_record:
                 continue
             has_common = bool(set(held.members) & set(later.members))
-            text = f"group {g} grants a step of quorum {held.quorum_id} beside quorum {later.quorum_id}"
+            text = f"group {NAMES[g]} grants a step of quorum {held.quorum_id} beside quorum {later.quorum_id}"
             self._check("S3", holds=has_common, text=text)
             if has_common:
                 return
@@ -817,14 +840,11 @@ class Model:
             self._end_sum(w, g, k, work[1])
 
     def _end_sum(self, w: World, g: int, k: int, step: int) -> None:
-        """A group that learned too late that it must heal votes no. That is no failure, and ends no step of its peers."""
+        """A group that learned too late that it must heal votes no. That is no failure."""
         group = w.groups[g]
         if group.work and group.work[2] == LATE:
             group.work, group.begins = (), False
-            if "late_no_ends_the_quorum" in self.weak:
-                self._give_up_step(w, g)
-                group.mode = REVOKED
-            elif group.mode in (STANDS, RECALLED, RESUMED):
+            if group.mode in (STANDS, RECALLED, RESUMED):
                 group.mode = JOINING
         else:
             group.work = (k, step, HAS_SUM)
@@ -845,7 +865,7 @@ class Model:
         assert group.work
         k, step, _ = group.work
         quorum = w.quorums[k]
-        text = f"group {g} commits step {step} of quorum {quorum.quorum_id}, and not all took part"
+        text = f"group {NAMES[g]} commits step {step} of quorum {quorum.quorum_id}, and not all took part"
         self._check("S4", holds=quorum.reduced >= step, text=text)
         group.step, group.tag, group.content = step + 1, quorum.quorum_id, content
         group.work, group.has_failed, group.begins = (), False, True
@@ -893,11 +913,13 @@ class Model:
         group.discards += 1
         spent = self._spent(w)
         faults = sum(spent)
-        text = f"group {g} discards a step, and no fault has happened"
+        text = f"group {NAMES[g]} discards a step, and no fault has happened"
         self._check("S6", holds=faults > 0 or w.is_late, text=text)
         if faults == spent[STOP] and not w.is_late:
-            self._check("S9", holds=not faults, text=f"group {g} discards a step for a restart of the lighthouse")
-        text = f"group {g} has discarded {group.discards} steps after {faults} faults"
+            self._check(
+                "S9", holds=not faults, text=f"group {NAMES[g]} discards a step for a restart of the lighthouse"
+            )
+        text = f"group {NAMES[g]} has discarded {group.discards} steps after {faults} faults"
         self._check("S7", holds=group.discards <= faults, text=text)
 
     # -- the end of a group without a state
@@ -910,5 +932,5 @@ class Model:
     def give_up(self, w: World, g: int) -> None:
         """No group holds a state: this one exits, and is started again."""
         others = [o for h, o in enumerate(w.groups) if h != g and not o.is_torn and not o.has_left]
-        self._check("S11", holds=not others, text=f"group {g} exits, and {len(others)} groups hold a state")
+        self._check("S11", holds=not others, text=f"group {NAMES[g]} exits, and {len(others)} groups hold a state")
         self.kill_group(w, g)

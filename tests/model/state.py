@@ -76,7 +76,7 @@ def is_late(quorum: Quorum, join: Join) -> bool:
 
 
 class Group(Record):
-    __slots__ = (
+    __slots__ = (  # noqa: RUF023  in the order of the tuple
         "incarnation",
         "step",
         "tag",
@@ -130,13 +130,34 @@ class Group(Record):
         self.seen, self.has_lease, self.link, self.asks, self.mail = 0, False, NOTHING, False, NOTHING
 
 
-NEW_GROUP = (0, 0, 0, 0, False, (), False, False, NOTHING, NO_QUORUM, 0, 0, 0, False, NOTHING, False, NOTHING, False, False, 0)
+NEW_GROUP = (
+    0,
+    0,
+    0,
+    0,
+    False,
+    (),
+    False,
+    False,
+    NOTHING,
+    NO_QUORUM,
+    0,
+    0,
+    0,
+    False,
+    NOTHING,
+    False,
+    NOTHING,
+    False,
+    False,
+    0,
+)
 
 
 class Lighthouse(Record):
     """One process. Fields after `seen` have an entry for each group."""
 
-    __slots__ = (
+    __slots__ = (  # noqa: RUF023  in the order of the tuple
         "term",  # 0 while it does not lead
         "phase",
         "quorum",  # its last one
