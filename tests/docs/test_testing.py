@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.docs.pages import REPOSITORY, code_spans
-from tests.simulation.faults import KINDS
+from tests.simulation.quorums.faults import KINDS
 
 TESTS = REPOSITORY / "tests"
 

@@ -79,16 +79,20 @@ def read(path: Path, mutants: Iterable[Mutant]) -> Mapping[str, Outcome]:
     for line in path.read_text().splitlines() if path.exists() else ():
         row = json.loads(line)
         mutant = listed.get(row["name"])
-        if mutant is not None and (mutant.old, mutant.new) == (row["old"], row["new"]):
+        if mutant is not None and _texts(mutant) == row["changes"]:
             outcomes[mutant.name] = Outcome(mutant, row["found_by"], row["error"], row["took_s"])
     return outcomes
+
+
+def _texts(mutant: Mutant) -> list[list[str]]:
+    return [[change.old, change.new] for change in mutant.changes]
 
 
 def keep(path: Path, outcome: Outcome) -> None:
     """Append `outcome` to `path` as a line of JSON."""
     mutant = outcome.mutant
     row = {
-        "name": mutant.name, "old": mutant.old, "new": mutant.new,
+        "name": mutant.name, "changes": _texts(mutant),
         "found_by": outcome.found_by, "error": outcome.error, "took_s": outcome.took_s,
     }  # fmt: skip
     with path.open("a") as file:
@@ -124,15 +128,18 @@ def run(mutants: Iterable[Mutant], jobs: int, results: Path | None = None) -> li
 
 def attempt(mutant: Mutant, copy: Path) -> Outcome:
     """Try one mutant in `copy`, a copy of the project, which is as before when this returns."""
-    path = copy / mutant.module
-    source, began_at = path.read_text(), time.monotonic()
+    originals: dict[Path, str] = {}
+    began_at = time.monotonic()
     try:
-        _write(path, mutant.plant(source))
+        for module, source in mutant.sources().items():
+            originals[copy / module] = (copy / module).read_text()
+            _write(copy / module, source)
         found_by, error = _test(mutant, copy), ""
     except (ValueError, subprocess.TimeoutExpired) as e:
         found_by, error = ("a time-out", "") if isinstance(e, subprocess.TimeoutExpired) else ("", str(e))
     finally:
-        _write(path, source)
+        for path, source in originals.items():
+            _write(path, source)
     return Outcome(mutant, found_by, error, time.monotonic() - began_at)
 
 

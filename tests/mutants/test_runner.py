@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.__main__ import Outcome, first_failure, keep, read, table
-from tests.mutants.catalogue import Mutant
+from tests.mutants.catalogue import Change, Mutant
 
-MUTANT = Mutant("late", "a.py", "it is early", "x = 1", "x = 2", ("tests/test_a.py",))
+CHANGE = Change("a.py", "x = 1", "x = 2")
+MUTANT = Mutant("late", "it is early", (CHANGE,), ("tests/test_a.py",))
 
 
 def test_the_first_test_that_failed():
@@ -32,12 +33,12 @@ def test_the_newest_outcome_is_kept_while_the_mutant_is_the_same(tmp_path: Path)
     keep(path, Outcome(MUTANT))
     keep(path, Outcome(MUTANT, found_by="tests/test_a.py::test_x"))
     assert read(path, [MUTANT])["late"].found_by == "tests/test_a.py::test_x"
-    assert read(path, [dataclasses.replace(MUTANT, new="x = 3")]) == {}
+    assert read(path, [dataclasses.replace(MUTANT, changes=(dataclasses.replace(CHANGE, new="x = 3"),))]) == {}
 
 
 def test_the_table_names_what_was_not_found():
     found = Outcome(MUTANT, found_by="tests/test_a.py::test_x")
-    other = dataclasses.replace(MUTANT, module="b.py")
+    other = dataclasses.replace(MUTANT, changes=(dataclasses.replace(CHANGE, module="b.py"),))
     rows = list(table([found, Outcome(MUTANT), Outcome(other, error="pytest ended with 2")]))[2:]
     assert rows == [
         "| `a.py` | 2 | 1 (50.0%) | late |",

@@ -1,52 +1,52 @@
 """What all processes send to each other in the run of a seed, as a digest: the oracle of a refactoring.
 
-    python -m tests.simulation.frozen --seeds 0:2000 --jobs 2 --write      # freeze both simulators
-    python -m tests.simulation.frozen --seeds 0:2000 --jobs 2              # compare with what was frozen
-    python -m tests.simulation.frozen --seed 17 --kind runs                # print what is sent
+    python -m tests.simulation --seeds 0:700 --jobs 2 --compare      # compare with the frozen digests
+    python -m tests.simulation --seeds 0:700 --jobs 2 --freeze       # freeze
+    python -m tests.simulation runs --seed 17 --messages             # print what is sent
 
 A change that is meant to send something else freezes again, and its commit says what differs and why.
 """
 
-import argparse
 import hashlib
-import logging
-import sys
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from tests.simulation import simulation
-from tests.simulation.runs import simulation as runs
-from tests.simulation.world import World
+from tests.simulation.simulators import run_guarded
+from tests.simulation.world import Result, World
 
-KINDS = {"quorums": simulation.run_seed, "runs": runs.run_seed}
 FOLDER = Path(__file__).with_name("frozen")
-DIGITS = 12
+DIGITS = 8
+SEEDS_PER_LINE = 20
 
 Sent = list[tuple[str, str, str]]
-"""From whom, to whom, what."""
+"""The sender, the receiver and the message."""
 
 
-def sent_in(kind: str, seed: int) -> Sent:
-    """In their order. A violation, or an error of a machine, is the last."""
+class Recorded(NamedTuple):
+    result: Result
+    digest: str
+
+
+def record(name: str, seed: int) -> Recorded:
+    sent, result = messages(name, seed)
+    return Recorded(result, digest(sent))
+
+
+def messages(name: str, seed: int) -> tuple[Sent, Result]:
+    """Run a seed and return its messages in their order. A violation is the last of them."""
     sent: Sent = []
     World.on_send = lambda who, to, message: sent.append((who, to, plain(message)))
     try:
-        result = KINDS[kind](seed)
-        violation = result.violation
-    except Exception as error:  # noqa: BLE001  that is how the run ends
-        violation = f"{type(error).__name__}: {error}"
+        result = run_guarded(name, seed)
     finally:
         World.on_send = None
-    return [*sent, ("", "", violation)] if violation else sent
+    return ([*sent, ("", "", result.violation)] if result.violation else sent), result
 
 
 def plain(message: Any) -> str:
-    """By its type and its fields, except random secrets; the same wherever its class is defined."""
+    """Return a message's type and fields as text, without random secrets and without the module of its class."""
     if isinstance(message, Enum):
         return str(message.value)
     if is_dataclass(message) and not isinstance(message, type):
@@ -63,7 +63,7 @@ def plain(message: Any) -> str:
 
 
 def digest(sent: Sent) -> str:
-    """Of what each has sent to each other one: messages to different peers have no order."""
+    """Return the digest of each pair's stream. Messages to different peers have no order."""
     streams: dict[tuple[str, str], Any] = {}
     for who, to, message in sent:
         streams.setdefault((who, to), hashlib.sha256()).update(message.encode() + b"\0")
@@ -73,55 +73,11 @@ def digest(sent: Sent) -> str:
     return whole.hexdigest()[:DIGITS]
 
 
-def digest_of(kind: str, seed: int) -> str:
-    return digest(sent_in(kind, seed))
+def load(name: str) -> list[str]:
+    """Return the frozen digests of a simulator, by seed."""
+    return (FOLDER / f"{name}.txt").read_text().split()
 
 
-def load(kind: str) -> list[str]:
-    """By seed."""
-    return (FOLDER / f"{kind}.txt").read_text().split()
-
-
-def _digests(kind: str, seeds: range, jobs: int) -> Iterator[str]:
-    if jobs == 1:
-        yield from map(partial(digest_of, kind), seeds)
-        return
-    with ProcessPoolExecutor(jobs, initializer=logging.disable) as pool:
-        yield from pool.map(partial(digest_of, kind), seeds, chunksize=8)
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.simulation.frozen", description=__doc__)
-    parser.add_argument("--seeds", default="0:100", help="FROM:TO")
-    parser.add_argument("--seed", type=int, help="print what is sent in the run of this one")
-    parser.add_argument("--kind", choices=KINDS, help="of this simulator; else of both")
-    parser.add_argument("--jobs", type=int, default=1)
-    parser.add_argument("--write", action="store_true", help="freeze; FROM must be 0")
-    options = parser.parse_args()
-    logging.disable()
-    kinds = [options.kind] if options.kind else list(KINDS)
-    if options.seed is not None:
-        for kind in kinds:
-            for who, to, message in sent_in(kind, options.seed):
-                print(f"{who} -> {to}: {message}")
-        return 0
-    first, last = (int(text) for text in options.seeds.split(":"))
-    differ = 0
-    for kind in kinds:
-        found = list(_digests(kind, range(first, last), options.jobs))
-        if options.write:
-            FOLDER.mkdir(exist_ok=True)
-            (FOLDER / f"{kind}.txt").write_text("".join(f"{each}\n" for each in found))
-            continue
-        wrong = [
-            seed
-            for seed, (one, other) in enumerate(zip(load(kind)[first:last], found, strict=True), first)
-            if one != other
-        ]
-        differ += len(wrong)
-        print(f"{kind}: {len(found)} seeds, {len(wrong)} differ{': ' if wrong else ''}{' '.join(map(str, wrong[:20]))}")
-    return 1 if differ else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def save(name: str, digests: list[str]) -> None:
+    lines = (digests[at : at + SEEDS_PER_LINE] for at in range(0, len(digests), SEEDS_PER_LINE))
+    (FOLDER / f"{name}.txt").write_text("".join(f"{' '.join(line)}\n" for line in lines))

@@ -1,12 +1,12 @@
-"""Hosts, the ways between them, and connections: delay, order, silence, and ends.
+"""Hosts, the ways between them, and connections: delay, order, silence and ends.
 
-A connection keeps the order both ways. A cut between two hosts is silence: what is sent waits, and comes when the cut
-is over. A broken connection loses what is under way and ends at both sides, each when the news arrives; a killed
-process's ends are closed by its host, a vanished host's by nobody.
+A connection keeps the order in both directions. During a cut between two hosts, messages wait. A broken connection
+loses messages in transit and ends at both sides, each after a delay. The host of a killed process closes its
+connections. The connections of a host that lost its power stay open.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from tests.simulation.world import Process, World
@@ -16,11 +16,13 @@ LOCAL_DELAY_S = 0.0003
 CONNECT_TIMEOUT_S = 5.0
 RESET_WITHIN_S = 0.003
 LATE_SHARE, LATE_FACTOR = 0.02, 20
+KEEPALIVE_EVERY_S = 0.25
+KEEPALIVE_TIMEOUT_S = (1.0, 2.0)
 _END = object()
 
 
 class End:
-    """One end of a connection; what is sent here arrives at `peer`."""
+    """One end of a connection. What is sent here arrives at `peer`."""
 
     def __init__(
         self, network: "Network", process: Process, on_message: Callable[[Any], None], on_end: Callable[[], None]
@@ -46,7 +48,7 @@ class End:
                 self.shadow.send(message)
 
     def close(self) -> None:
-        """In good order: what was sent arrives, then the end."""
+        """End in good order: everything that was sent arrives before the end."""
         if self.is_open:
             self.is_open = False
             self.finish()
@@ -55,32 +57,32 @@ class End:
         self._transmit(_END)
 
     def hold(self, until: float) -> None:
-        """Nothing that was sent, or will be, arrives before that."""
+        """Delay everything that was sent, or will be, until then."""
         self._held_until = until
 
     def cease(self) -> None:
-        """Nothing more arrives, not even the end."""
+        """Deliver nothing more, not even the end."""
         self._losses += 1
         self._stalled.clear()
 
     def lose(self) -> None:
-        """What is under way is lost, then comes the end."""
+        """Drop messages in transit and deliver the end."""
         self.cease()
         self._transmit(_END)
 
     def resume(self) -> None:
-        """The way is free again."""
+        """Send what waited for the end of a cut."""
         stalled, self._stalled = self._stalled, deque()
         for item in stalled:
             self._transmit(item)
 
     @property
     def waits(self) -> bool:
-        """Something that was sent here comes when a cut is over."""
+        """True if messages that were sent here wait for the end of a cut."""
         return bool(self._stalled)
 
     def is_silent(self) -> bool:
-        """Whether a probe from the peer would go without an answer."""
+        """Return whether a probe from the peer would get no answer."""
         process, network = self.process, self._network
         is_cut = network.is_cut(process.host, self.peer.process.host) or network.is_cut(
             self.peer.process.host, process.host
@@ -100,7 +102,7 @@ class End:
         return world.at(self._arrives_at, to, self._arrive, item, self._losses)
 
     def reset(self) -> None:
-        """Its peer's host has been started again and knows nothing of this connection, or a proxy has ended it."""
+        """End at once, because the peer's host has restarted or a proxy has closed the connection."""
         if self.is_open:
             self.is_open = False
             self._network.forget(self)
@@ -158,6 +160,11 @@ class Network:
             if (end.process.host, end.peer.process.host) == (source, target):
                 end.resume()
 
+    def cut_for(self, for_s: float, ways: Iterable[tuple[str, str]]) -> None:
+        for way in ways:
+            self.cut(*way)
+            self.world.after(for_s, self.mend, *way)
+
     # -- connections
 
     def connect(
@@ -170,8 +177,11 @@ class Network:
         *,
         shadowed_s: float = 0.0,
     ) -> None:
-        """`accept` gives the server's end its callbacks; `connected` the client's. `shadowed_s`: for so long a second
-        connection carries all that the client sends, and what it is told there is lost."""
+        """Open a connection.
+
+        `accept` gives the server's end its callbacks, `connected` the client's. For `shadowed_s`, a second connection
+        repeats what the client sends, and drops what the server answers there.
+        """
         there = client.world.now + self.delay_s()
         if server is None or not server.is_up:
             return client.world.at(there + self.delay_s(), client, failed)
@@ -206,19 +216,19 @@ class Network:
         return None
 
     def break_(self, end: End) -> None:
-        """Both sides learn that the connection is gone; what is under way is lost."""
+        """End a connection at both sides and drop messages in transit."""
         end.lose()
         end.peer.lose()
 
     def close_all(self, process: Process) -> None:
-        """A proxy beside that process, which itself goes on, resets all its connections in one moment."""
+        """Reset all connections of a process at once, as a proxy does. The process itself continues."""
         for end in list(self._ends_of.get(process, ())):
             end.lose()
             end.peer.cease()
             self.world.at(self.world.now + self.world.random.uniform(0, RESET_WITHIN_S), process, end.reset)
 
     def linger(self, end: End, for_s: float) -> None:
-        """It has ended at this side; at the other one, what was sent and the end arrive after that time."""
+        """End a connection at this side only. Messages in transit and the end reach the other side after `for_s`."""
         if end.is_open:
             end.hold(self.world.now + for_s)
             end.close()
@@ -226,25 +236,25 @@ class Network:
             end.process.after(self.delay_s(), end.on_end)
 
     def end_all(self, process: Process) -> None:
-        """`process` was killed: its host closes its connections."""
+        """Close all connections of a process that was killed."""
         for end in list(self._ends_of.pop(process, ())):
             if end.is_open:
                 end.is_open = False
                 end.lose() if self.world.random.random() < 0.5 else end.finish()
 
     def vanish(self, process: Process) -> None:
-        """The host is gone with it: nobody is told."""
+        """Drop all connections of a host that lost its power. Its peers are not notified."""
         for end in list(self._ends_of.pop(process, ())):
             end.is_open = False
             end.cease()
         self._vanished.setdefault(process.host, []).append(process)
 
     def boot(self, host: str) -> None:
-        """It is there again, and answers what belongs to its earlier life with a reset."""
+        """Start a host that lost its power. It answers messages of its old connections with a reset."""
         self.rebooted.update(self._vanished.pop(host, ()))
 
     def remember(self, end: End) -> None:
-        """Something waits there for the end of a cut."""
+        """Keep an end at which messages wait for the end of a cut."""
         self._ends[end] = None
 
     def forget(self, end: End) -> None:
@@ -262,3 +272,42 @@ class Network:
             self._ends[end] = None
             self._ends_of.setdefault(end.process, {})[end] = None
         return ends
+
+
+class Keepalive:
+    """Close connections whose other end has not answered probes for a while, and call `ended`."""
+
+    def __init__(self, process: Process, ended: Callable[[End], None]) -> None:
+        self._process = process
+        self._ended = ended
+        self._patience: dict[End, float] = {}
+        self._is_watching = False
+
+    def watch(self, end: End) -> None:
+        self._patience[end] = self._process.world.random.uniform(*KEEPALIVE_TIMEOUT_S)
+        if not self._is_watching:
+            self._is_watching = True
+            self._process.after(KEEPALIVE_EVERY_S, self._probe)
+
+    def forget(self, end: End) -> None:
+        self._patience.pop(end, None)
+
+    def restart(self) -> None:
+        """Forget silences that began before a pause of this process."""
+        for end in self._patience:
+            end.silent_since = None
+
+    def _probe(self) -> None:
+        now = self._process.world.now
+        for end in list(self._patience):
+            if not end.peer.is_silent():
+                end.silent_since = None
+            elif end.silent_since is None:
+                end.silent_since = now
+            elif now - end.silent_since > self._patience[end]:
+                del self._patience[end]
+                end.close()
+                self._ended(end)
+        self._is_watching = bool(self._patience)
+        if self._patience:
+            self._process.after(KEEPALIVE_EVERY_S, self._probe)

@@ -1,277 +1,76 @@
-"""One run: everything that a plan asks for, the faults, and what must hold at the end."""
+"""What both simulators share: the plan that a seed means, a world, a network, and faults that wait for a target."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from lighthouse_protocol.messages.membership import Tag
-from tests.simulation.checkers import Checkers
-from tests.simulation.collectives import Collectives
-from tests.simulation.faults import KINDS, Fault, draw_faults, schedule
-from tests.simulation.faults.kinds import PATIENCE_S
-from tests.simulation.group_process import Group, System
-from tests.simulation.lighthouse_checks import largest_allowed
-from tests.simulation.lighthouse_site import Lighthouse
+from tests.simulation.faults import Fault, Kind
 from tests.simulation.network import Network
-from tests.simulation.plan import NAMES, Plan, draw_plan
-from tests.simulation.promises import PROMISES
-from tests.simulation.rank import Rank, Snapshot
-from tests.simulation.two_lighthouses import TwoLighthouses
-from tests.simulation.world import Result, Violation, World, run_to_end
+from tests.simulation.world import World
 
-BOOT_S = 3.0
-LOOK_EVERY_S = 0.5
-STEPS_TOGETHER = 5
-SHOWN_FAULTS = 8
-# After the last one is due: the longest that it may wait for somebody to happen to, and the longest that it may last.
-FAULTS_OVER_S = 2 * PATIENCE_S
-HELD_UP_S = (0.01, 0.1, 0.5)
+RETRY_S = 0.25
 
 
-class Simulation(System):
-    def __init__(self, plan: Plan, trace: Callable[[str], None] | None = None) -> None:
-        self.plan = plan
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a seed means. Everything is drawn from it."""
+
+    seed: int
+    scenario: str
+    mix: tuple[str, ...]
+    """Kinds of faults."""
+    faults_s: float
+    """The time in which faults strike. The rest of a run is for settling."""
+    fault_every_s: float
+    delay_s: float = 0.002
+    """The usual delay of a message."""
+    step_s: float = 0.2
+    restart_s: float = 1.0
+
+
+class Simulation:
+    def __init__(self, plan: Plan, kinds: dict[str, Kind], trace: Callable[[str], None] | None) -> None:
         self.world = World(plan.seed, trace)
         self.network = Network(self.world, plan.delay_s)
-        self.collectives = Collectives(self.world, self.network)
-        self.checkers = Checkers(self.world, self.collectives)
-        self.checkers.find_group = self.find_group
-        place = TwoLighthouses if plan.has_two_lighthouses else Lighthouse
-        self.lighthouse = place(self.world, self.network, plan.config, self.checkers)
-        self._numbers = 0
-        self._by_address: dict[str, Group] = {}
-        self._groups_made = 0
-        self._ongoing = 0
-        self.groups = [self.add_group(NAMES[i], is_torchft=i < plan.torchft) for i in range(plan.groups)]
-        self.twins: list[Group] = []
-        self.strangers: list[Group] = []
-        self.impostors: list[Lighthouse] = []
-        self.kinds = dict(KINDS)
-        self.faults = draw_faults(self)
+        self.kinds = dict(kinds)
         self.unfired: list[Fault] = []
-        self.pending = 0
-        self.last_fault_ends_at = 0.0
-        self.settled = Settled(self)
-        self.promise = PROMISES[plan.scenario](self)
-        self.checkers.on_discard = self.promise.discarded
-
-    def add_group(self, replica_id: str, *, is_torchft: bool = False) -> Group:
-        """On a host of its own."""
-        group = Group(self, replica_id, self._groups_made, is_torchft=is_torchft)
-        self._groups_made += 1
-        self._by_address[group.address] = group
-        return group
-
-    def add_stranger(self, begins_with: Snapshot | None = None) -> Group:
-        """A group that comes once. Until `end` the fault lasts."""
-        group = self.add_group(f"stranger-{len(self.strangers):03d}")
-        group.begins_with = begins_with
-        self.strangers.append(group)
-        self.groups.append(group)
-        self.begin()
-        group.start()
-        return group
-
-    def start_impostor(self, for_s: float) -> None:
-        """A second lighthouse, for a while; about half of the groups find that one."""
-        world = self.world
-        impostor = Lighthouse(world, self.network, self.plan.config, self.checkers, f"impostor{len(self.impostors)}-")
-        impostor.set_wall_clock(self.lighthouse.most_offset_s)  # it has no journal: its ids are safe by that alone
-        self.impostors.append(impostor)
-        impostor.start()
-        self.begin()
-        deceived = [group for group in self.groups if world.random.random() < 0.5] or self.groups[:1]
-        for group in deceived:
-            group.finds = impostor
-            self._break_link(group)
-
-        def end() -> None:
-            assert impostor.process is not None
-            impostor.process.kill()
-            for group in deceived:
-                group.finds = None if group.finds is impostor else group.finds
-            self.end()
-
-        world.after(for_s, end)
-
-    def _break_link(self, group: Group) -> None:
-        if group.is_up and group.manager.link is not None:
-            self.network.break_(group.manager.link)
-
-    def group_of(self, target: object) -> Group | None:
-        """To whom a fault happens."""
-        if isinstance(target, Group):
-            return target
-        return target.site if isinstance(target, Rank) else None
-
-    def begin(self) -> None:
-        self.pending += 1
-        self._ongoing += 1
-
-    def end(self) -> None:
-        self.pending -= 1
-        self._ongoing -= 1
-        self.last_fault_ends_at = max(self.last_fault_ends_at, self.world.now)
-
-    def is_settled(self) -> bool:
-        """All train together, and have had time to notice whatever has happened."""
-        is_quiet = not self._ongoing and self.world.now >= self.last_fault_ends_at + self.plan.quiet_s
-        return self.settled.look() and is_quiet and self.lighthouse.is_up
+        self._numbers = 0
 
     def next_number(self) -> int:
         self._numbers += 1
         return self._numbers
 
-    def find_group(self, address: str) -> Group | None:
-        return self._by_address.get(address)
-
-    def has_twin(self, group: Group) -> bool:
-        return any(twin.replica_id == group.replica_id for twin in self.twins)
-
-    def whole_states(self) -> list[Tag]:
-        states = [group.whole_state for group in self._by_address.values()]
-        return [state for state in states if state is not None]
-
-    def find_rank(self, address: str, group_rank: int) -> Rank | None:
-        group = self._by_address.get(address)
-        ranks = group.ranks if group is not None else []
-        return ranks[group_rank] if group_rank < len(ranks) else None
-
     def run(self) -> None:
+        """Run to the end, or raise Violation."""
+        raise NotImplementedError
+
+    # -- faults
+
+    def schedule(self, fault: Fault) -> None:
+        self.world.at(fault.at, None, self._try, fault)
+
+    def _try(self, fault: Fault) -> None:
+        """Fire now, or as soon as there is a target."""
         world = self.world
-        world.after(world.random.random(), self.lighthouse.start)
-        for group in self.groups:
-            world.after(world.random.random() * BOOT_S, group.start)
-        for fault in self.faults:
-            schedule(self, fault)
-        world.run(self.plan.faults_s)
-        over_at = self.plan.faults_s + FAULTS_OVER_S
-        while self.pending or world.now < self.last_fault_ends_at + 0.1:
-            if world.now >= over_at:
-                raise Violation(f"{self.pending} faults last beyond {over_at:.0f} s: {self.describe()}")
-            world.run(world.now + LOOK_EVERY_S)
-        world.say("", "no more faults")
-        world.is_calm = True
-        self._settle()
-        never = [fault for fault in self.unfired if not world.counts[f"fault: {fault.what}"]]
-        if never:  # others found whom they strike struck already, for too long
-            raise Violation(f"faults that did not fire: {', '.join(map(str, never[:SHOWN_FAULTS]))}")
-        self.promise.at_end()
-        self._end_job()
+        if self.may_fire() and self.kinds[fault.what].fire(self, fault):
+            world.counts[f"fault: {fault.what}"] += 1
+            self.after_fault(fault)
+        elif world.now < self.latest(fault):
+            world.after(RETRY_S, self._try, fault)
+        else:
+            world.counts["faults that found no target"] += 1
+            self.unfired.append(fault)
+            self.after_fault(None)
 
-    # -- S12
+    def may_fire(self) -> bool:
+        return True
 
-    def _end_job(self) -> None:
-        """All scripts end after the same step, some of them held up for a moment: all do it, under one quorum."""
-        ranks = self.together()
-        groups = [group for group in self.groups if not group.has_gone]
-        if self.plan.torchft or not self.plan.config.stands or len(ranks) < len(groups) * self.plan.group_world_size:
-            return
-        if other := [group.name for group in groups if not group.is_in_standing_quorum]:
-            raise Violation(f"S5 the last quorum does not stand, as {other} were told it: {self.describe()}")
-        world = self.world
-        last = max(rank.machine.step for rank in ranks) + world.random.randint(1, 3)
-        for group in groups:
-            group.end_script(last)
-        for group in groups:
-            late = world.random.choice((group.manager, *group.ranks))
-            world.after(world.random.uniform(0, 4 * self.plan.step_s), late.pause, world.random.choice(HELD_UP_S))
-        self.checkers.on_discard = self._discarded_at_the_end
-        ends_at = world.now + self.plan.settle_s
-        while any(rank.is_up for rank in ranks):
-            if world.now >= ends_at:
-                raise Violation(f"S12 {self.plan.settle_s:.0f} s after the end of the job: {self.describe()}")
-            world.run(world.now + LOOK_EVERY_S)
-        ends = {(rank.group_rank, rank.held, rank.state) for rank in ranks}
-        if {rank.machine.step for rank in ranks} != {last} or len(ends) > self.plan.group_world_size:
-            raise Violation(f"S12 all scripts end before step {last}: {self.describe()}")
+    def latest(self, fault: Fault) -> float:
+        """Return the moment after which a fault is not tried again."""
+        raise NotImplementedError
 
-    def _discarded_at_the_end(self, rank: Rank, quorum_id: int, step: int) -> None:
-        raise Violation(
-            f"S12 {rank.name} discards step {step} of quorum {quorum_id}, and all scripts end in good order"
-        )
+    def before_fault(self, fault: Fault, target: Any) -> None:
+        """Note what a fault is about to hit."""
 
-    # -- S5
-
-    def _settle(self) -> None:
-        world = self.world
-        ends_at = world.now + self.plan.settle_s
-        self.settled.forget()
-        while not self.settled.look():
-            if world.now >= ends_at:
-                if not self._can_train():
-                    return  # the others were told that the job has ended, and are gone
-                raise Violation(f"S5 {self.plan.settle_s:.0f} s after the last fault: {self.describe()}")
-            world.run(world.now + LOOK_EVERY_S)
-
-    def together(self) -> list[Rank]:
-        """The ranks of as many groups as can be in a quorum, if they are in the newest one."""
-        config = self.plan.config
-        living = [group for group in self.groups if not group.has_gone]
-        newest = self.checkers.newest_id
-        is_in: Callable[[Rank], bool] = lambda rank: rank.quorum_id == newest and not rank.catches_up  # noqa: E731
-        inside = [g for g in living if g.ranks and all(map(is_in, g.ranks))]
-        expected = largest_allowed(range(len(living) + 1), config)
-        # A quorum of a size that another configuration allowed stands until something else changes it.
-        is_kept = "change_sizes" in self.plan.mix and len(inside) == len(living)
-        is_all = len(inside) == expected or is_kept
-        return [rank for group in inside for rank in group.ranks] if is_all else []
-
-    def _can_train(self) -> bool:
-        living = [group for group in self.groups if not group.has_gone]
-        return len(living) == len(self.groups) or largest_allowed(range(len(living) + 1), self.plan.config) > 0
-
-    def describe(self) -> str:
-        """Where everybody is, for a reader of a failure."""
-        process = self.lighthouse.process
-        parts: list[str] = []
-        if process is not None:
-            standing = process.machine.standing
-            parts.append(
-                f"lighthouse {standing.phase} {standing.quorum and standing.quorum.quorum_id}"
-                f" verdict {process.machine.decision.verdict} joined {[m.replica_id for m in process.machine.joins]}"
-            )
-        for group in self.groups:
-            ranks = [f"{r.machine.phase}@{r.machine.step}/{r.quorum_id}+{r.commits}-{r.discards}" for r in group.ranks]
-            parts.append(
-                f"{group.name}: {group.manager.describe()} {' '.join(ranks)}{'' if group.is_up else ' (down)'}"
-            )
-        return "; ".join(parts)
-
-
-class Settled:
-    """Whether all living groups are in one quorum, and make steps there without a discard and without another one."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self._mark: dict[Rank, int] = {}
-        self._seen = (-1, -1)
-
-    def forget(self) -> None:
-        self._mark = {}
-
-    def look(self) -> bool:
-        """To be asked again and again."""
-        simulation = self._simulation
-        together = simulation.together()
-        seen = simulation.world.counts["discards"], simulation.checkers.newest_id
-        if not together or seen != self._seen or self._mark.keys() != set(together):
-            self._mark = {rank: rank.commits for rank in together}
-            self._seen = seen
-            return False
-        return all(rank.commits >= self._mark[rank] + STEPS_TOGETHER for rank in together)
-
-
-def run_plan(plan: Plan, trace: Callable[[str], None] | None = None) -> Result:
-    return run_to_end(Simulation(plan, trace))
-
-
-def run_seed(
-    seed: int,
-    *,
-    seconds: float = 75.0,
-    scenario: str | None = None,
-    groups: int | None = None,
-    min_step_s: float = 0.0,
-    trace: Callable[[str], None] | None = None,
-) -> Result:
-    plan = draw_plan(seed, seconds=seconds, scenario=scenario, groups=groups, min_step_s=min_step_s)
-    return run_plan(plan, trace)
+    def after_fault(self, fault: Fault | None) -> None:
+        """Note that a fault has begun; None if it found no target."""

@@ -1,8 +1,8 @@
-"""The virtual clock and what runs on it. Nothing here knows what a quorum is.
+"""The virtual clock and the processes that run on it. Nothing here knows quorums.
 
-Everything that happens is a callback of a process at a moment. A killed process gets none, a paused one gets them all
-when it wakes, in their order; a slow one takes its time over each. Each process has a clock of its own, with a rate of
-its own: the moments that its machine is handed.
+Everything that happens is a callback of a process at a moment. A killed process receives none. A paused process
+receives them in their order when it wakes, and a slow process takes its time over each. Each process has its own clock,
+with its own rate, from which its machine gets the time.
 """
 
 import heapq
@@ -10,22 +10,26 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 MIN_RATE, MAX_RATE = 0.9, 1.1
 TIMER_SLACK_S = 1e-6
-# A real loop's timers are late, by little or by more: what is heard meanwhile comes before them.
+# Timers of a real loop are late. Messages that arrive meanwhile come before them.
 MAX_TIMER_LATENESS_S = 0.02
-# A machine whose deadline does not move on is asked so often before that is called a defect.
+# The number of ticks without progress that counts as a defect of a machine.
 MAX_IDLE_TICKS = 200
 
 
 class Violation(Exception):  # noqa: N818  the name that a reader looks for
-    """A rule of quorum.md, section 1, is broken. The text begins with its number."""
+    """A promise of docs/contributing/protocol.md is broken. The text begins with its number."""
+
+
+def violated(rule: str, text: str) -> NoReturn:
+    raise Violation(f"{rule} {text}")
 
 
 class Died(Exception):  # noqa: N818
-    """Unwinds the callback in which its process was killed."""
+    """Unwind the callback in which its process was killed."""
 
 
 @dataclass(slots=True)
@@ -37,21 +41,9 @@ class Result:
     counts: Counter[str] = field(default_factory=Counter[str])
 
 
-def run_to_end(simulation: Any) -> Result:
-    """Run a simulation to its end or its first violation."""
-    world, result = simulation.world, Result(simulation.plan.seed)
-    try:
-        simulation.run()
-    except Violation as violation:
-        result.violation = str(violation)
-        world.say("VIOLATION", result.violation)
-    result.simulated_s, result.events, result.counts = world.now, world.events, world.counts
-    return result
-
-
 class World:
     on_send: Callable[[str, str, Any], None] | None = None
-    """Of all worlds: hears who has sent what to whom, as it is sent."""
+    """Called with the sender, the receiver and each message, in all worlds."""
 
     def __init__(self, seed: int, trace: Callable[[str], None] | None = None) -> None:
         self.random = random.Random(seed)
@@ -65,7 +57,7 @@ class World:
         self._pushed = 0
         self._is_stopped = False
 
-    def say(self, who: str, text: str) -> None:
+    def log(self, who: str, text: str) -> None:
         if self._trace is not None:
             self._trace(f"{self.now:9.4f}  {who:<12} {text}")
 
@@ -78,7 +70,7 @@ class World:
         heapq.heappush(self._heap, (moment, self._pushed, process, act, args))
 
     def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """Of nobody: faults and checks."""
+        """Call `act` for no process: faults and checks."""
         self.at(self.now + delay_s, None, act, *args)
 
     def stop(self) -> None:
@@ -107,7 +99,7 @@ class World:
 
 
 class Process:
-    """One life of something that runs on `host`. A restart makes a new one."""
+    """One life of something that runs on `host`. A restart creates another one."""
 
     def __init__(self, world: World, name: str, host: str) -> None:
         self.world = world
@@ -129,26 +121,26 @@ class Process:
         return self._offset + self.world.now * self.rate
 
     def moment(self, clock: float) -> float:
-        """The world's time of a reading of this process's clock."""
+        """Return the world's time at a reading of this process's clock."""
         return (clock - self._offset) / self.rate
 
     def timer_lateness_s(self) -> float:
-        """Mostly less than a millisecond."""
+        """Draw how late a timer fires, mostly less than a millisecond."""
         return TIMER_SLACK_S + MAX_TIMER_LATENESS_S * self._lateness.random() ** 4
 
     def drift(self, rate: float) -> None:
-        """Its clock runs at that rate from now on; no reading of it jumps."""
+        """Change the rate of the process's clock, without a jump."""
         self._offset, self.rate = self.clock() - self.world.now * rate, rate
 
     def after(self, delay_s: float, act: Callable[..., None], *args: Any) -> None:
-        """`delay_s` of the world's time from now."""
+        """Call `act` after `delay_s` of the world's time, unless the process has died."""
         self.world.at(self.world.now + delay_s, self, act, *args)
 
     def pause(self, for_s: float) -> None:
         self.held_until = max(self.held_until, self.world.now + for_s)
 
     def slow(self, by_s: float, for_s: float) -> None:
-        """Everything that it does takes `by_s` more, for a while."""
+        """Add `by_s` to everything that the process does, for a while."""
         self.slow_s = by_s
         self.world.after(for_s, self._recover)
 
@@ -162,12 +154,12 @@ class Process:
         for act in self.on_death:
             act()
 
-    def say(self, text: str) -> None:
-        self.world.say(self.name, text)
+    def log(self, text: str) -> None:
+        self.world.log(self.name, text)
 
 
 class Timer:
-    """One timer of a process, set to the moment at which its machine wants to be called."""
+    """A timer of a process that calls its machine at the machine's deadline."""
 
     def __init__(self, process: Process, act: Callable[[], None]) -> None:
         self._process = process
@@ -176,7 +168,7 @@ class Timer:
         self._idle = 0
 
     def set(self, deadline: float | None) -> None:
-        """By the process's clock. An earlier setting that still runs is kept if it comes first."""
+        """Set the timer by the process's clock, unless an earlier setting comes first."""
         if deadline is None:
             return
         process = self._process
@@ -196,7 +188,7 @@ class Timer:
 
 
 class Timers:
-    """A process's clock as lighthouse_runtime.ports.Timers: what a production driver is handed."""
+    """The clock and timers of a process for a production driver (lighthouse_runtime.ports.Timers)."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -220,7 +212,7 @@ class Timers:
         return self._process.moment(when) <= self._process.world.now
 
     def again(self, call: "Call", when: float) -> None:
-        """Its clock runs more slowly than it did when the call was set."""
+        """Set a call again that fired too early, because the clock has slowed down since."""
         process = self._process
         process.world.at(process.moment(when) + TIMER_SLACK_S, process, call.fire)
 

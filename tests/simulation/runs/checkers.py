@@ -1,7 +1,6 @@
-"""What recovery.md promises of a run, checked from outside the machines; docs/contributing/simulation.md has the list.
+"""The promises of a run, checked from outside the machines. docs/contributing/simulation.md lists them.
 
-A lost journal begins a new era: what was written down before it is nobody's promise any more. The numbers that living
-ranks know still bind.
+A lost journal begins a new era: its records bind nothing any more, but the numbers that live ranks know still do.
 """
 
 from collections.abc import Sequence
@@ -13,8 +12,8 @@ from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import Generation, GenerationFormed, HelloRejected, RankHello, RankId, RunStopped
 from lighthouse_protocol.refusals import DuplicateReplica, LighthouseError, NotPermitted, WrongState
 from tests.simulation.runs.counters import Recount
-from tests.simulation.runs.keys import KeyRequest
-from tests.simulation.world import MAX_RATE, Violation
+from tests.simulation.runs.lighthouse import KeyRequest
+from tests.simulation.world import MAX_RATE, violated
 
 if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
@@ -58,7 +57,7 @@ class Checkers:
     def started(self, rank: "RankProcess") -> None:
         self._processes[rank.rank] = rank
         if self.stop is not None and rank.supervisor.born_at > self.stopped_at:
-            self._broken("G5", f"{rank.rank} is started by a supervisor that came after the stop")
+            violated("G5", f"{rank.rank} is started by a supervisor that came after the stop")
 
     def journal_lost(self) -> None:
         self.era += 1
@@ -72,13 +71,13 @@ class Checkers:
             del self.heard_of[incarnation]
         self._unwritten.clear()
         if machine.stop != self.stop:
-            self._broken("G5", f"a lighthouse starts with stop {machine.stop}; {self.stop} was in force")
+            violated("G5", f"a lighthouse starts with stop {machine.stop}; {self.stop} was in force")
         newest, former = self.newest, machine.launches.former.number if machine.launches.former is not None else None
         if self.completed_at is not None and newest is not None:
             if newest.number not in (machine.completed, former):
-                self._broken("G6", f"a lighthouse has forgotten that {newest.number} was completed")
+                violated("G6", f"a lighthouse has forgotten that {newest.number} was completed")
         elif machine.generations.current.generation != newest:
-            self._broken("G1", f"a lighthouse starts with {machine.generations.current.generation} after {newest}")
+            violated("G1", f"a lighthouse starts with {machine.generations.current.generation} after {newest}")
         if self.newest is not None:
             self.over_at.pop(self.newest.number, None)
             if machine.generations.current.is_broken or self.completed_at is not None:
@@ -98,7 +97,7 @@ class Checkers:
     def handled(self, machine: RunMachine, event: events.RunEvent | None) -> None:
         self.recount.handled(machine, event, stood=self.newest is not None and self.is_standing(self.newest.number))
         if self.stop is not None and not machine.stop and not isinstance(event, events.ResumeAsked):
-            self._broken("G5", "a stop was lifted by nobody")
+            violated("G5", "a stop was lifted by nobody")
 
     def effect(self, machine: RunMachine, effect: events.RunEffect) -> None:
         match effect:
@@ -110,7 +109,7 @@ class Checkers:
                 self._interrupted(number, reason)
             case events.Stopped(stop, _, is_new=True):
                 if any(lifted in stop.reason for lifted in self._lifted):  # so a rank says why it has ended
-                    self._broken("G5", f"the echo of a stop that was lifted stops the run again: {stop}")
+                    violated("G5", f"the echo of a stop that was lifted stops the run again: {stop}")
                 self.stop, self.stopped_at = stop, self._simulation.world.now
                 self._ends("stopped")
                 self._simulation.world.counts["stops"] += 1
@@ -123,22 +122,22 @@ class Checkers:
                 pass
 
     def written(self, record: RunRecord) -> None:
-        """It is durable from now on."""
+        """Check a record that is durable from now on."""
         self._durable = record
         self._unwritten.clear()
         most_lost = max((len(restart.lost) for restart in record.restarts), default=0)
         if len(record.restarts) > MAX_RESTARTS or most_lost > MAX_LOST:
-            self._broken("G11", f"a record has {len(record.restarts)} restarts, one with {most_lost} lost")
+            violated("G11", f"a record has {len(record.restarts)} restarts, one with {most_lost} lost")
         if len(record.failed_at) > (self._simulation.plan.terms.max_restarts or 0) + 1:
-            self._broken("G11", f"a record has {len(record.failed_at)} failures")
+            violated("G11", f"a record has {len(record.failed_at)} failures")
         if len(record.ranks) > self._simulation.plan.terms.world_size:
-            self._broken("G11", f"a record has {len(record.ranks)} ranks")
+            violated("G11", f"a record has {len(record.ranks)} ranks")
 
     def settled(self, machine: RunMachine, due: float | None, now: float) -> None:
         if due is not None and due <= now:
-            self._broken("G4", f"deadline {due} is not after {now}")
+            violated("G4", f"deadline {due} is not after {now}")
         if self.stop is not None and machine.stop != self.stop:
-            self._broken("G5", f"{machine.stop} in place of {self.stop}")
+            violated("G5", f"{machine.stop} in place of {self.stop}")
 
     # -- G1, G6, G7, G8, G10: a generation forms
 
@@ -146,11 +145,11 @@ class Checkers:
         simulation, number, before = self._simulation, generation.number, self.newest
         simulation.world.counts["generations"] += 1
         if self._durable is None or self._durable.generation != generation:
-            self._broken("G1", f"generation {number} is told and not written down")
+            violated("G1", f"generation {number} is told and not written down")
         if number in self.named or (before is not None and number <= before.number):
-            self._broken("G1", f"{number} is given out after {before.number if before else 'a lost journal'}")
+            violated("G1", f"{number} is given out after {before.number if before else 'a lost journal'}")
         if self.stop is not None:
-            self._broken("G5", f"generation {number} forms after {self.stop}")
+            violated("G5", f"generation {number} forms after {self.stop}")
         if self.completed_at is None:
             self._by_majority(machine, generation, spares)
             self._keeps_places(before, generation)
@@ -160,7 +159,7 @@ class Checkers:
         attempts = {rank: self._processes[rank].attempt for rank in generation.active}
         fresh = {rank for rank in attempts if rank not in self._named_once and rank not in self._ran}
         for wrong in self.recount.formed(generation.counters, attempts, fresh):
-            self._broken("G7", wrong)
+            violated("G7", wrong)
         self.recount.begin(generation)
         self._named_once |= set(generation.active)
         self._ever.add(number)
@@ -172,18 +171,18 @@ class Checkers:
         terms = simulation.plan.terms
         size = len(generation.active)
         if not terms.min_active <= size <= terms.target or size % terms.divisible_by:
-            self._broken("G8", f"{size} ranks are active under {terms}")
+            violated("G8", f"{size} ranks are active under {terms}")
 
     def _named(self, generation: Generation, what: str) -> None:
         if self.named.get(generation.number) != generation:
-            self._broken("G1", f"{generation} is {what}; the number names {self.named.get(generation.number)}")
+            violated("G1", f"{generation} is {what}; the number names {self.named.get(generation.number)}")
 
     def _after_completion(self, generation: Generation, completed_at: float) -> None:
-        """Only of a wholly new launch: the lighthouse had heard of none of its supervisors, nor of their ranks."""
+        """Check that a generation after a completion is a new launch with supervisors that were unknown before."""
         for rank in generation.active:
             supervisor = self._processes[rank].supervisor
             if self.heard_of.get(supervisor.incarnation, completed_at) < completed_at:
-                self._broken("G6", f"{rank} was of the run that was completed, and is in {generation.number}")
+                violated("G6", f"{rank} was of the run that was completed, and is in {generation.number}")
         self.completed_at = None
         self._simulation.work.launch_again()
         self._simulation.world.counts["launched again"] += 1
@@ -196,10 +195,10 @@ class Checkers:
         ranks = machine.generations.ranks
         left_out = [rank for rank in before if rank.slot not in ready and ranks.get(rank) is not None]
         if left_out and sum(rank.slot in ready for rank in before) < len(before) // 2 + 1:
-            self._broken("G10", f"{left_out} live, and are left out by less than a majority of {len(before)}")
+            violated("G10", f"{left_out} live, and are left out by less than a majority of {len(before)}")
 
     def _without_the_dying(self, machine: RunMachine, before: Generation | None, generation: Generation) -> None:
-        """What is restarted with a rank that is lost does not go on without it."""
+        """Check that a generation has no rank that will restart with a lost one."""
         over_at = None if before is None else self.over_at.get(before.number)
         wait_s = self._simulation.plan.terms.join_timeout_s / MAX_RATE
         if before is None or over_at is None or self._simulation.world.now >= over_at + wait_s:
@@ -207,7 +206,7 @@ class Checkers:
         ranks, finished = machine.generations.ranks, self.recount.finished
         gone = {rank.unit for rank in before.active if ranks.get(rank) is None and rank not in finished}
         if torn := [rank for rank in generation.active if rank.unit in gone]:
-            self._broken("G10", f"{torn} will be restarted with others that are lost, and run {generation.number}")
+            violated("G10", f"{torn} will be restarted with others that are lost, and run {generation.number}")
 
     def _keeps_places(self, before: Generation | None, generation: Generation) -> None:
         if before is None:
@@ -215,23 +214,23 @@ class Checkers:
         places = {rank.slot: place for place, rank in enumerate(generation.active)}
         for place, rank in enumerate(before.active[: len(generation.active)]):
             if rank.slot in places and places[rank.slot] != place:
-                self._broken("G8", f"slot {rank.slot} was rank {place} and is {places[rank.slot]}")
+                violated("G8", f"slot {rank.slot} was rank {place} and is {places[rank.slot]}")
 
     # -- G12, and the end
 
     def _interrupted(self, number: int, reason: str) -> None:
         if self.is_standing(number) and not self.recount.has_cause():
-            self._broken("G12", f"{number} is broken for nothing: {reason}")
+            violated("G12", f"{number} is broken for nothing: {reason}")
         if self.is_standing(number):
             self.recount.broken_by_a_return()
         self.over_at.setdefault(number, self._simulation.world.now)
 
     def _completed(self, number: int) -> None:
         if self.stop is not None or self.newest is None or number != self.newest.number:
-            self._broken("G6", f"{number} is completed after {self.newest}, stop {self.stop}")
+            violated("G6", f"{number} is completed after {self.newest}, stop {self.stop}")
         simulation = self._simulation
         if simulation.work.step < simulation.plan.steps:
-            self._broken("G6", f"{number} is completed at step {simulation.work.step}")
+            violated("G6", f"{number} is completed at step {simulation.work.step}")
         simulation.world.counts["completions"] += 1
         self.completed_at = simulation.world.now
         self._ends("completed")
@@ -244,44 +243,44 @@ class Checkers:
     # -- G13: strangers
 
     def refused_stranger(self, what: Any, heard: Sequence[Any], is_still_there: bool) -> None:
-        """`heard`: the answers to it; `is_still_there`: the one whose place it wanted has it."""
+        """Check that a stranger gets a refusal, and that its victim keeps its place."""
         is_refused = any(isinstance(m, HelloRejected) and isinstance(m.error, REFUSALS) for m in heard)
         if not is_refused or not is_still_there:
-            self._broken("G13", f"{what} of a stranger is answered {heard}; its place is kept: {is_still_there}")
+            violated("G13", f"{what} of a stranger is answered {heard}; its place is kept: {is_still_there}")
         self._simulation.world.counts["strangers refused"] += 1
 
     # -- G2, G3: ranks
 
     def heard(self, rank: RankId, told: GenerationFormed) -> None:
-        """In the order of its stream: numbers never go back there."""
+        """Check a generation that a rank receives."""
         number = told.counters.number
         generation = self.named.get(number)
         if generation is not None and (generation.counters, _slots(generation)) != (told.counters, told.slots):
-            self._broken("G1", f"{rank} is told {told}; {number} names {generation}")
+            violated("G1", f"{rank} is told {told}; {number} names {generation}")
 
     def runs(self, rank: RankId, number: int, place: int, world_size: int) -> None:
         generation = self.named.get(number)
         if generation is None:
             if number not in self._ever:
-                self._broken("G3", f"{rank} runs {number}, which has not formed")
+                violated("G3", f"{rank} runs {number}, which has not formed")
         elif rank not in generation.active:
-            self._broken("G3", f"{rank} runs {number}, which names {generation.active}")
+            violated("G3", f"{rank} runs {number}, which names {generation.active}")
         elif (place, world_size) != (generation.place(rank), len(generation.active)):
-            self._broken("G3", f"{rank} runs {number} as {place} of {world_size}; it names {generation.active}")
+            violated("G3", f"{rank} runs {number} as {place} of {world_size}; it names {generation.active}")
         if number <= self._ran.get(rank, -1):
-            self._broken("G2", f"{rank} runs {number} after {self._ran[rank]}")
+            violated("G2", f"{rank} runs {number} after {self._ran[rank]}")
         self._ran[rank] = number
         if self.stop is not None and self._simulation.world.now > self.stopped_at + OBEYED_WITHIN_S:
             self._late_for_stop(rank)
 
     def _late_for_stop(self, rank: RankId) -> None:
         if self._simulation.is_untroubled(self._processes[rank], OBEYED_WITHIN_S):
-            self._broken("G5", f"{rank} runs {OBEYED_WITHIN_S:g} s after {self.stop}")
+            violated("G5", f"{rank} runs {OBEYED_WITHIN_S:g} s after {self.stop}")
 
     def stepped(self, number: int) -> None:
-        """A collective of all of it was completed."""
+        """Check a collective that all ranks of a generation have completed."""
         if self.completed_at is not None and number in self.over_at:
-            self._broken("G6", f"a step of {number} after its completion")
+            violated("G6", f"a step of {number} after its completion")
 
     # -- G9: keys
 
@@ -294,17 +293,14 @@ class Checkers:
             self._simulation.world.counts["keys of ranks that had gone"] += 1
         elif request.generation != present:
             if not isinstance(error, WrongState):
-                self._broken("G9", f"{request} is answered {value!r} {error!r} in generation {present}")
+                violated("G9", f"{request} is answered {value!r} {error!r} in generation {present}")
             self._simulation.world.counts["fenced keys"] += 1
         elif request.value is not None:
             if error is not None:
-                self._broken("G9", f"{request} is refused: {error!r}")
+                violated("G9", f"{request} is refused: {error!r}")
             self._keys[key] = request.value
         elif value != self._keys.get(key):
-            self._broken("G9", f"{request} is answered {value!r}; {self._keys.get(key)!r} was written")
-
-    def _broken(self, rule: str, what: str) -> None:
-        raise Violation(f"{rule} {what}")
+            violated("G9", f"{request} is answered {value!r}; {self._keys.get(key)!r} was written")
 
 
 def _slots(generation: Generation) -> tuple[int, ...]:

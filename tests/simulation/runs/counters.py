@@ -1,4 +1,4 @@
-"""The documents' counters, counted once more: from what the lighthouse has heard, without its ledger."""
+"""The counters of a run, computed again from the messages that the lighthouse has received."""
 
 from collections.abc import Container, Mapping
 
@@ -30,7 +30,7 @@ class Recount:
         self._successors: set[RankId] = set()
 
     def _learn(self, entry: RankHello) -> None:
-        """Of a number that a rank was told by a lighthouse whose journal is lost."""
+        """Learn a number that a rank received from a lighthouse whose journal is lost."""
         told = [number for number in (entry.seen, entry.generation) if number is not None]
         self._floor = max(self._floor, *told, -1)
         if self._slots.setdefault(entry.rank.slot, entry.rank) != entry.rank:
@@ -38,7 +38,7 @@ class Recount:
             self._successors.add(entry.rank)
 
     def restarted(self, machine: RunMachine) -> None:
-        """What was not written down is not counted, and will be when it is seen again."""
+        """Forget what the journal does not contain. It counts when it happens again."""
         counters = machine.generations.restarts.counters
         self._floor = counters.number
         self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
@@ -60,13 +60,13 @@ class Recount:
         self._floor = -1
 
     def completed(self) -> None:
-        """What comes is another launch: numbers go on, and nothing else does."""
+        """Begin another launch. Only the numbers continue."""
         self._before = RunCounters(self._before.number, self._before.global_iteration)
         self._generation, self._here, self._has_fault = None, set(), False
         self._slots, self._successors = {}, set()
 
     def begins(self, machine: RunMachine, event: events.RunEvent | None, now: float) -> None:
-        """To be called before it handles `event`: whose time is over is lost by it, even if it comes back by it."""
+        """Note which ranks lapse before the machine handles `event`. They are lost even if they return by it."""
         ranks = [machine.generations.ranks.get(rank) for rank in self._members]
         is_late = isinstance(event, events.WasLate)
         gone = {rank.rank for rank in ranks if rank is not None and rank.session is None and rank.lapses_at <= now}
@@ -76,8 +76,11 @@ class Recount:
         self._is_return_open = not self._has_fault
 
     def handled(self, machine: RunMachine, event: events.RunEvent | None, *, stood: bool) -> None:
-        """To be called when it has handled `event`, before what came of it is looked at. `stood`: until then.
-        Whoever dies after a stop makes no incident, but makes a fault of a return that was one already."""
+        """Count an event after the machine has handled it.
+
+        `stood` is whether the generation was unbroken before. A death after a stop is no incident, but it turns an open
+        return into a fault.
+        """
         if isinstance(event, events.RankJoined) and machine.generations.ranks.get(event.entry.rank) is not None:
             self._learn(event.entry)  # who is refused ends, and its numbers bind nobody
         here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
@@ -101,11 +104,11 @@ class Recount:
         self._has_fault = self._has_fault or bool(lost)
 
     def has_cause(self) -> bool:
-        """To break the generation: a fault, or room for who has come."""
+        """Return whether the generation may end: after a fault, or if it has room for a newcomer."""
         return self._has_fault or len(self._members) < self._terms.target
 
     def formed(self, told: RunCounters, attempts: Mapping[RankId, int], fresh: Container[RankId]) -> list[str]:
-        """What is wrong with them. `fresh`: those that were never active before."""
+        """Return what is wrong with the counters. `fresh` contains the ranks that were never active before."""
         before, stride = self._before, self._terms.stride
         base = max(before.number, self._floor)
         is_launch = self._generation is None and base >= 0 and all(rank in fresh for rank in attempts)

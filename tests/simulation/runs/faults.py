@@ -1,28 +1,23 @@
-"""Faults of a run: what each does, and to whom. One that finds nobody to hit waits for somebody, and does nothing if
-nobody has come when the faults end."""
+"""The kinds of faults of a run. A fault that finds no target waits for one until the faults end."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulation.runs.lighthouse import HOST, RunLighthouse
-from tests.simulation.runs.supervisor import Host
+from tests.simulation.faults import Fault, Kinds
+from tests.simulation.network import LIGHTHOUSE_HOST
+from tests.simulation.runs.lighthouse import RunLighthouse
+from tests.simulation.runs.supervisor import Host, Supervisor
 
 if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
     from tests.simulation.runs.simulation import RunSimulation
 
-RETRY_S = 0.25
 FIRST_FAULT_S = 1.0
+SIGKILL = -9, "killed by signal 9"
 
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    at: float
-    what: str
-    whom: int
-    for_s: float
+KINDS = Kinds()
+fault = KINDS.fault
 
 
 def draw_faults(simulation: "RunSimulation") -> list[Fault]:
@@ -36,229 +31,215 @@ def draw_faults(simulation: "RunSimulation") -> list[Fault]:
     return faults
 
 
-def schedule(simulation: "RunSimulation", fault: Fault) -> None:
-    simulation.world.at(fault.at, None, _try, simulation, fault)
+# -- targets
 
 
-def _try(simulation: "RunSimulation", fault: Fault) -> None:
-    world = simulation.world
-    if FAULTS[fault.what](simulation, fault):
-        world.counts[f"fault: {fault.what}"] += 1
-        world.say("FAULT", f"{fault.what} {fault.whom} for {fault.for_s:.2f} s")
-    elif world.now + RETRY_S < simulation.plan.faults_s:
-        world.after(RETRY_S, _try, simulation, fault)
-    else:
-        world.counts["faults that found nobody"] += 1
+def any_rank(rank: "RankProcess") -> bool:
+    return True
 
 
-def _of_rank(act: Callable[["RunSimulation", Fault, "RankProcess"], bool]) -> Callable[["RunSimulation", Fault], bool]:
-    def fire(simulation: "RunSimulation", fault: Fault) -> bool:
-        ranks = [rank for host in simulation.hosts for rank in host.ranks]
-        return bool(ranks) and act(simulation, fault, ranks[fault.whom % len(ranks)])
-
-    return fire
+def is_running(rank: "RankProcess") -> bool:
+    return rank.running is not None
 
 
-def _of_host(act: Callable[["RunSimulation", Fault, Host], None]) -> Callable[["RunSimulation", Fault], bool]:
-    def fire(simulation: "RunSimulation", fault: Fault) -> bool:
-        hosts = [host for host in simulation.hosts if host.is_up]
-        if hosts:
-            act(simulation, fault, hosts[fault.whom % len(hosts)])
-        return bool(hosts)
+def find_rank(suits: Callable[["RankProcess"], bool]) -> Callable[["RunSimulation", Fault], "RankProcess | None"]:
+    def find(simulation: "RunSimulation", fault: Fault) -> "RankProcess | None":
+        ranks = simulation.ranks
+        rank = ranks[fault.whom % len(ranks)] if ranks else None
+        return rank if rank is not None and suits(rank) else None
 
-    return fire
+    return find
 
 
-def _of_lighthouse(act: Callable[["RunSimulation", Fault], None]) -> Callable[["RunSimulation", Fault], bool]:
-    def fire(simulation: "RunSimulation", fault: Fault) -> bool:
-        process = simulation.site.process
-        is_here = process is not None and process.is_up and not process.is_paused
-        if is_here:
-            simulation.trouble(None, until=simulation.world.now + fault.for_s)
-            act(simulation, fault)
-        return is_here
+def find_host(simulation: "RunSimulation", fault: Fault) -> Host | None:
+    hosts = [host for host in simulation.hosts if host.is_up]
+    return hosts[fault.whom % len(hosts)] if hosts else None
 
-    return fire
+
+def find_supervisor(simulation: "RunSimulation", fault: Fault) -> Supervisor | None:
+    host = find_host(simulation, fault)
+    return host.supervisor if host is not None else None
+
+
+def find_lighthouse(simulation: "RunSimulation", fault: Fault) -> RunLighthouse | None:
+    process = simulation.lighthouse.process
+    return process if process is not None and process.is_up and not process.is_paused else None
+
+
+def find_run(simulation: "RunSimulation", fault: Fault) -> "RunSimulation":
+    return simulation
 
 
 # -- ranks
 
 
-def _kill_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
-    rank.exit(-9, "killed by signal 9")
-    return True
+@fault(find_rank(any_rank))
+def kill_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> None:
+    """a rank is killed"""
+    rank.exit(*SIGKILL)
 
 
-def _kill_two(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
-    others = [other for host in simulation.hosts for other in host.ranks if other is not rank]
-    if not others:
-        return False
-    rank.exit(-9, "killed by signal 9")
-    simulation.world.after(fault.for_s / 10, _kill_if_up, others[fault.whom % len(others)])
-    return True
+@fault(find_rank(lambda rank: len(rank.simulation.ranks) > 1))
+def kill_two(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> None:
+    """a rank is killed, and another one soon after it"""
+    others = [other for other in simulation.ranks if other is not rank]
+    rank.exit(*SIGKILL)
+    simulation.world.after(fault.for_s / 10, others[fault.whom % len(others)].exit, *SIGKILL)
 
 
-def _kill_if_up(rank: "RankProcess") -> None:
-    if rank.is_up:
-        rank.exit(-9, "killed by signal 9")
-
-
-def _raise_in_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
-    if rank.running is None or rank.is_paused:
-        return False
+@fault(find_rank(lambda rank: is_running(rank) and not rank.is_paused))
+def raise_in_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> None:
+    """the function of a rank raises"""
     rank.fail("ValueError: drawn")
-    return True
 
 
-def _exit_130(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
-    if rank.is_paused:
-        return False
+@fault(find_rank(lambda rank: not rank.is_paused))
+def exit_130(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> None:
+    """a rank exits with 130, which stops the run"""
     rank.exit(130, "RestartAbort")
-    return True
 
 
-def _pause_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
+@fault(find_rank(any_rank))
+def pause_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> None:
+    """SIGSTOP to a rank, for a while"""
     rank.pause(fault.for_s)
     simulation.trouble(rank, until=simulation.world.now + fault.for_s)
-    return True
 
 
-def _hang_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
-    if rank.running is None:
-        return False
+@fault(find_rank(is_running))
+def hang_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> None:
+    """the function of a rank hangs in C code, for a while"""
     rank.hang(fault.for_s)
     simulation.trouble(rank, until=simulation.world.now + fault.for_s)
-    return True
 
 
-def _behind_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
-    """It hangs, and the verdict has come."""
-    restart = partial(RunLighthouse.restart, slot=rank.rank.slot)
-    return _hang_rank(simulation, fault, rank) and simulation.operator(restart)
+@fault(find_rank(is_running))
+def behind_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> bool:
+    """a rank hangs, and the stall verdict names it"""
+    hang_rank(simulation, rank, fault)
+    return simulation.operator(partial(RunLighthouse.restart, slot=rank.rank.slot))
 
 
-def _break_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
-    if not rank.link.is_open:
-        return False
+@fault(find_rank(lambda rank: rank.link.is_open))
+def break_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> None:
+    """the stream of a rank breaks"""
     rank.link.break_()
     simulation.trouble(rank, until=simulation.world.now)
-    return True
 
 
-# -- supervisors
-
-
-def _kill_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
-    host.kill_supervisor(simulation.plan.relaunch_s)
-
-
-def _twin_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
-    host.start_twin()
-
-
-def _pause_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
-    assert host.supervisor is not None
-    host.supervisor.pause(fault.for_s)
-    simulation.trouble(host.supervisor, until=simulation.world.now + fault.for_s)
-
-
-def _break_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
-    assert host.supervisor is not None
-    host.supervisor.link.break_()
-    simulation.trouble(host.supervisor, until=simulation.world.now)
-
-
-# -- somebody else, who has not the secret
-
-
-def _impostor_supervisor(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
-    simulation.operator(lambda process: process.supervise_as(host))
-
-
-def _impostor_rank(simulation: "RunSimulation", fault: Fault, rank: "RankProcess") -> bool:
+@fault(find_rank(any_rank))
+def impostor_rank(simulation: "RunSimulation", rank: "RankProcess", fault: Fault) -> bool:
+    """a process without the secret claims a rank"""
     return simulation.operator(lambda process: process.enter_as(rank))
 
 
-def _cut_host(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
-    _cut(simulation, fault, ((host.name, HOST), (HOST, host.name)), host)
+# -- supervisors and their hosts
 
 
-def _cut_one_way(simulation: "RunSimulation", fault: Fault, host: Host) -> None:
-    ways = ((host.name, HOST), (HOST, host.name))
-    _cut(simulation, fault, (ways[fault.whom % 2],), host)
+@fault(find_host)
+def kill_supervisor(simulation: "RunSimulation", host: Host, fault: Fault) -> None:
+    """a supervisor is killed, and its ranks with it"""
+    host.kill_supervisor(simulation.plan.relaunch_s)
 
 
-def _cut(simulation: "RunSimulation", fault: Fault, ways: tuple[tuple[str, str], ...], host: Host) -> None:
-    for way in ways:
-        simulation.network.cut(*way)
-        simulation.world.after(fault.for_s, simulation.network.mend, *way)
+@fault(find_host)
+def twin_supervisor(simulation: "RunSimulation", host: Host, fault: Fault) -> None:
+    """a second supervisor with the same name starts"""
+    host.start_twin()
+
+
+@fault(find_supervisor)
+def pause_supervisor(simulation: "RunSimulation", supervisor: Supervisor, fault: Fault) -> None:
+    """SIGSTOP to a supervisor, for a while"""
+    supervisor.pause(fault.for_s)
+    simulation.trouble(supervisor, until=simulation.world.now + fault.for_s)
+
+
+@fault(find_supervisor)
+def break_supervisor(simulation: "RunSimulation", supervisor: Supervisor, fault: Fault) -> None:
+    """the stream of a supervisor breaks"""
+    supervisor.link.break_()
+    simulation.trouble(supervisor, until=simulation.world.now)
+
+
+@fault(find_host)
+def impostor_supervisor(simulation: "RunSimulation", host: Host, fault: Fault) -> None:
+    """a process without the secret claims the name of a supervisor"""
+    simulation.operator(lambda process: process.supervise_as(host))
+
+
+@fault(find_host)
+def cut_host(simulation: "RunSimulation", host: Host, fault: Fault) -> None:
+    """a host and the lighthouse lose contact, for a while"""
+    _cut(simulation, host, fault, _ways(host))
+
+
+@fault(find_host)
+def cut_one_way(simulation: "RunSimulation", host: Host, fault: Fault) -> None:
+    """one direction between a host and the lighthouse carries nothing, for a while"""
+    _cut(simulation, host, fault, [_ways(host)[fault.whom % 2]])
+
+
+def _ways(host: Host) -> list[tuple[str, str]]:
+    return [(host.name, LIGHTHOUSE_HOST), (LIGHTHOUSE_HOST, host.name)]
+
+
+def _cut(simulation: "RunSimulation", host: Host, fault: Fault, ways: list[tuple[str, str]]) -> None:
+    simulation.network.cut_for(fault.for_s, ways)
     simulation.trouble(host.name, until=simulation.world.now + fault.for_s)
 
 
-# -- the lighthouse and the operator
+# -- the lighthouse
 
 
-def _kill_lighthouse(simulation: "RunSimulation", fault: Fault) -> None:
-    simulation.site.kill(fault.for_s)
+@fault(find_lighthouse)
+def kill_lighthouse(simulation: "RunSimulation", process: RunLighthouse, fault: Fault) -> None:
+    """the lighthouse is killed, and started again after a while"""
+    simulation.lighthouse.kill(fault.for_s)
 
 
-def _lose_journal(simulation: "RunSimulation", fault: Fault) -> None:
-    simulation.site.kill(fault.for_s)
-    simulation.site.lose_journal()
+@fault(find_lighthouse)
+def lose_journal(simulation: "RunSimulation", process: RunLighthouse, fault: Fault) -> None:
+    """the same, and its journal is lost"""
+    simulation.lighthouse.kill(fault.for_s)
+    simulation.lighthouse.lose_journal()
 
 
-def _crash_telling(simulation: "RunSimulation", fault: Fault) -> None:
-    assert simulation.site.process is not None
-    simulation.site.process.arm_crash(simulation.world.random.randrange(6), fault.for_s)
+@fault(find_lighthouse)
+def crash_telling(simulation: "RunSimulation", process: RunLighthouse, fault: Fault) -> None:
+    """the lighthouse dies between two writes or messages, while a generation forms if one does in time"""
+    process.arm_crash(simulation.world.random.randrange(6), fault.for_s)
 
 
-def _pause_lighthouse(simulation: "RunSimulation", fault: Fault) -> None:
-    assert simulation.site.process is not None
-    simulation.site.process.pause(fault.for_s)
+@fault(find_lighthouse)
+def pause_lighthouse(simulation: "RunSimulation", process: RunLighthouse, fault: Fault) -> None:
+    """SIGSTOP to the lighthouse, for a while"""
+    process.pause(fault.for_s)
 
 
-def _slow_lighthouse(simulation: "RunSimulation", fault: Fault) -> None:
-    assert simulation.site.process is not None
-    simulation.site.process.slow(simulation.world.random.choice((0.003, 0.02)), fault.for_s)
+@fault(find_lighthouse)
+def slow_lighthouse(simulation: "RunSimulation", process: RunLighthouse, fault: Fault) -> None:
+    """everything that the lighthouse does takes 3 or 20 ms more, for a while"""
+    process.slow(simulation.world.random.choice((0.003, 0.02)), fault.for_s)
 
 
-def _stop_run(simulation: "RunSimulation", fault: Fault) -> bool:
+# -- the operator
+
+
+@fault(find_run)
+def stop_run(simulation: "RunSimulation", run: "RunSimulation", fault: Fault) -> bool:
+    """an operator stops the run"""
     reason = f"enough at {simulation.world.now:.3f}"  # no two are the same
     return simulation.operator(lambda process: process.ask_stop(reason))
 
 
-def _resume(simulation: "RunSimulation", fault: Fault) -> bool:
-    """If the run is stopped; whoever died: it is launched again."""
+@fault(find_run)
+def resume(simulation: "RunSimulation", run: "RunSimulation", fault: Fault) -> bool:
+    """an operator resumes a stopped run, and launches it again"""
     return simulation.checkers.stop is not None and simulation.resume()
 
 
-def _launch_again(simulation: "RunSimulation", fault: Fault) -> bool:
+@fault(find_run)
+def launch_again(simulation: "RunSimulation", run: "RunSimulation", fault: Fault) -> bool:
+    """the run is launched again after its training has ended"""
     return simulation.launch_again()
-
-
-FAULTS: dict[str, Callable[["RunSimulation", Fault], bool]] = {
-    "kill_rank": _of_rank(_kill_rank),
-    "kill_two": _of_rank(_kill_two),
-    "raise_in_rank": _of_rank(_raise_in_rank),
-    "exit_130": _of_rank(_exit_130),
-    "pause_rank": _of_rank(_pause_rank),
-    "hang_rank": _of_rank(_hang_rank),
-    "behind_rank": _of_rank(_behind_rank),
-    "break_rank": _of_rank(_break_rank),
-    "kill_supervisor": _of_host(_kill_supervisor),
-    "twin_supervisor": _of_host(_twin_supervisor),
-    "pause_supervisor": _of_host(_pause_supervisor),
-    "break_supervisor": _of_host(_break_supervisor),
-    "impostor_supervisor": _of_host(_impostor_supervisor),
-    "impostor_rank": _of_rank(_impostor_rank),
-    "cut_host": _of_host(_cut_host),
-    "cut_one_way": _of_host(_cut_one_way),
-    "kill_lighthouse": _of_lighthouse(_kill_lighthouse),
-    "crash_telling": _of_lighthouse(_crash_telling),
-    "pause_lighthouse": _of_lighthouse(_pause_lighthouse),
-    "slow_lighthouse": _of_lighthouse(_slow_lighthouse),
-    "lose_journal": _of_lighthouse(_lose_journal),
-    "stop_run": _stop_run,
-    "resume": _resume,
-    "launch_again": _launch_again,
-}

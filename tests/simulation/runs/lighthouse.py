@@ -1,9 +1,10 @@
-"""The lighthouse of a run: the product's RunDriver on a virtual clock, its journal, and the ends of its streams.
+"""The lighthouse of a run: the product's RunDriver on a virtual clock, its journal, and its streams.
 
-It can die before each write and before each message. A new life has the journal alone.
+A new life has the journal alone.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lighthouse.job import events
@@ -12,61 +13,90 @@ from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import RunDriver
 from lighthouse_protocol.messages.run import HelloRejected, KeyKind, RankHello, RankId, SupervisorHello
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted
-from tests.simulation.keepalive import PULSE_S, Keepalive
-from tests.simulation.network import End
-from tests.simulation.runs.keys import KeyAnswer, KeyRequest
-from tests.simulation.world import Died, Process, Timers
+from tests.simulation.checks import Checks, observe
+from tests.simulation.lighthouse import LighthouseProcess, Site
+from tests.simulation.network import KEEPALIVE_EVERY_S, End
+from tests.simulation.world import Timers
 
 if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
-    from tests.simulation.runs.site import LighthouseSite
+    from tests.simulation.runs.simulation import RunSimulation
     from tests.simulation.runs.supervisor import Host
 
-HOST = "lighthouse"
 NAME = ("default", "default")
 NOT_THE_SECRET = "what another process would show"
 WALL_SKEW_S = (0.0, -31.0, 31.0)
 
 
-class RunLighthouse(Process):
-    """The part of a RecordStore for runs, too: what it commits is in the site's journal."""
+@dataclass(frozen=True, slots=True)
+class KeyRequest:
+    """A unary call that writes a key of the run, or reads it if `value` is None."""
+
+    generation: int
+    kind: KeyKind
+    name: str
+    value: bytes | None = None
+    slot: int = 0
+    secret: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyAnswer:
+    request: KeyRequest
+    value: bytes | None
+    error: LighthouseError | None
+
+
+class Lighthouse(Site["RunLighthouse"]):
+    """What outlives a process: the journal."""
+
+    def __init__(self, simulation: "RunSimulation") -> None:
+        super().__init__(simulation.world, simulation.network)
+        self.simulation = simulation
+        self.record: bytes | None = None
+        self.rows: dict[tuple[int, str, str], Row] = {}
+
+    def create(self) -> "RunLighthouse":
+        return RunLighthouse(self)
+
+    def lose_journal(self) -> None:
+        """Delete all records while the lighthouse is down."""
+        self.record = None
+        self.rows.clear()
+        self.simulation.checkers.journal_lost()
+
+
+class RunLighthouse(LighthouseProcess):
+    """One life of the lighthouse. It is also a RecordStore for runs that writes to the site's journal."""
 
     term = 0
 
-    def __init__(self, site: "LighthouseSite") -> None:
-        super().__init__(site.world, "lighthouse", HOST)
+    def __init__(self, site: Lighthouse) -> None:
+        super().__init__(site, site.host)
         self.site = site
         self.simulation = site.simulation
         self.checkers = site.simulation.checkers
         skew_s = self.world.random.choice(WALL_SKEW_S)
         config = RunConfig(site.simulation.plan.rank_timeout_s, wall_offset_s=skew_s, run=NAME[1])
         record = None if site.record is None else parse_run(site.record)
-        self.machine = CheckedMachine(self, config, record=record, keys=tuple(site.rows.values()), now=self.clock())
+        self.machine = RunMachine(config, record=record, keys=tuple(site.rows.values()), now=self.clock())
+        observe(self.machine, RunChecks(self))
         self.driver = RunDriver(NAME, self.machine, self, Timers(self))
         self._sessions: dict[End, tuple[int, bool]] = {}
         self._undurable: Sequence[events.RunEffect] = ()
-        self._crash_in: int | None = None
-        self._is_armed = False
-        self._keepalive = Keepalive(self, self._ended)
-        self.on_death.append(lambda: self.simulation.network.end_all(self))
         self.checkers.lighthouse_started(self.machine)
-        self.say(f"starts with generation {self.machine.generations.current.number}, stop {self.machine.stop}")
+        self.log(f"starts with generation {self.machine.generations.current.number}, stop {self.machine.stop}")
         self.driver.was_late(0.0)  # nothing lapses by it; the driver's timer is set
 
     # -- streams: what the RPCs of a run do
 
-    def accept(self, end: End) -> None:
-        end.on_message = lambda message: self._receive(end, message)
-        end.on_end = lambda: self._ended(end)
-        self._keepalive.watch(end)
-
-    def _ended(self, end: End) -> None:
-        self._keepalive.forget(end)
+    def stream_ended(self, end: End) -> None:
+        super().stream_ended(end)
         session, is_supervisor = self._sessions.pop(end, (None, False))
         if session is not None:
             self.driver.end_supervisor(session) if is_supervisor else self.driver.end_rank(session)
 
-    def _receive(self, end: End, message: Any) -> None:
+    def receive(self, end: End, message: Any) -> None:
         session, is_supervisor = self._sessions.get(end, (None, False))
         if isinstance(message, KeyRequest):
             self._answer(end, message)
@@ -88,11 +118,6 @@ class RunLighthouse(Process):
             case _:  # what was under way when the stream ended
                 pass
 
-    def close_stream(self, end: End) -> None:
-        """From our side; then its handler returns."""
-        end.close()
-        self.after(0, self._ended, end)
-
     # -- keys
 
     def _answer(self, end: End, request: KeyRequest) -> None:
@@ -111,7 +136,7 @@ class RunLighthouse(Process):
     # -- somebody else, who has not the secret
 
     def supervise_as(self, host: "Host") -> None:
-        """Where the name has a supervisor now, that one stays, and the other is refused. G13"""
+        """Send a hello with the name of a connected supervisor. It must be refused (G13)."""
         known = next((each for each in self.machine.supervisors if each.entry.name == host.name), None)
         if known is None or known.session is None or self.machine.stop or self.machine.completed is not None:
             return
@@ -123,7 +148,7 @@ class RunLighthouse(Process):
         self.checkers.refused_stranger(hello, peer.heard, known.session == session)
 
     def enter_as(self, rank: "RankProcess") -> None:
-        """The same for a slot, by its very rank or a later start of it; and its keys are not for others. G13"""
+        """Send a hello with the slot of a live rank, and write a key. Both must be refused (G13)."""
         ranks, r = self.machine.generations.ranks, self.world.random
         known = ranks.get(rank.rank)
         if known is None or known.session is None:
@@ -150,7 +175,7 @@ class RunLighthouse(Process):
         self.driver.stop(reason, "operator")
 
     def restart(self, slot: int) -> None:
-        """The rank of that slot is behind."""
+        """Report that the rank of a slot is behind."""
         self.driver.restart(NAME[1], (slot,), "nothing moves")
 
     def ask_resume(self) -> None:
@@ -172,7 +197,7 @@ class RunLighthouse(Process):
         effects, self._undurable = self._undurable, ()
         self._check(effects)
         if any(isinstance(effect, events.GenerationFormed) for effect in effects):
-            self._fire_crash()
+            self.fire_crash()
 
     def commit_key(self, name: RunName, row: Row) -> None:
         self.may_die()
@@ -181,7 +206,7 @@ class RunLighthouse(Process):
     # -- the machine
 
     def handled(self, event: events.RunEvent | None, effects: Sequence[events.RunEffect]) -> None:
-        """What depends on the record holds from its write on, whether it is told or not."""
+        """Pass effects to the checkers, at the write of the record if they depend on it."""
         self.checkers.handled(self.machine, event)
         if any(isinstance(effect, events.RecordDue) for effect in effects):
             self._undurable = effects
@@ -190,39 +215,18 @@ class RunLighthouse(Process):
 
     def _check(self, effects: Sequence[events.RunEffect]) -> None:
         for effect in effects:
-            self.say(f"{effect}")
+            self.log(f"{effect}")
             self.checkers.effect(self.machine, effect)
 
-    def pause(self, for_s: float) -> None:
-        super().pause(for_s)
-        self.after(for_s, self._wake, for_s)
-
-    def _wake(self, for_s: float) -> None:
-        self._keepalive.begin_anew()
-        late_s = for_s * self.rate - self.world.random.uniform(0, PULSE_S)
-        if late_s > PULSE_S:
+    def wake(self, for_s: float) -> None:
+        super().wake(for_s)
+        late_s = for_s * self.rate - self.world.random.uniform(0, KEEPALIVE_EVERY_S)
+        if late_s > KEEPALIVE_EVERY_S:
             self.driver.was_late(late_s)
 
-    # -- its end
-
-    def arm_crash(self, effects: int, patience_s: float) -> None:
-        """It dies so many messages after the next generation has formed; if none does in time, after any."""
-        self._crash_after, self._is_armed = effects, True
-        self.after(patience_s, self._fire_crash)
-
-    def _fire_crash(self) -> None:
-        if self._is_armed:
-            self._crash_in, self._is_armed = self._crash_after, False
-
-    def may_die(self) -> None:
-        if self._crash_in is None:
-            return
-        self._crash_in -= 1
-        if self._crash_in < 0:
-            self.world.counts["crashed while telling"] += 1
-            self.site.kill(self.world.random.choice((0.05, 0.5, 2.0)))
-            self.simulation.trouble(None, until=self.world.now + 2.0)
-            raise Died
+    def die(self, why: str, back_after_s: float) -> None:
+        self.simulation.trouble(None, until=self.world.now + 2.0)
+        super().die(why, back_after_s)
 
 
 class Stranger:
@@ -253,26 +257,17 @@ class EndPeer:
         self._lighthouse.close_stream(self._end)
 
 
-class CheckedMachine(RunMachine):
-    """The checkers see each event and what it amounts to."""
+class RunChecks(Checks):
+    """Pass what goes in and out of the machine to the checkers of the run."""
 
-    def __init__(self, lighthouse: RunLighthouse, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, lighthouse: RunLighthouse) -> None:
         self._lighthouse = lighthouse
 
-    def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
-        self._lighthouse.checkers.recount.begins(self, event, now)
-        effects = super().handle(event, now)
+    def before(self, event: events.RunEvent | None, now: float) -> None:
+        self._lighthouse.checkers.recount.begins(self._lighthouse.machine, event, now)
+
+    def after(self, event: events.RunEvent | None, effects: Sequence[events.RunEffect]) -> None:
         self._lighthouse.handled(event, effects)
-        return effects
 
-    def tick(self, now: float) -> Sequence[events.RunEffect]:
-        self._lighthouse.checkers.recount.begins(self, None, now)
-        effects = super().tick(now)
-        self._lighthouse.handled(None, effects)
-        return effects
-
-    def deadline(self, now: float) -> float | None:
-        due = super().deadline(now)
-        self._lighthouse.checkers.settled(self, due, now)
-        return due
+    def deadline(self, due: float | None, *now: float) -> None:
+        self._lighthouse.checkers.settled(self._lighthouse.machine, due, *now)

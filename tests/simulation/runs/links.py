@@ -3,13 +3,13 @@
 from collections.abc import Callable
 from typing import Any
 
-from tests.simulation.keepalive import Keepalive
-from tests.simulation.network import End, Network
+from tests.simulation.lighthouse import Site
+from tests.simulation.network import End, Keepalive, Network
 from tests.simulation.world import Process
 
 
 class Link:
-    """One stream at a time. `opened`, `heard`, `closed` belong to `process`; a try that fails is closed, too."""
+    """A process's stream to the lighthouse. A failed attempt also calls `closed`."""
 
     def __init__(
         self,
@@ -33,19 +33,17 @@ class Link:
     def is_open(self) -> bool:
         return self.end is not None and self.end.is_open
 
-    def open(self, server: Process | None, accept: Callable[[End], None]) -> None:
+    def open(self, site: Site[Any]) -> None:
         self._tries += 1
         number = self._tries
-        self._network.connect(
-            self._process, server, accept, lambda end: self._connected(number, end), lambda: self._failed(number)
-        )
+        site.connect(self._process, lambda end: self._connected(number, end), lambda: self._failed(number))
 
     def send(self, message: Any) -> None:
         if self.end is not None:
             self.end.send(message)
 
     def close(self) -> None:
-        """By this side; `closed` is not called."""
+        """Close from this side, without a call of `closed`."""
         self._tries += 1
         end, self.end = self.end, None
         if end is not None:
@@ -53,7 +51,7 @@ class Link:
             end.close()
 
     def break_(self) -> None:
-        """By the network."""
+        """Break the connection in the network."""
         if self.end is not None:
             self._network.break_(self.end)
 

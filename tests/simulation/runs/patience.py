@@ -1,11 +1,11 @@
-"""What must have happened by now: looked at again and again, of processes that nothing has disturbed for as long."""
+"""Limits of waiting, checked repeatedly for processes that no fault has disturbed for as long."""
 
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from lighthouse.job.restarts import RunMachine
 from lighthouse_protocol.messages.run import RankId
 from tests.simulation.runs.checkers import OBEYED_WITHIN_S
-from tests.simulation.world import MIN_RATE, Violation
+from tests.simulation.world import MIN_RATE, violated
 
 if TYPE_CHECKING:
     from tests.simulation.runs.rank import RankProcess
@@ -17,8 +17,11 @@ MOST_DELAY_S = 30.0  # docs/how-to/in-process-restart.md: what a generation wait
 
 
 class Patience:
-    """G4: nobody waits for what has passed, or runs on, and a majority waits for the others no longer than the run's
-    terms say; G5: a stop is obeyed; G6: a completion is."""
+    """Limits of waiting, for processes without recent faults: G4, and that stops (G5) and completions (G6) are obeyed.
+
+    No rank waits for a generation that has formed, or continues in one that has ended. A majority waits for the others
+    no longer than the terms say.
+    """
 
     def __init__(self, simulation: "RunSimulation") -> None:
         self._simulation = simulation
@@ -27,7 +30,7 @@ class Patience:
 
     def look(self) -> None:
         simulation = self._simulation
-        process = simulation.site.process
+        process = simulation.lighthouse.process
         if process is None or not process.is_up or process.is_paused:
             return
         for host in simulation.hosts:
@@ -35,9 +38,9 @@ class Patience:
             if supervisor is None or not supervisor.is_up:
                 continue
             if self._should_have_stopped() and simulation.is_untroubled(supervisor, OBEYED_WITHIN_S):
-                _broken("G5", f"{supervisor.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
+                violated("G5", f"{supervisor.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
             if not host.ranks and self._has_to_be_gone(supervisor, supervisor.incarnation):  # it waits for its ranks
-                _broken("G6", f"{supervisor.name} is up {TOLD_WITHIN_S:g} s after the completion")
+                violated("G6", f"{supervisor.name} is up {TOLD_WITHIN_S:g} s after the completion")
             for rank in host.ranks:
                 self._look_at(rank, process.machine)
         self._look_at_majority()
@@ -62,10 +65,10 @@ class Patience:
         ]
         needed = max(len(newest.active) // 2 + 1, terms.min_active)
         if len(waiting) >= needed and terms.divisible_by == 1 and not terms.hosts_together:
-            _broken("G4", f"{len(waiting)} of {len(newest.active)} wait for the others for {patience_s:.1f} s")
+            violated("G4", f"{len(waiting)} of {len(newest.active)} wait for the others for {patience_s:.1f} s")
 
     def _has_to_be_gone(self, process: "RankProcess | Supervisor", incarnation: str) -> bool:
-        """It was of a run that was completed, and has had the time to hear so."""
+        """Return whether a process of a completed run has had time to learn of the completion."""
         completed_at = self._checkers.completed_at
         if completed_at is None or self._simulation.world.now < completed_at + TOLD_WITHIN_S:
             return False
@@ -75,17 +78,17 @@ class Patience:
     def _look_at(self, rank: "RankProcess", machine: RunMachine) -> None:
         simulation, newest = self._simulation, self._checkers.newest
         if self._should_have_stopped() and simulation.is_untroubled(rank, OBEYED_WITHIN_S):
-            _broken("G5", f"{rank.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
+            violated("G5", f"{rank.name} is up {OBEYED_WITHIN_S:g} s after {self._checkers.stop}")
         if self._has_to_be_gone(rank, rank.supervisor.incarnation):
-            _broken("G6", f"{rank.name} is up {TOLD_WITHIN_S:g} s after the completion")
+            violated("G6", f"{rank.name} is up {TOLD_WITHIN_S:g} s after the completion")
         if self._runs_on(rank) and simulation.is_untroubled(rank, TOLD_WITHIN_S):
-            _broken("G4", f"{rank.name} runs {rank.running}, {TOLD_WITHIN_S:g} s after its end")
+            violated("G4", f"{rank.name} runs {rank.running}, {TOLD_WITHIN_S:g} s after its end")
         stands = machine.generations.current.stands
         if newest is None or not stands or simulation.world.now < self._checkers.formed_at + TOLD_WITHIN_S:
             return
         knows = rank.told is not None and rank.told >= newest.number
         if rank.waits and not knows and simulation.is_untroubled(rank, TOLD_WITHIN_S):
-            _broken("G4", f"{rank.name} waits, and has not heard of {newest.number}")
+            violated("G4", f"{rank.name} waits, and has not heard of {newest.number}")
 
     def _runs_on(self, rank: "RankProcess") -> bool:
         number, now = rank.running, self._simulation.world.now
@@ -95,7 +98,3 @@ class Patience:
         return (
             self._checkers.stop is not None and self._simulation.world.now > self._checkers.stopped_at + OBEYED_WITHIN_S
         )
-
-
-def _broken(rule: str, what: str) -> NoReturn:
-    raise Violation(f"{rule} {what}")

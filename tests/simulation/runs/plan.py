@@ -1,42 +1,36 @@
-"""What a seed means: the terms of a run, its hosts, its timeouts and its mix of faults. All drawn, nothing fixed."""
+"""What a seed means: the terms of a run, its hosts, its timeouts and its mix of faults."""
 
 import random
 from dataclasses import dataclass
 
 from lighthouse_protocol.messages.run import RunTerms
+from tests.simulation.simulation import Plan
 
 STRIDE = 100
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """`steps` makes the training end. `budget`: restarts that a supervisor has. `is_group_scope`: a rank that dies
-    takes the others of its host with it. `interrupt_s`: how long a function takes to stop."""
-
-    seed: int
-    scenario: str
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan(Plan):
     terms: RunTerms
     hosts: int
     ranks_per_host: int
-    mix: tuple[str, ...]
-    faults_s: float
-    fault_every_s: float
     steps: int
-    step_s: float
-    delay_s: float
+    """The training ends after this many."""
     rank_timeout_s: float
     boot_s: float
     interrupt_s: float
-    restart_s: float
+    """The time that a function takes to stop."""
     relaunch_s: float
     is_group_scope: bool = False
+    """A rank that dies takes the other ranks of its host with it."""
     budget: int = 10_000
+    """The number of restarts that a supervisor has."""
     hard_timeout_s: float = 90.0
     accept_timeout_s: float = 10.0
 
     @property
     def settle_s(self) -> float:
-        """Within this a run without faults ends."""
+        """The time within which a run ends without further faults."""
         terms = self.terms
         waits = 4 * terms.join_timeout_s + 2 * terms.return_timeout_s + 4 * self.rank_timeout_s
         return 90 + waits + 10 * (self.restart_s + self.boot_s + self.interrupt_s) + 3 * self.steps * self.step_s

@@ -8,7 +8,7 @@ from agent_client.restart.rules.events import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationFormed, KeyKind, RankHello, RankId, RunCompleted, RunStopped
-from tests.simulation.runs.keys import KeyAnswer, KeyRequest
+from tests.simulation.runs.lighthouse import KeyAnswer, KeyRequest
 from tests.simulation.runs.links import Link
 from tests.simulation.world import Process, Timer
 
@@ -75,8 +75,7 @@ class RankProcess(Process):
 
     def connect(self, session: int) -> "RankProcess":
         self._session, self._queued = session, []
-        site = self.simulation.site
-        self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
+        self.link.open(self.simulation.lighthouse)
         return self
 
     def cancel(self) -> None:
@@ -117,7 +116,7 @@ class RankProcess(Process):
     def run(self, run: events.Run) -> None:
         number, place, world_size = run.counters.number, run.rank, run.world_size
         self.running = number
-        self.say(f"runs {number} as rank {place} of {world_size}")
+        self.log(f"runs {number} as rank {place} of {world_size}")
         self.simulation.checkers.runs(self.rank, number, place, world_size)
         self.simulation.work.begin(self, number, place, world_size)
 
@@ -139,7 +138,7 @@ class RankProcess(Process):
     def return_from(self, number: int) -> None:
         if self.running == number:
             self.running = None
-            self.say(f"returns from {number}")
+            self.log(f"returns from {number}")
             self.feed(events.Returned())
 
     def fail(self, reason: str) -> None:
@@ -147,7 +146,7 @@ class RankProcess(Process):
         self._raised(reason)
 
     def hang(self, for_s: float) -> None:
-        """In C code: an interruption must wait."""
+        """Hang in C code, so that an interruption must wait."""
         self.is_hung = True
         self.after(for_s, self._unhang)
 
@@ -157,7 +156,7 @@ class RankProcess(Process):
     # -- its end
 
     def end(self, ended: events.Ended) -> None:
-        """When its function has ended."""
+        """Exit when the function has ended."""
         outcome = ended.outcome
         if self.machine.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return
@@ -166,13 +165,13 @@ class RankProcess(Process):
 
     def exit(self, code: int, reason: str = "") -> None:
         if self.is_up:
-            self.say(f"exits {code} {reason}")
+            self.log(f"exits {code} {reason}")
             self.kill()
             self.supervisor.child_ended(self, code, reason)
 
 
 class DriverSide:
-    """The process as its driver sees it."""
+    """The interface of the process for its driver."""
 
     def __init__(self, process: RankProcess) -> None:
         self.now = process.clock

@@ -32,7 +32,7 @@ STOP_KEPT_S = 60.0
 
 
 class Host:
-    """What outlives a supervisor: its place in the job, and the scheduler that starts it."""
+    """What outlives a supervisor: its place in the run, and the scheduler that starts it."""
 
     def __init__(self, simulation: "RunSimulation", index: int) -> None:
         self.simulation = simulation
@@ -55,8 +55,10 @@ class Host:
             self.supervisor = Supervisor(self)
 
     def start_twin(self) -> None:
-        """A second supervisor of its name, by mistake: it is refused for as long as the first is there, and ends. It
-        takes the name where the first is cut off, or paused for too long."""
+        """Start a second supervisor with the same name.
+
+        It is refused while the first is connected, and takes the name if the first is cut off or paused for too long.
+        """
         self.others.append(Supervisor(self))
 
     def was_welcomed(self, supervisor: "Supervisor") -> None:
@@ -66,7 +68,7 @@ class Host:
             self.supervisor = supervisor
 
     def kill_supervisor(self, back_after_s: float) -> None:
-        """SIGKILL: its ranks die with it; the scheduler starts it again."""
+        """Kill the supervisor and its ranks. The scheduler starts it again."""
         assert self.supervisor is not None
         self.supervisor.kill()
         self.simulation.world.after(back_after_s, self.launch)
@@ -98,15 +100,14 @@ class Supervisor(Process):
         self.link = Link(self, self.simulation.network, self._opened, self._heard, self._closed)
         self._report = Report(self.link.send)
         self.on_death.append(self._die)
-        self.say("starts")
+        self.log("starts")
         self._connect()
         self.after(BEAT_S, self._beat)
 
     # -- the stream
 
     def _connect(self) -> None:
-        site = self.simulation.site
-        self.link.open(site.process, lambda end: site.process.accept(end) if site.process else None)
+        self.link.open(self.simulation.lighthouse)
 
     def _opened(self) -> None:
         self.link.send(SupervisorHello(self.site.name, self.incarnation, self.host, self.site.slots, self.secret))
@@ -161,11 +162,11 @@ class Supervisor(Process):
         self.simulation.checkers.started(self.ranks[slot])
 
     def _halt(self, rank: RankProcess, grace_s: float) -> None:
-        """SIGTERM; to one that does not hear it, SIGKILL."""
+        """Send SIGTERM, or SIGKILL to a paused rank."""
         self.after(grace_s if rank.is_paused else NOTICES_S, rank.exit, -15, "its supervisor ends it")
 
     def child_ended(self, rank: RankProcess, code: int, reason: str) -> None:
-        """SIGCHLD."""
+        """Handle SIGCHLD."""
         if self.is_up:
             self.after(NOTICES_S, self._reap, rank, code, reason)
 
@@ -177,20 +178,20 @@ class Supervisor(Process):
     # -- its end
 
     def _finish(self, over: events.SupervisionEnded) -> None:
-        """A stop that the lighthouse has not heard of is kept for a while."""
+        """Exit, but wait a while if the lighthouse has not received a stop yet."""
         if self._report.stop is None or self._has_heard_stop:
             return self._exit(over.status, over.why)
         self._over = over
         return self.after(STOP_KEPT_S, self._exit, over.status, over.why)
 
     def _exit(self, code: int, why: str) -> None:
-        self.say(f"exits {code}: {why}")
+        self.log(f"exits {code}: {why}")
         self.code = code
         self.kill()
         self.simulation.supervisor_ended(self)
 
     def _die(self) -> None:
-        """Nothing that it has started outlives it."""
+        """Kill everything that the supervisor has started."""
         self.simulation.network.end_all(self)
         for rank in self.ranks.values():
             rank.kill()

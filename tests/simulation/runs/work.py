@@ -1,4 +1,4 @@
-"""What a generation's ranks do together: steps, each of them a collective of all, until the training ends."""
+"""The training of a generation's ranks: steps, each of them a collective of all, until the training ends."""
 
 from typing import TYPE_CHECKING
 
@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 class Work:
-    """`step`: what the checkpoints hold, for all; the training ends at `steps`."""
+    """The training. Checkpoints of all ranks hold `step`; the training ends at `steps`."""
 
     def __init__(self, simulation: "RunSimulation") -> None:
         self._simulation = simulation
@@ -46,5 +46,5 @@ class Work:
             self._arrive(rank, number, place, size)
 
     def launch_again(self) -> None:
-        """A wholly new launch trains anew."""
+        """Begin the training of a new launch."""
         self.step = 0

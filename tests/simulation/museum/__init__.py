@@ -1,1 +1,0 @@
-"""Planted defects, each with the checker that finds it. `python -m tests.simulation.museum` measures how soon."""

@@ -1,0 +1,56 @@
+"""The table of all kinds of faults, which the modules of this folder fill, and how a storm draws from it."""
+
+from typing import TYPE_CHECKING
+
+from tests.simulation.faults import Fault, Kinds
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.simulation.quorums.plan import QuorumPlan
+    from tests.simulation.quorums.simulation import QuorumSimulation
+
+PATIENCE_S = 300.0
+FIRST_FAULT_S = 3.0
+# Some faults follow the last one within the delay of a message, or within a step or two.
+BURST_SHARE = 0.15
+FOCUSED_SHARE = 0.5
+BURST_S = (0.001, 0.02, 0.3)
+SHORT_S = (0.05, 0.3, 1.0, 2.5, 5.0)
+
+KINDS = Kinds()
+fault = KINDS.fault
+
+
+def draw_mix(r: "Random", most: int) -> tuple[str, ...]:
+    """Draw two to `most` different kinds for a storm. Half of the storms strike two places only."""
+    drawn = [kind for kind in KINDS.values() if kind.weight]
+    places = sorted({kind.place for kind in drawn})
+    struck = r.sample(places, 2) if r.random() < FOCUSED_SHARE else places
+    left = {kind.name: kind.weight for kind in drawn if kind.place in struck}
+    mix: list[str] = []
+    for _ in range(min(len(left), r.randint(2, most))):
+        name = r.choices(tuple(left), tuple(left.values()))[0]
+        del left[name]
+        mix.append(name)
+    return tuple(mix)
+
+
+def draw_faults(simulation: "QuorumSimulation") -> list[Fault]:
+    plan, r = simulation.plan, simulation.world.random
+    faults: list[Fault] = []
+    at = FIRST_FAULT_S + r.random()
+    while at < plan.faults_s:
+        faults.append(Fault(at, r.choice(plan.mix), r.randrange(plan.groups), _draw_duration(plan, r)))
+        is_burst = not plan.one_at_a_time and r.random() < BURST_SHARE
+        at += r.choice(BURST_S) * r.random() if is_burst else r.expovariate(1 / plan.fault_every_s)
+    return faults
+
+
+def _draw_duration(plan: "QuorumPlan", r: "Random") -> float:
+    """Draw any time, or about one of the configured timeouts."""
+    if r.random() < 0.5:
+        return r.choice(SHORT_S) * r.uniform(0.7, 1.3)
+    config = plan.config
+    about_s = r.choice((config.lease_s, 0.8 * config.lease_s, config.heartbeat_timeout_s, plan.step_s))
+    return about_s * r.uniform(0.9, 1.2)
