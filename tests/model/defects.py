@@ -1,7 +1,7 @@
 """Planted defects: a rule that the model leaves out, the promise that breaks, and the bounds under which it is found.
 
-`stands_for` names the same defect in the two catalogues of the product: tests/simulation/museum and the mutants of
-lighthouse/job/standing.py, lighthouse/job/lineage.py and the manager's grants (tests/mutants/modules).
+`stands_for` names the same defect where it is planted in the product: the simulator's planted defects, and the mutants
+of lighthouse/job/standing.py, lighthouse/job/lineage.py and the manager's grants (tests/mutants/modules).
 """
 
 from typing import NamedTuple
@@ -95,4 +95,4 @@ BELOW_THE_MODEL = {
     "the end of a script": ("an-end-is-a-loss", "released-at-once", "resumed-above-the-last-step"),
     "messages that no correct process sends": ("obeys-for-another-quorum", "the-tag-alone-counts"),
 }
-"""Planted defects of the museum that the model cannot express, by what it leaves out."""
+"""The simulator's planted defects that the model cannot express, by what it leaves out."""
