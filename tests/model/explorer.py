@@ -126,7 +126,7 @@ class Explorer:
         self._most = most
         self._seconds = seconds
         self._numbers: dict[State, int] = {}
-        self._states: list[State] = []
+        self.states: list[State] = []
         self._came_from: list[tuple[int, Step] | None] = []
         self._sources, self._targets = array("l"), array("l")  # of actions that are no faults
         self._found = Found()
@@ -139,12 +139,12 @@ class Explorer:
         depths = array("l", [0])
         waiting = deque([0])
         while waiting and not found.violation:
-            if len(self._states) > self._most or time.process_time() - began_at > self._seconds:
+            if len(self.states) > self._most or time.process_time() - began_at > self._seconds:
                 found.is_complete = False
                 break
             number = waiting.popleft()
             found.depth = max(found.depth, depths[number])
-            for action, args, state in self._model.moves(self._states[number]):
+            for action, args, state in self._model.moves(self.states[number]):
                 found.transitions += 1
                 if self._model.broken:
                     self._report(self._model.broken, number, Step(action, args))
@@ -158,7 +158,7 @@ class Explorer:
                 if action.fault is None and place != number:
                     self._sources.append(number)
                     self._targets.append(place)
-        found.states = len(self._states)
+        found.states = len(self.states)
         if not found.violation and found.is_complete:
             self._check_goals()
         found.seconds = time.process_time() - began_at
@@ -168,10 +168,10 @@ class Explorer:
         return self._symmetry.rename(state, self._symmetry.order(state))
 
     def _add(self, state: State, came_from: tuple[int, Step] | None) -> int:
-        self._numbers[state] = len(self._states)
-        self._states.append(state)
+        self._numbers[state] = len(self.states)
+        self.states.append(state)
         self._came_from.append(came_from)
-        return len(self._states) - 1
+        return len(self.states) - 1
 
     # -- liveness
 
@@ -179,7 +179,7 @@ class Explorer:
         self._found.waiting = {}
         before = self._predecessors()
         for goal in self._goals:
-            reached = [goal.is_reached(state) for state in self._states]
+            reached = [goal.is_reached(state) for state in self.states]
             self._found.waiting[goal.name] = reached.count(False)
             can_reach = bytearray(reached)
             waiting = [n for n, is_reached in enumerate(reached) if is_reached]
@@ -195,10 +195,10 @@ class Explorer:
 
     def _predecessors(self) -> Callable[[int], Iterable[int]]:
         """Sort the edges by target."""
-        starts = array("l", bytes(8 * (len(self._states) + 1)))
+        starts = array("l", bytes(8 * (len(self.states) + 1)))
         for target in self._targets:
             starts[target + 1] += 1
-        for n in range(len(self._states)):
+        for n in range(len(self.states)):
             starts[n + 1] += starts[n]
         places, edges = array("l", starts), array("l", bytes(8 * len(self._targets)))
         for source, target in zip(self._sources, self._targets, strict=True):
