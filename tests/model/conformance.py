@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lighthouse_protocol.messages import session
-from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.refusals import Superseded, Unreachable
 from tests.model.protocol import FAULTS, Model
 from tests.model.state import (
@@ -207,7 +207,7 @@ class Conformance:
                 return True
         return False
 
-    def _ask(self, g: int, participant: Any) -> Join:
+    def _ask(self, g: int, participant: Participant) -> Join:
         follower, group = self._groups[g], self.world.groups[g]
         if group.work:
             if group.work[2] == HAS_SUM and participant.step == group.work[1] + 1:
@@ -225,13 +225,18 @@ class Conformance:
             group.mode = JOINING if group.mode == RESUMED else group.mode
             self.actions["ask"] = self.actions.get("ask", 0) + 1
         group.begins = participant.heals_first is False
-        if participant.step != group.step and follower.before_heal is not None:  # it has not healed in the end
-            group.step, group.tag, group.content = follower.before_heal
+        tag = self._tag(participant, group)
+        if follower.before_heal is not None and (participant.step, tag) == follower.before_heal[:2]:
+            group.step, group.tag, group.content = follower.before_heal  # it has not healed in the end
         self._expect("the step of its state", participant.step, group.step)
-        if group.step and participant.tag_quorum_id is not None:
-            tag = self.world.quorums[self._ids[participant.tag_quorum_id]].quorum_id
-            self._expect("the tag of its state", tag, group.tag)
+        self._expect("the tag of its state", self._tag(participant, group), group.tag)
         return group.join()
+
+    def _tag(self, participant: Participant, group: Group) -> int:
+        """Return the model's id of the quorum in the tag. A manager whose ranks send none has the model's."""
+        if not participant.step or participant.tag_quorum_id is None:
+            return group.tag if participant.tag_quorum_id is None else 0
+        return self.world.quorums[self._ids[participant.tag_quorum_id]].quorum_id
 
     # -- messages of the lighthouse
 

@@ -3,9 +3,8 @@
 from dataclasses import replace
 
 from tests.model.conformance import Sent
-from tests.simulation.museum.catalogue import EXHIBITS
-from tests.simulation.plan import draw_plan
-from tests.simulation.simulation import run_plan
+from tests.mutants.catalogue import load
+from tests.simulation.simulators import SIMULATORS
 from tests.simulation.world import World
 
 MIX = ("kill_group", "kill_manager", "restart_lighthouse", "kill_lighthouse", "break_session", "pause_manager")
@@ -14,7 +13,8 @@ MORE = ("cut_lighthouse", "fail_step", "vanish_group", "close_shortly", "pause_g
 
 def trace_of(seed: int, *, seconds: float = 15.0) -> list[Sent]:
     """What a run sends, under faults that the model has: no torchft, no catching up, any number of groups."""
-    drawn = draw_plan(seed, seconds=seconds, scenario="storm")
+    simulator = SIMULATORS["quorums"]
+    drawn = simulator.draw_plan(seed, seconds=seconds, scenario="storm")
     config = replace(drawn.config, stands=True, active=None, allowed_sizes=frozenset(), min_replicas=1, last_call_s=0.0)
     mix = (*MIX, *MORE)
     kinds = tuple(mix[(seed + n) % len(mix)] for n in (0, 3, 7))
@@ -22,7 +22,7 @@ def trace_of(seed: int, *, seconds: float = 15.0) -> list[Sent]:
     sent: list[Sent] = []
     World.on_send = lambda who, to, message: sent.append((who, to, message))
     try:
-        result = run_plan(plan)
+        result = simulator.run(plan)
     finally:
         World.on_send = None
     assert not result.violation, result.violation
@@ -30,4 +30,5 @@ def trace_of(seed: int, *, seconds: float = 15.0) -> list[Sent]:
 
 
 def planted_defects() -> set[str]:
-    return {exhibit.name for exhibit in EXHIBITS}
+    """Those of the simulator that break a promise about quorums."""
+    return {mutant.name for mutant in load() if mutant.shown is not None and mutant.shown.rule.startswith("S")}
