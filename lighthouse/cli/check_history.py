@@ -263,7 +263,7 @@ def summary(history: History) -> str:
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--clock-skew", type=Duration(), default="1s", show_default=True, help="Difference of the hosts' clocks.")
 def check_history(folder: Path, clock_skew: float) -> None:
-    """Check the logs of a job: was every step committed once, by all, with equal states?
+    """Check a job's logs against what Lighthouse promises.
 
     FOLDER has the ranks' traces (--trace-dir) and the logs of lighthouses and managers, in any order and depth. Exits
     with status 1 if the logs contradict a promise, and with 2 if they contain no commits.
