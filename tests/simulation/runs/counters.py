@@ -83,9 +83,9 @@ class Recount:
         return into a fault.
         """
         # A refused process ends, and so does one that joins a completed run: the next launch has other processes.
-        is_member = isinstance(event, events.RankJoined) and machine.generations.ranks.get(event.entry.rank) is not None
-        if is_member and machine.completed is None:
-            self._learn(event.entry)
+        entry = event.entry if isinstance(event, events.RankJoined) and machine.completed is None else None
+        if entry is not None and machine.generations.ranks.get(entry.rank) is not None:
+            self._learn(entry)
         here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         lost, self._here = (self._here - here | self._lapsing) - self.finished, here
         was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None
