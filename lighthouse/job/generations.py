@@ -171,6 +171,11 @@ class RestartLog:
         """Cause of the last break."""
         return "" if self._newest is None else self._newest.cause
 
+    @property
+    def lost(self) -> set[RankId]:
+        """Active ranks that the restarts in this log have lost. O(1), because the log is bounded."""
+        return {rank for restart in self.restarts if not restart.ends_nothing for rank in restart.lost}
+
     def refusal(self, entry: RankHello) -> InvalidRequest | None:
         """Return an error if the rank has seen a number that this run cannot have reached."""
         most = max(self.counters.number, MAX_LEARNED_GENERATION)
@@ -567,15 +572,17 @@ def decide_generation(
     return GenerationDecision(verdict, chosen, waits_since, short_since, now >= stops_at, min(later, default=None))
 
 
-def begins_by_restart(members: Sequence[Rank], current: GenerationState, counters: RunCounters) -> bool:
+def begins_by_restart(members: Sequence[Rank], current: GenerationState, restarts: RestartLog) -> bool:
     """Return whether restarted processes, or another launch, begin the generation.
 
     A process counts as restarted if its supervisor reports a later attempt or if another supervised process had its
-    slot, because a restarted supervisor counts attempts from 0. A process started by hand does not count. It is another
+    slot, because a restarted supervisor counts attempts from 0. A process started by hand does not count. Nor does one
+    that was active before: it may have lost its slot to another process before it received a number. It is another
     launch if numbers continue without a generation and all processes are new.
     """
-    new = [rank for rank in members if rank.generation is None]
-    is_launch = current.generation is None and counters.number >= 0 and len(new) == len(members)
+    lost = restarts.lost
+    new = [rank for rank in members if rank.generation is None and rank.rank not in lost]
+    is_launch = current.generation is None and restarts.counters.number >= 0 and len(new) == len(members)
     return is_launch or any(rank.attempt > 0 or (rank.is_successor and rank.rank.is_supervised) for rank in new)
 
 
@@ -878,7 +885,7 @@ class Generations:
         counters = self.restarts.form(
             self.terms.stride,
             self.wall(now),
-            is_process_restart=begins_by_restart(members, self.current, self.restarts.counters),
+            is_process_restart=begins_by_restart(members, self.current, self.restarts),
         )
         generation = Generation(chosen, counters)
         self.current = GenerationState(generation, chosen, began_at=now)

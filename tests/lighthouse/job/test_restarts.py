@@ -490,6 +490,37 @@ def test_a_first_process_takes_a_slot_that_nobody_holds_since_the_lighthouse_res
     assert stage.running() == {0, 1}
 
 
+@pytest.mark.parametrize("others_form", [False, True], ids=["at once", "after a generation of another process"])
+@pytest.mark.parametrize("restarts", [False, True], ids=["", "the lighthouse restarts"])
+def test_a_process_that_gets_its_slot_back_has_not_been_restarted(others_form: bool, restarts: bool):
+    """It was active, but lost its connection before it received the number, and then its slot to a twin."""
+    stage = running(2, stride=100)
+    stage.kill(1)
+    stage.start(1, attempt=0, unit="s")
+    assert (stage.number, stage.table()) == (100, (100, 1, 0))
+    process = stage.workers[1]
+    process.generation, process.held, process.numbers = None, None, []
+    stage.obedient = False
+    stage.break_connection(1)
+    stage.start(1, attempt=0, unit="twin")
+    number, before = 101, (100, 2, 1)
+    if others_form:
+        stage.ready(0)
+        assert (stage.number, stage.table()) == (200, (200, 2, 0))
+        number, before = 201, (200, 3, 1)
+    stage.break_connection(1)
+    process.is_alive = True
+    stage.workers[1] = process
+    if restarts:
+        stage.kill_lighthouse()
+        stage.start_lighthouse()
+    else:
+        stage.enter(1)
+    stage.ready(1, 0)
+    assert stage.running() == {0, 1}
+    assert (stage.number, stage.table()) == (number, before)
+
+
 def test_a_world_of_another_size_knows_nothing_of_the_hosts_of_the_one_before():
     stage = RunStage(2, hosts_together=True)
     stage.start(0, 1, host="h")

@@ -46,8 +46,9 @@ class Recount:
         self._here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         self._is_stopped = machine.stop is not None
         self._was_stopped = self._was_stopped or self._is_stopped
-        self._slots = {rank.rank.slot: rank.rank for rank in machine.generations.ranks}
-        self._successors = {rank.rank for rank in machine.generations.ranks if rank.is_successor}
+        ranks = [] if machine.completed is not None else list(machine.generations.ranks)
+        self._slots = {rank.rank.slot: rank.rank for rank in ranks}
+        self._successors = {rank.rank for rank in ranks if rank.is_successor}
 
     @property
     def _members(self) -> tuple[RankId, ...]:
@@ -81,8 +82,10 @@ class Recount:
         `stood` is whether the generation was unbroken before. A death after a stop is no incident, but it turns an open
         return into a fault.
         """
-        if isinstance(event, events.RankJoined) and machine.generations.ranks.get(event.entry.rank) is not None:
-            self._learn(event.entry)  # who is refused ends, and its numbers bind nobody
+        # A refused process ends, and so does one that joins a completed run: the next launch has other processes.
+        entry = event.entry if isinstance(event, events.RankJoined) and machine.completed is None else None
+        if entry is not None and machine.generations.ranks.get(entry.rank) is not None:
+            self._learn(entry)
         here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
         lost, self._here = (self._here - here | self._lapsing) - self.finished, here
         was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None
