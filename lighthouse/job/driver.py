@@ -258,7 +258,7 @@ class WorldBroadcast:
         self._behind[number] = None
 
     def wait(self, waiting_for: str) -> None:
-        """Set what requests for a quorum have been waiting for, or "" for nothing."""
+        """Set the description of what pending joins are waiting for, "" for nothing."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
             self.wake()

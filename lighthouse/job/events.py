@@ -137,7 +137,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The lighthouse stalled, and reads the following events `by_s` seconds late."""
+    """The lighthouse process itself stalled. It reads the following events `by_s` seconds late."""
 
     by_s: float
 

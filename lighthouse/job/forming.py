@@ -1,26 +1,27 @@
-"""Decide which replica groups form the next quorum, and when.
+"""Formation of quorums: which replica groups form the next one, and when.
 
 A *member* is a group in the present quorum, and a *newcomer* is any other group. `decide` applies these rules, in this
 order, after every event and tick:
 
 1. A group is a candidate while it has joined, which means that its call for the next quorum is pending. The open call
    also shows that the group is alive and healthy. If a member asks to shrink the quorum, newcomers are not candidates.
-2. No quorum forms with fewer candidates than `min_replicas` or than the smallest allowed size.
+2. No quorum forms unless at least `min_replicas` groups are candidates and can fill one of the allowed sizes.
 3. If every member is a candidate, the quorum forms at once.
 4. If every healthy group has joined, the quorum forms at once.
 5. Otherwise it waits for the stragglers, the healthy groups that have not joined, until `join_timeout_s` after the
    first join. A straggler that misses this timeout no longer counts as healthy until it joins. While a member is alive,
    a newcomer's join does not start the timeout: the members are running a step, and a long step is not a fault.
-6. If the quorum size is limited (`active`), a spare replaces a lost member only after `last_call_s`, so that a group
-   that returns in time keeps its place. A call that is about to expire ends this wait early, as in rule 7.
+6. If the quorum size is limited (`active`), surplus groups wait as spares. A spare replaces a lost member only after
+   `last_call_s`, so that a group that returns in time keeps its place. A call that is about to expire ends this wait
+   early, as in rule 7.
 7. If more than half of the healthy groups are candidates, the quorum forms `deadline_margin_s` before the first pending
-   call expires, so that one straggler cannot let all calls expire. While a member is alive, only the members' calls
+   call expires, so that one straggler cannot make all calls expire. While a member is alive, only the members' calls
    count, because the call of a spare is always pending.
 
-A standing quorum takes precedence over these rules. Its members train for many steps without joining again, each under
-a lease: the time for which it may start steps without contact to the lighthouse (standing.py). While it stands, no
-other quorum forms. The next quorum must include one of its members, or wait until their leases expire. `Numbering`
-(lineage.py) assigns the quorum_id.
+A standing quorum takes precedence over these rules. Its members train for many steps without joining again. Each has a
+lease, the time for which it may start steps without contacting the lighthouse (standing.py). While the quorum stands,
+no other quorum forms. After that, the next quorum must include one of its members, or wait until their leases expire.
+`Numbering` (lineage.py) assigns the quorum_id.
 
 The machine keeps no data about forgotten groups. With n groups, an event that changes nothing costs O(1), and forming a
 quorum costs O(n log n).

@@ -340,7 +340,7 @@ class Ranks:
         return bool(self._sessions)
 
     def why_not(self, rank: RankId) -> LighthouseError:
-        """Return the error for a message from a process without a live record."""
+        """Return the error to send to a process that has no live record."""
         found = self._slots.get(rank.slot)
         if found is not None and found.rank != rank:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
@@ -449,7 +449,7 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def lapsed(self, now: float) -> list[Rank]:
-        """Return the ranks without a stream whose timeout has passed. The caller calls `lose` for them."""
+        """Return the ranks without a stream whose timeout has passed. The caller must call `lose` for each."""
         if not self._without_stream or now < self._lapses_from:
             return []
         ranks = [self._slots[slot] for slot in sorted(self._without_stream)]

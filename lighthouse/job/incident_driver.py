@@ -203,7 +203,7 @@ class ProgressDriver:
         return self._verdict(self._clock())
 
     def ranks(self) -> tuple[RankPlace, ...]:
-        """Return the progress of all ranks, ranks that are behind first."""
+        """Return where each rank is in its step, ranks that are behind first."""
         self._forget()
         return self._progress.places(self._members, self._alive, self._clock(), self._runs())
 

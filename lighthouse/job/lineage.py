@@ -2,23 +2,24 @@
 
 A state has a *tag*: (step, quorum_id under which that step was committed). Among the states at the highest step, the
 largest set with equal tags is up to date; in a tie, the tag with the highest quorum_id wins. The lighthouse lowers the
-reported step of the other members at that step, and of members whose ranks disagree. All managers, including those of
-torchft, then compute the same assignment from the steps alone.
+step of all other groups at that step, and of groups whose ranks disagree, so that they heal from an up-to-date group.
+All managers, including those of torchft, then compute the same assignment from the steps alone.
 
-The *lineage* of a job consists of the states that its quorums committed or started from.
+The *lineage* of a job consists of the states from which its quorums formed and those that they committed. Other states
+are *foreign*. A *member* is a group that was in the last quorum.
 
-1. A running job's lineage wins. If a member of the last quorum is a candidate with a state of the lineage, candidates
-   with foreign or unknown states heal, however high their step is. A state belongs to the lineage if its tag names a
-   quorum that formed here, or is the tag of a state from which one formed. Without such a member (a cold start), the
-   highest step wins.
-2. Anyone who sees the status can read a quorum_id, so a tag alone proves nothing. A candidate outside the quorum that
-   is ahead of the members is foreign, too, unless its group was in the quorum that its tag names, or in a quorum that
+1. A running job's lineage wins. If a member is a candidate with a state of the lineage, candidates with foreign or
+   unknown states heal, however high their step is. A state belongs to the lineage if its tag names a quorum that formed
+   here, or is the tag of a state from which one formed. If no such member is a candidate (a cold start), the highest
+   step wins.
+2. Anyone who can read the status knows the quorum_id, so a tag alone proves nothing. A candidate that is ahead of the
+   members without being one is foreign, too, unless its group was in the quorum that its tag names, or in a quorum that
    formed from that state. It may then be one step ahead of the last quorum, because members are at most one step apart.
-   An example is a manager that restarted while its ranks continued, which is why the replica_id decides here, and not
+   For example, a manager may have restarted while its ranks continued. This is why the replica_id decides here, and not
    the incarnation. The last quorum has reached at least the step at which it formed, because its sources held the state
    of that step.
-3. Quorums of an earlier lighthouse whose journal is lost or outdated belong to the lineage, too. Their members may be
-   ahead by any number of steps, so that a group that happens to connect first does not override groups that have
+3. If the journal is lost or outdated, quorums of the earlier lighthouse belong to the lineage, too. Their members may
+   be ahead by any number of steps, so that a group that happens to connect first does not override groups that have
    trained for long. This rule trusts the managers' reports and ends EARLIER_COUNTS_FOR_S after the first quorum.
 4. If no group at the highest step has a known tag (torchft members that resumed from disk, or groups with an unknown
    past), their states may have diverged. The first group is the source and the others heal. At step 0 all states count

@@ -96,7 +96,10 @@ class MassSilence:
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone(self, now: float) -> None:
-        """Postpone the verdict, because more closed connections may be unread, unless all members are disconnected."""
+        """Postpone the verdict on a burst, because more closed connections may be unread.
+
+        Does nothing if all members are disconnected, or after POSTPONED_AT_MOST times.
+        """
         members, ended = self._ended()
         if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
             self._postponed += 1

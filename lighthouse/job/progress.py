@@ -490,7 +490,7 @@ class JobProgress:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether the view comes from another manager. Sums of one manager never decrease."""
+    """Return whether another manager than before sent the view: the sums of one manager never decrease."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 

@@ -453,9 +453,9 @@ class SavedRun:
 class GenerationState:
     """One generation: which of its active ranks are alive, still running, or finished.
 
-    A generation stands until it breaks, which happens when an active rank is lost or fails or when all have finished,
-    or until a rank reports ready without a break. After such a report it is advancing: the next generation waits for
-    the other ranks.
+    A generation stands until it breaks or until a rank reports ready. It breaks when an active rank is lost or fails,
+    or when all active ranks have finished. When a rank reports ready without a break, the generation is advancing: the
+    next one forms when the other ranks are ready, too.
     """
 
     def __init__(

@@ -51,7 +51,7 @@ MAX_EXCLUDED = 4096
 
 @dataclass(slots=True, eq=False)
 class Supervisor:
-    """Newest supervisor with a name."""
+    """The newest of the supervisors that have used one name."""
 
     entry: SupervisorHello
     """Without its secret."""

@@ -53,7 +53,7 @@ MIN_FORGET_AFTER_S = 60.0
 
 
 class Member(NamedTuple):
-    """Member of the present quorum. It remains one even when the record of its group is removed."""
+    """Member of the present quorum. It remains a member even if its group's record is removed."""
 
     participant: Participant
     secret: str
@@ -713,7 +713,7 @@ class JoinQueue:
             calls.append(member.call)
             member.call = None
         self._set_deadlines()
-        self._participants = self._shrinking = 0  # the remaining groups are newcomers
+        self._participants = self._shrinking = 0  # the rest are newcomers
         self.anyone.restart(len(self) - len(calls), now)
         self.members.restart(0, now)
         return tuple(calls)

@@ -98,7 +98,7 @@ class Standing:
         return self._lease(replica_id, incarnation) is not None
 
     def ends_without(self, replica_id: str, incarnation: str) -> int | None:
-        """Return the quorum_id if losing this member ends the quorum, or None."""
+        """Return the id of the quorum that ends if this member is lost, or None if none ends."""
         return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
 
     def order(self) -> QuorumOrder:

@@ -57,7 +57,7 @@ class Access(Protocol):
 
     @property
     def port(self) -> int:
-        """The lighthouse's gRPC port, which error messages contain."""
+        """The lighthouse's gRPC port, for use in error messages."""
         ...
 
 

@@ -338,7 +338,7 @@ class CertificateFiles:
                 self.error = str(e)
 
     def _fetch(self) -> "grpc.ServerCertificateConfiguration | None":
-        """Return the certificate, or None if it has not changed. gRPC calls this at each handshake, in its own thread.
+        """Return the certificate, or None if it has not changed. gRPC calls this for each handshake in its own thread.
         """
         self.reload_if_changed()
         with self._lock:
@@ -389,7 +389,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def time_until_expiry(certificate: Path) -> datetime.timedelta:
-    """Return how long a certificate file is still valid.
+    """Return how long a certificate file remains valid, negative if it has expired.
 
     Raises:
         OSError: The file cannot be read.

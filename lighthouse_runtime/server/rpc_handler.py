@@ -84,7 +84,7 @@ class Peers:
         self._refusals.warning("refused: %s", refusal)
 
     def stream_limits(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
-        """Return the limits on a new stream: on messages from the peer, and on large messages to it."""
+        """Return a new stream's limits: the meter for messages from the peer, and the gate for large messages to it."""
         gate = self._writes.get(peer)
         if gate is None:
             gate = self._writes[peer] = WriteGate(parent=self._writes_to_all)
