@@ -116,7 +116,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Reply to the join with number `join` on a session."""
+    """Sends a manager the quorum or the error that answers the join with number `join`."""
 
     peer: Peer[ToManager]
     join: int
@@ -295,7 +295,7 @@ class WorldBroadcast:
         self.wake()
 
     def _renew(self) -> None:
-        """Compute the world. The grid is recomputed only after `GridChanged`."""
+        """Recompute the world, and its grid only after `GridChanged`."""
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
@@ -514,7 +514,7 @@ class JobDriver:
         return True
 
     def killed(self, member: Group, why: str) -> None:
-        """Record that an operator has killed a member."""
+        """Record that an operator killed a member."""
         quorum = self.machine.quorum
         if quorum is not None and member.is_participant:
             self.incidents.killed(member.replica_id, quorum.quorum_id, why)

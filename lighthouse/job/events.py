@@ -366,7 +366,7 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The run is completed, and all processes may exit with status 0."""
+    """The run is completed. The driver tells `ranks`, which may then exit with status 0."""
 
     number: int
     ranks: tuple[RankId, ...]  # receivers; if `is_new`, every supervisor receives it, too

@@ -140,7 +140,7 @@ def peers_pending(job: Job) -> int:
 
 
 def choose_members(job: Job, now: float) -> tuple[Group, ...]:
-    """Choose the members of the next quorum among the candidates. O(n log n)."""
+    """Choose the members of the next quorum from the candidates. O(n log n)."""
     chosen = job.joins.list_candidates()
     size = size_for(len(chosen), job.config.allowed_sizes, job.config.active)
     if len(chosen) > size:

@@ -146,7 +146,7 @@ class RestartLog:
     def __init__(
         self, record: RunRecord, make_id: Callable[[float], str], emit: Callable[[IncidentChanged], None]
     ) -> None:
-        """Continue from a record.
+        """Restore the log from a run's stored record.
 
         Args:
             record: Stored state of the run.
@@ -427,7 +427,7 @@ class Ranks:
         rank.seen_at, rank.lapses_at = now, now + self._timeout_s
 
     def close(self, rank: Rank, lapses_at: float) -> None:
-        """Record that the stream has ended. The rank is lost at `lapses_at` unless it reconnects before."""
+        """Record that the stream has closed. The rank is lost at `lapses_at` unless it reconnects before then."""
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.session, rank.lapses_at = None, lapses_at
@@ -629,7 +629,7 @@ class Generations:
         emit: Callable[[events.RunEffect], None],
         make_id: Callable[[float], str],
     ) -> None:
-        """Continue from a record.
+        """Restore the generations from a run's stored record.
 
         Args:
             config: Settings.
@@ -688,7 +688,7 @@ class Generations:
         self.budget = RestartBudget()
 
     def begin_launch(self) -> None:
-        """Begin another launch of the run. Its numbers continue."""
+        """Reset the state for another launch of the run. Only the generation numbers continue."""
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.current = GenerationState()
         self.restarts.begin_launch()

@@ -283,11 +283,11 @@ class IncidentTimes:
         self.opened[key] += 1
 
     def detected(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """Add the seconds from the fault until it was noticed."""
+        """Record the time in seconds from a fault until it was noticed."""
         _add(self.detect, (job, kind), seconds)
 
     def recovered(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """Add the seconds from the fault to the first step committed after it."""
+        """Record the time in seconds from a fault to the first step committed after it."""
         _add(self.recover, (job, kind), seconds)
 
 
@@ -390,7 +390,7 @@ def without_secrets(evidence: RankEvidence) -> RankEvidence:
 
 
 class Run(Protocol):
-    """Interface of a run whose ranks are judged, as `RunDriver` implements it."""
+    """Interface of a run whose ranks are checked for stalls. `RunDriver` implements it."""
 
     @property
     def run_id(self) -> str: ...

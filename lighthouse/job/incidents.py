@@ -227,7 +227,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """Dead process of a member that does not count as lost yet."""
+    """Dead process of a member that the lighthouse does not yet count as lost."""
 
     reason: str
     evidence: RankEvidence
@@ -416,7 +416,7 @@ class IncidentMachine:
         return self._distrusted.get(participant.replica_id) != participant.distrust
 
     def distrust(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """Handle the report in a join that the group's state is not valid, or None for a valid state."""
+        """Handle what a join reports about its group's state: why it is invalid, or None if it is valid."""
         if distrust is None:
             self._distrusted.pop(replica_id, None)
             return []

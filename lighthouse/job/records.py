@@ -142,7 +142,7 @@ def _known(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """Settings of a job's quorum machine."""
+    """Settings of a job's quorum state machine."""
 
     min_replicas: int = 1
     join_timeout_s: float = JOIN_TIMEOUT_S
@@ -210,7 +210,7 @@ def _is_literal_loopback(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Settings of a run's machine."""
+    """Settings of a run's state machine."""
 
     rank_timeout_s: float = 30.0
     wall_offset_s: float = 0.0  # wall clock minus monotonic clock, for moments that people read
@@ -467,7 +467,7 @@ class GenerationState:
         finished: Iterable[RankId] = (),
         began_at: float = -math.inf,
     ) -> None:
-        """Begin or restore a generation. `here` lists all live ranks, including those outside it."""
+        """Begin or restore a generation. `here` lists all live ranks, including ranks outside the generation."""
         self.generation = generation
         self.is_broken = is_broken
         self.is_advancing = False
@@ -539,7 +539,10 @@ class GenerationState:
         return True
 
     def _find_lost(self) -> set[str]:
-        """Return the restart units with a lost, unfinished rank. Their other processes are about to be killed."""
+        """Return the units (ranks that restart together) that have lost an unfinished rank.
+
+        The other processes of these units are about to be killed.
+        """
         return {rank.unit for rank in self.active - self.survivors - self.finished}
 
     def finish(self, rank: RankId) -> bool:

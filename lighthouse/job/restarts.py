@@ -230,7 +230,7 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def take_part(self, secrets: Collection[str]) -> None:
-        """Give a part in the run to the supervisors whose secrets are those of a generation's ranks."""
+        """Mark the supervisors that have a part in the run: those with the secret of a rank of a generation."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
@@ -285,7 +285,7 @@ class Supervisors:
         return known.secret if known is not None else ""
 
     def incarnation_of(self, name: str) -> str:
-        """Return the newest incarnation of the name, or ""."""
+        """Return the newest incarnation of the supervisor with this name, or "" if there is none."""
         known = self._names.get(name)
         return known.entry.incarnation if known is not None else ""
 

@@ -296,7 +296,7 @@ class Job:
             self.emit(GridChanged())
 
     def close(self, member: Group, at: float, now: float) -> None:
-        """Record that the group's stream has closed. The group is lost at `at` unless it reconnects before."""
+        """Record that the group's stream has closed. The group is lost at `at` unless it reconnects before then."""
         member.closes_at = at
         self._push(member, now)
 

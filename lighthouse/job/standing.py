@@ -360,7 +360,7 @@ class Standing:
         return self._end_when_done() or self.order()
 
     def _end_when_done(self) -> QuorumOrder | None:
-        """Apply rule 3."""
+        """If a member has left, end the quorum once all members have completed their last step (rule 3)."""
         if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or self._awaited:
             return None
         left = next(name for name, lease in self.leases.items() if lease.has_left)

@@ -310,7 +310,7 @@ class TimelineWriter:
             self._healed(group, group.step, at_unix_s)
 
     def stall(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
-        """Add an entry for a new verdict, or for None when some rank makes progress again."""
+        """Add an entry for a new stall verdict. With None, add an entry that progress has resumed."""
         if verdict is None:
             self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return

@@ -338,8 +338,7 @@ class CertificateFiles:
                 self.error = str(e)
 
     def _fetch(self) -> "grpc.ServerCertificateConfiguration | None":
-        """Return the certificate, or None if it has not changed. gRPC calls this for each handshake in its own thread.
-        """
+        """Return the certificate, or None if it has not changed. gRPC calls this in a thread for each handshake."""
         self.reload_if_changed()
         with self._lock:
             if self._is_fetched:
