@@ -362,7 +362,7 @@ class JobDriver:
             timers: Clock and timers.
             wall: Returns the time in seconds since the epoch.
             remember: Stores a record. Returns when the record is durable.
-            check_lag: Calls `was_late` if the process has stalled.
+            check_lag: Calls `was_late` if the process was paused.
             stall_after_s: Shortest time without progress that counts as a stall.
             incident_registry: Shared by all jobs.
             runs: Lists the runs of the job.
@@ -563,7 +563,7 @@ class JobDriver:
         self.incidents.take_verdict(verdict)
 
     def run(self, run_id: str) -> RunDriver | None:
-        """Return a run of the job, or None if the run has no ranks."""
+        """Return the job's run with this id, or None if that run has no ranks."""
         return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
 
     def member(self, wire_id: str) -> Group | None:
@@ -580,7 +580,7 @@ class JobDriver:
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
     def was_late(self, by_s: float) -> None:
-        """Handle a stall of the whole process by `by_s` seconds. Call this before any event that waited meanwhile."""
+        """Handle a pause of the whole process for `by_s` seconds. Call this before any event that waited meanwhile."""
         self.progress.was_late(by_s)
         self.incidents.was_late(by_s)
         now = self._clock()
@@ -620,7 +620,7 @@ class JobDriver:
                 pass
 
     def _check_lag_for_looks(self) -> None:
-        """Check for a stall of the process in a timer, which has no caller to handle an error."""
+        """Check for a pause of the process in a timer, which has no caller to handle an error."""
         with _FROM_TIMER:
             self._check_lag()
 

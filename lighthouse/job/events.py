@@ -137,7 +137,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The lighthouse process itself stalled. It reads the following events `by_s` seconds late."""
+    """The lighthouse process was paused. It reads the following events `by_s` seconds late."""
 
     by_s: float
 
@@ -366,7 +366,7 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The run is completed. The driver tells `ranks`, which may then exit with status 0."""
+    """The run is completed. The driver notifies `ranks`, which may then exit with status 0."""
 
     number: int
     ranks: tuple[RankId, ...]  # receivers; if `is_new`, every supervisor receives it, too

@@ -239,7 +239,7 @@ class QuorumMachine:
             answer = self.presence.acknowledge(event, now)
             if answer is not None:
                 return [answer]
-        if isinstance(event, events.WasLate):  # first, so that the stall makes no group lapse
+        if isinstance(event, events.WasLate):  # first, so that the pause makes no group lapse
             self.presence.was_late(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
             self.presence.silence.postpone(now)

@@ -172,7 +172,7 @@ class RestartLog:
 
     @property
     def last_cause(self) -> str:
-        """Cause of the last break."""
+        """Why the last broken generation broke, or "" if none has."""
         return "" if self._newest is None else self._newest.cause
 
     def refusal(self, entry: RankHello) -> InvalidRequest | None:
@@ -461,7 +461,7 @@ class Ranks:
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def shift(self, by_s: float) -> None:
-        """Postpone the timeouts by `by_s` seconds, for which the lighthouse stalled and read no messages."""
+        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s
@@ -519,7 +519,7 @@ class GenerationDecision:
     """Next moment at which time alone may change the decision."""
 
     def shift(self, by_s: float) -> "GenerationDecision":
-        """Postpone the waits by `by_s` seconds, for which the lighthouse stalled and read no messages."""
+        """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         return replace(
             self,
             waits_since=None if self.waits_since is None else self.waits_since + by_s,
@@ -670,7 +670,7 @@ class Generations:
             self.lose(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
     def was_late(self, by_s: float, now: float) -> None:
-        """Postpone the timeouts by `by_s` seconds, for which the lighthouse stalled and read no messages."""
+        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         self.ranks.shift(by_s)
         self._decision = self._decision.shift(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
@@ -682,7 +682,7 @@ class Generations:
         self._is_over = True
 
     def resume(self) -> None:
-        """Continue after a stop. All waits start again now."""
+        """Continue after a stop. All waits and the restart budget start again."""
         self._is_over = False
         self._decision, self.current.delayed_until = GenerationDecision(), -math.inf
         self.budget = RestartBudget()

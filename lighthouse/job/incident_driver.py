@@ -169,7 +169,7 @@ class ProgressDriver:
             report: Receives each new verdict, and None when some rank makes progress again.
             runs: Returns the progress of the ranks of the job's runs.
             kept: Limit on known ranks, shared by all jobs.
-            check_lag: Calls `was_late` if the process has stalled.
+            check_lag: Calls `was_late` if the process was paused.
         """
         self._state = state
         self._runs = runs
@@ -191,7 +191,7 @@ class ProgressDriver:
         self._watch.wake()
 
     def was_late(self, by_s: float) -> None:
-        """Handle a stall of the whole process by `by_s` seconds. Call this before the next verdict."""
+        """Handle a pause of the whole process for `by_s` seconds. Call this before the next verdict."""
         self._progress.was_late(by_s, self._clock())
 
     def check(self) -> None:
@@ -453,7 +453,7 @@ class IncidentDriver:
             runs: Lists the job's runs.
             observed: Lists the groups without Agents.
             check_again: Updates the verdict on the job's progress now.
-            check_lag: Calls `was_late` if the process has stalled.
+            check_lag: Calls `was_late` if the process was paused.
         """
         self._job = job
         self._state = state
@@ -474,7 +474,7 @@ class IncidentDriver:
     # -- events
 
     def was_late(self, by_s: float) -> None:
-        """Extend pending requests for evidence after the process stalled: answers may have arrived unread."""
+        """Extend pending requests for evidence after the process was paused: answers may have arrived unread."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
@@ -722,7 +722,13 @@ class IncidentDriver:
         return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill(killed, reason, groups)
 
     def _kill(self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None) -> str:
-        """Kill groups and return a text about those not reached. `behind` names the ranks at fault, by group."""
+        """Kill groups, and return a note on those that could not be notified, or "".
+
+        Args:
+            names: The replica groups.
+            reason: Why they are killed.
+            behind: The ranks at fault, by group. Without them, the request looks like an operator's.
+        """
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._state.groups.get(name) for name in requests}
         missed = [n for n, m in found.items() if m is None or not self._send(m, requests[n])]

@@ -58,7 +58,7 @@ class OnStall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Ranks whose groups should restart, or a stop of the whole run."""
+    """Reaction to a stall: the ranks whose groups are restarted, or a stop of the whole run."""
 
     text: str  # names the ranks and the reason
     restart: tuple[RankName, ...] = ()
@@ -71,7 +71,7 @@ class Decision:
 
     @property
     def groups(self) -> dict[str, frozenset[int]]:
-        """Ranks that are behind, by replica group to restart."""
+        """Replica groups to restart, each with its ranks that are behind."""
         names = sorted({rank.replica_id for rank in self.restart})
         return {name: frozenset(rank.group_rank for rank in self.restart if rank.replica_id == name) for name in names}
 
@@ -195,7 +195,7 @@ class _Case:
 
 @dataclass(slots=True)
 class _Lost:
-    """Losses in one quorum. They may also be the end of the job."""
+    """Members lost from one quorum. This is an incident, or the normal end of the job."""
 
     first: MemberLost
     noticed_at: float

@@ -47,9 +47,9 @@ must be noticed within 20 ms, and the kernel, gRPC and the notification of the o
 JUDGED_WITHIN_S = 0.1
 """Longest time in seconds from the first closed connection of a burst to the verdict."""
 LATE_S = 0.005
-"""A verdict that is late by more than this many seconds shows that the lighthouse stalled."""
+"""A verdict that is late by more than this many seconds shows that the lighthouse was paused."""
 POSTPONED_AT_MOST = 40
-"""How many times a stalled or busy lighthouse postpones a verdict by JUDGED_AFTER_S, because it reads simultaneous
+"""How many times a paused or busy lighthouse postpones a verdict by JUDGED_AFTER_S, because it reads simultaneous
 closings one after the other. With a load average of 20 on two CPUs, the closings of three members were up to 98 ms
 apart.
 """
@@ -62,8 +62,8 @@ class MassSilence:
 
     1. If more than half of a quorum's members fall silent together, the lighthouse's own network is the likelier cause.
        They count as alive for one more timeout.
-    2. After the lighthouse stalled, it postpones all timeouts by the length of the stall. A member whose disconnection
-       it reads then has that long plus CLOSINGS_HELD_S to reconnect.
+    2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member whose
+       disconnection it reads then has that long plus CLOSINGS_HELD_S to reconnect.
     3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
        all connections. So the lighthouse judges a burst of closed connections together, a few milliseconds after the
        last one, or later on a busy host. If more than half of the quorum's members are disconnected by then, they count
@@ -291,7 +291,7 @@ USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
 """Heartbeats per second of all sessions together. With more sessions, each sends heartbeats less often."""
 LONGEST_BEAT_SHARE = 0.4
-"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for a stall as long as
+"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for a pause as long as
 the keepalive allows.
 """
 SILENT_AFTER_INTERVALS = 1.5

@@ -4,7 +4,7 @@ Managers send views of their groups with heartbeats. Between two heartbeats, a v
 manager judges only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
 groups. Ranks of runs, whose functions a Wrapper restarts, report on their own streams. A process that is a rank of both
 a group and a run counts once: in its group if that is in the quorum, otherwise in its run. Times for which the
-lighthouse itself stalled count against no rank.
+lighthouse itself was paused count against no rank.
 
 `Ledger` sums up what groups report about their steps, `Samples` keeps the last minutes for graphs, and `Grid` counts
 which ranks are connected. Moments come from the caller's monotonic clock, and this module does no I/O.
@@ -229,7 +229,7 @@ GROUPS_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class GroupRanks:
-    """Replica group whose manager is connected."""
+    """Connected and missing ranks of a replica group whose manager is connected."""
 
     replica_id: str
     group_world_size: int
@@ -370,7 +370,7 @@ class JobProgress:
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
     def was_late(self, by_s: float, now: float) -> None:
-        """Record that the lighthouse stalled for `by_s` seconds until now."""
+        """Record that the lighthouse was paused for `by_s` seconds until now."""
         self._held_up.add_pause(by_s, now)
 
     def drop(self, replica_id: str) -> None:

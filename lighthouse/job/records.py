@@ -263,7 +263,7 @@ class KeySpaces:
 
         Raises:
             WrongState: `generation` is not the present one.
-            InvalidRequest: The name or the value has a wrong size.
+            InvalidRequest: The name is empty, or the name or the value is too long.
             LimitReached: The generation has MAX_KEYS keys.
         """
         space = self._fenced(generation)

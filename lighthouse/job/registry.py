@@ -64,7 +64,7 @@ class JobRegistry:
         Args:
             config: Returns a job's settings for a given first quorum_id.
             timers: Clock and timers.
-            memory: Claimed storage of quorum records.
+            memory: Store of the records, which this lighthouse has claimed. None for a store in memory.
             give_up: Shuts down the daemon with an exit status.
             stall_after_s: Shortest time without progress that counts as a stall.
             incident_registry: Shared by all jobs.

@@ -196,7 +196,7 @@ class Supervisors:
         return is_there or entry.incarnation == known.entry.incarnation
 
     def shift(self, by_s: float) -> None:
-        """Extend the reservation of names by `by_s` seconds, for which the lighthouse stalled."""
+        """Extend the reservation of names by `by_s` seconds, for which the lighthouse was paused."""
         self._kept_until += by_s
 
     def enter(
@@ -426,7 +426,7 @@ class RunMachine:
     # -- events and time
 
     def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
-        if isinstance(event, events.WasLate):  # first, so that the stall makes no rank lapse
+        if isinstance(event, events.WasLate):  # first, so that the pause makes no rank lapse
             self.generations.was_late(event.by_s, now)
             self.supervisors.shift(event.by_s)
         self.generations.pass_time(now)

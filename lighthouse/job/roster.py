@@ -174,7 +174,7 @@ class Job:
         return tag in self._tags and replica_id in self.members
 
     def secret_of(self, replica_id: str) -> str:
-        """Return the secret digest of the group's manager in the group's last quorum, or "" if there is none."""
+        """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
         if (member := self.members.get(replica_id)) is not None:
             return member.secret
         group = self.groups.get(replica_id)
@@ -322,7 +322,7 @@ class Job:
         self._push(member, now)
 
     def shift(self, by_s: float) -> None:
-        """Postpone the timeouts by `by_s` seconds, for which the lighthouse stalled and read no messages. O(n)."""
+        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages. O(n)."""
         for member in self.groups.values():
             member.seen_at += by_s
 

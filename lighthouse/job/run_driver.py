@@ -220,7 +220,7 @@ class RunDriver:
             machine: The run's state machine.
             store: Storage of the record and keys.
             timers: Clock and timers.
-            check_lateness: Calls `was_late` if the process has stalled.
+            check_lateness: Calls `was_late` if the process was paused.
             report: Receives each incident that is new or has changed.
             guarded: Context manager around each write.
             moved: Called after each rank message except hellos.
@@ -424,7 +424,7 @@ class RunDriver:
         return self.machine.is_quiet and not self._ranks.open and not self._supervisors
 
     def was_late(self, by_s: float) -> None:
-        """Handle a stall of the whole process by `by_s` seconds. Call this before any event that waited meanwhile."""
+        """Handle a pause of the whole process for `by_s` seconds. Call this before any event that waited meanwhile."""
         now = self._clock()
         self._perform(self.machine.handle(events.WasLate(by_s), now), now)
 

@@ -177,7 +177,7 @@ class Standing:
         return order
 
     def shift(self, by_s: float) -> None:
-        """Postpone the waits by `by_s` seconds, for which the lighthouse stalled and no member could reconnect."""
+        """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
         self._confirmed_at += by_s

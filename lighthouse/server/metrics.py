@@ -71,7 +71,7 @@ class LighthouseCollector(Collector):
     Args:
         snapshot: Returns the status. Called once per scrape.
         counters: Counters to include.
-        late_s: Returns the total time in seconds for which the event loop stalled.
+        late_s: Returns the total time in seconds for which the event loop was paused.
         wall: Returns Unix time in seconds.
     """
 
