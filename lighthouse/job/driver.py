@@ -87,7 +87,7 @@ class QuorumDelivery:
         self._quorum = quorum
         self._before = before
         if before is not None:
-            before._before = None  # otherwise every quorum would keep all earlier ones alive
+            before._before = None  # otherwise each quorum would keep all earlier ones in memory
 
     def change_for(self, held: str) -> QuorumChange | None:
         """Return the difference to the quorum with the digest `held`, or None if the manager needs the whole quorum."""
@@ -330,7 +330,7 @@ def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World
     )
 
 
-# Timers have no caller that could handle an unwritable journal. registry.py logs the error and ends the daemon.
+# Timers have no caller that could handle an unwritable journal. registry.py logs the error and shuts down.
 _FROM_TIMER = suppress(LighthouseError)
 
 

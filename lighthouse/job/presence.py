@@ -1,15 +1,15 @@
 """Sessions, joins and losses of replica groups, and their effect on the standing quorum.
 
-1. A session that ends without a leave means a loss, judged a few milliseconds later. This is how the lighthouse notices
-   a killed process. If the sessions of more than half of a quorum end together, the network is the likelier cause
-   (`MassSilence`). The end of an old session never affects a newer session of the group. A new session of the same
-   manager, which its secret proves (identity rules in roster.py), replaces the old one.
+1. If a session ends without a leave, its group is lost. The lighthouse decides this a few milliseconds later, so it
+   notices a killed process at once. If the sessions of more than half of a quorum end together, the network is the
+   likelier cause (`MassSilence`). The end of an old session never affects a newer session of the group. A new session
+   of the same manager, which its secret proves (identity rules in roster.py), replaces the old one.
 2. A group whose heartbeats stop is lost, too, unless the lighthouse's own network is the likelier cause
    (`MassSilence`).
 3. A group is down while its ranks restart. Its quorum loses it, and the others stop waiting for it until it joins. A
    group whose ranks exited in good order has left its quorum (standing.py) and is not lost.
 4. A participant is identified by (replica_id, incarnation). A group that loses its state restarts under a new
-   incarnation, and a join or hello of that incarnation means that the old one is lost.
+   incarnation. When that incarnation joins or opens a session, the old one is lost.
 
 `JobEnd` decides when the job has ended and which groups arrive too late.
 """

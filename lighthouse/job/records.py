@@ -154,7 +154,7 @@ class QuorumConfig:
     max_replicas: int = 10_000
     first_quorum_id: int = 1  # above every id that the job may have used
     lease_s: float = 5.0
-    stands: bool = True  # quorums may stand
+    stands: bool = True  # whether standing quorums are enabled
     last_call_s: float = 0.0  # time for a lost member to return before a spare replaces it
 
 
@@ -213,10 +213,10 @@ class RunConfig:
     """Settings of a run's state machine."""
 
     rank_timeout_s: float = 30.0
-    wall_offset_s: float = 0.0  # wall clock minus monotonic clock, for moments that people read
+    wall_offset_s: float = 0.0  # wall clock minus monotonic clock, for moments that are displayed
     beat_interval_s: float = 1.0  # between heartbeats of a supervisor
     run: str = ""  # name of the run
-    limits: Limits = field(default_factory=Limits)  # how long its ranks may stay without a mark
+    limits: Limits = field(default_factory=Limits)  # time limits for ranks without progress
 
 
 SPACES_KEPT = 4
@@ -347,13 +347,13 @@ class RestartRecord:
     generation: int
     cause: str
     noticed_at: float
-    incident: str  # id of the incident; empty if a rank returned, which is no incident
+    incident: str  # id of the incident; empty if a rank joined, which is not an incident
     lost: tuple[RankId, ...] = ()
     formed: int | None = None  # number of the next generation
     formed_at: float | None = None
     stepped_at: float | None = None  # first step in the next generation
     evidence: tuple[ProcessLost, ...] = ()
-    ends_nothing: bool = False  # the dead process was no rank of a generation
+    ends_nothing: bool = False  # the dead process was not a rank of a generation
     caused_by: RankId | None = None  # rank whose loss is the cause
 
 
@@ -477,7 +477,7 @@ class GenerationState:
         self.finished = set(finished)
         self.began_at = began_at
         self.has_stepped = False
-        self.delayed_until = -math.inf  # the next generation does not form before
+        self.delayed_until = -math.inf  # earliest moment for the next generation
         self._taken = frozenset(rank.slot for rank in self.active)
         self.lost_units = self._find_lost()
 
@@ -603,7 +603,7 @@ class Kind(StrEnum):
     WORKING = auto()  # healthy, and in the present quorum
     LOOPBACK = auto()
     ROUTABLE = auto()
-    DRAINING = auto()  # drains, and is in the present quorum
+    DRAINING = auto()  # draining, and in the present quorum
 
 
 @dataclass(slots=True, eq=False)

@@ -1,17 +1,17 @@
 """One run: its generations, and the supervisors, excluded hosts and launches around them.
 
 A generation is one attempt to run the function on a set of ranks (generations.py). A launch is one start of the run by
-its users: it ends when the run is completed.
+its users. It is over when the run is completed.
 
 1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
 2. A supervisor's report on a dead process explains the incident of its loss. If the process is not a rank of a
    generation, the report is an incident of its own, which ends no generation and changes no counter.
 3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each of them
-   is notified that its launch is completed. A process that has no earlier contact with the run starts another launch.
-   This is either a supervisor that never connected and of which no rank connected, or a rank of attempt 0 that has no
-   generation number and whose supervisor never connected.
+   is notified that its launch is completed. A process without earlier contact with the run starts another launch:
+   either a supervisor that has never connected and none of whose ranks has, or a rank of attempt 0 that has no
+   generation number and whose supervisor has never connected.
 4. A supervisor that receives a stop, directly or through one of its ranks, exits, and so does one that requests a stop.
-   If the run has been resumed, another stop request from it repeats the old one and is ignored.
+   If the run has been resumed, another stop request from that supervisor repeats the old one and is ignored.
 5. Records are durable before messages. If an effect changes the record, `RecordDue` comes before all other effects.
 """
 

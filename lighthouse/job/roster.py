@@ -341,7 +341,7 @@ class Job:
             due_at, _, member = heapq.heappop(self._due)
             if due_at != member.due_at or self.groups.get(member.replica_id) is not member:
                 continue
-            member.due_at = math.inf  # an entry counts once
+            member.due_at = math.inf  # each entry is used once
             if member.is_alive and self._due_at(member, now) <= now:
                 lapsed.append(member)
                 if member.session is not None:

@@ -4,21 +4,21 @@ A manager *grants* a step when it lets its ranks start that step. It may do so u
 answered heartbeat renews. The lighthouse sends three orders about the quorum. A *recall* stops the granting, a *resume*
 allows it up to a last step, and a *revoke* ends the quorum at once.
 
-1. The quorum is STANDING while no group asks to join or leave. Then the lighthouse recalls it (RECALLED), and each
-   member reports the highest step that it has granted. When all have reported, it resumes them (RESUMED) up to m, the
-   highest of these steps. So all members run the same steps and no step is lost. After step m they join the next
-   quorum.
-2. The quorum is REVOKED if a member is lost, joins after a failed commit, or asks for a step up to m again. The members
-   then abort the running step, vote on it and join.
+1. The quorum is STANDING while no group asks to join or leave. When a group does, the lighthouse recalls the quorum
+   (RECALLED), and each member reports the highest step that it has granted. When all have reported, the lighthouse
+   resumes them (RESUMED) up to m, the highest of these steps. So all members run the same steps, and no step is lost.
+   After step m they join the next quorum.
+2. The quorum is REVOKED if a member is lost, joins after a failed commit, or joins for step m or an earlier one. The
+   members then abort the running step, vote on it and join.
 3. A member whose script ended after its last committed step has left, which is not a loss. m is then at most that step.
-   A member that has granted a later step cannot complete it. The lighthouse notifies it once no member is running an
-   earlier step, because the data of that step may still be in transit. When all members have completed their last step,
-   the quorum is over.
+   If another member has granted a later step, it cannot complete that step, and the quorum is revoked. This happens
+   only after the other members have completed step m, because data of that step may still be in transit. If no member
+   has granted a later step, the quorum is over when all have completed step m.
 4. The next quorum may form at once if it includes a member (same replica_id and incarnation): that member no longer
    grants, and the others cannot complete a step without it. Otherwise it must wait until the leases of all members
-   expire. A member whose manager joined with restarted ranks has no lease. After a restart of the lighthouse, each
-   member must also have reported, or its lease have expired. Otherwise, if the journal is outdated, a missing member
-   may hold a later quorum.
+   expire. A member whose manager joined with restarted ranks has no lease. After a restart of the lighthouse, the next
+   quorum also waits until each member has reported or its lease has expired: the journal may be outdated, and a missing
+   member may hold a later quorum.
 5. After a restart of the lighthouse the quorum is RETURNING: its members continue to train while they reconnect. When
    all have reconnected, the quorum is STANDING again. It is revoked instead if a member reports it as revoked or does
    not reconnect within the lease, and recalled if a member reports it as recalled or resumed, or joins. Until then no

@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 # Peers and their limits (lighthouse_protocol/rules/rate_limits.py). Refusals are logged at a bounded rate.
 
-IPV6_PREFIX = 64  # a host or site owns all addresses of such a network
+IPV6_PREFIX = 64  # one host or site usually owns a whole network of this size
 
 
 @dataclass(slots=True)

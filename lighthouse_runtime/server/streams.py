@@ -26,7 +26,7 @@ from lighthouse_runtime.net.outbox import (
 
 # Output gate: keeps messages in order behind records that are not durable yet.
 #
-# A record takes time to reach the store, while the rules continue. Output after the record waits here until the store
+# A record takes time to reach the store, while the server continues. Output after the record waits here until the store
 # has acknowledged it, so peers see a server that is merely slow. If the server does not lead, it must send nothing, and
 # all calls are refused.
 
@@ -127,7 +127,7 @@ class OutputGate:
                     return
                 self._queue.popleft()
             elif self._refusal() is not None:
-                return  # the queue will be dropped as soon as the loop gets to it
+                return  # drop() will clear the queue soon
             else:
                 self._queue.popleft()
                 first()
