@@ -184,8 +184,8 @@ class Numbering:
     def check(self, seen_id: int, field: str, now: float) -> None:
         """Check that a lighthouse of this job can have assigned an id.
 
-        Ids begin at the wall-clock time in milliseconds. So no lighthouse has assigned an id that exceeds the last id
-        and the clock by a day.
+        The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
+        a day ahead of the clock was never assigned.
 
         Raises:
             InvalidRequest: The id is too high.

@@ -127,7 +127,7 @@ class OutputGate:
                     return
                 self._queue.popleft()
             elif self._refusal() is not None:
-                return  # drop() will clear the queue soon
+                return  # the queue will be dropped as soon as the loop gets to it
             else:
                 self._queue.popleft()
                 first()
