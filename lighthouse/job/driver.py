@@ -580,7 +580,10 @@ class JobDriver:
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
     def was_late(self, by_s: float) -> None:
-        """Handle a pause of the whole process for `by_s` seconds. Call this before any event that waited meanwhile."""
+        """Postpone timeouts after the whole process was paused for `by_s` seconds.
+
+        Call this before any event that arrived during the pause.
+        """
         self.progress.was_late(by_s)
         self.incidents.was_late(by_s)
         now = self._clock()
@@ -620,7 +623,7 @@ class JobDriver:
                 pass
 
     def _check_lag_for_looks(self) -> None:
-        """Check for a pause of the process in a timer, which has no caller to handle an error."""
+        """Check in a timer whether the process was paused. A timer has no caller that could handle an error."""
         with _FROM_TIMER:
             self._check_lag()
 

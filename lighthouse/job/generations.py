@@ -109,7 +109,7 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
     """Return the counters of the next generation.
 
     `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
-    `job_restarts` is counted in `count_incident`, when an incident begins.
+    `count_incident` counts `job_restarts`, when an incident begins.
     """
     number = next_number(counters.number, stride, is_process_restart=is_process_restart)
     begins = is_process_restart or stride == 1 or counters.number < 0
@@ -794,7 +794,7 @@ class Generations:
             self._emit(events.GenerationSent(rank.rank, self.current.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """Handle a failure of the function. Ignore it if the generation is broken, which probably caused it."""
+        """Handle a failure of the function. Ignore failures in a broken generation, because the break causes them."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current

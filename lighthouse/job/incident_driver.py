@@ -191,7 +191,7 @@ class ProgressDriver:
         self._watch.wake()
 
     def was_late(self, by_s: float) -> None:
-        """Handle a pause of the whole process for `by_s` seconds. Call this before the next verdict."""
+        """Record that the whole process was paused for `by_s` seconds. Call this before the next verdict."""
         self._progress.was_late(by_s, self._clock())
 
     def check(self) -> None:

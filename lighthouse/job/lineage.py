@@ -104,8 +104,8 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
 
     Args:
         claims: One for each candidate.
-        history: Quorums that name states of this job.
-        formed_at: Step at which the last quorum formed.
+        history: Quorums under which states of this job were committed.
+        formed_at: Highest step in the last quorum when it formed.
 
     Returns:
         One flag for each claim. All are False if no job is running.
@@ -206,7 +206,7 @@ class Numbering:
         return seen_id > self._recorded_id and not own
 
     def number(self, chosen: Sequence[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
-        """Assign the id of a new quorum, above `seen_id`.
+        """Choose the id of a new quorum: the last id again, or a new one above `seen_id`.
 
         Args:
             chosen: Members of the new quorum.

@@ -402,7 +402,8 @@ class JobProgress:
     def left_s(self, members: Collection[str], now: float, runs: Runs = ()) -> float | None:
         """Return the seconds until a verdict is possible, negative if one is possible now.
 
-        Groups outside `members` may send views at any time. Return None if there are no views.
+        If there are only views of groups that are not judged, return the shortest time that a verdict takes. If there
+        are no views at all, return None.
         """
         left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(members, now, runs)]
         return min(left_s, default=self._floor_s if self._reports else None)

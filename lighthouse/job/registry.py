@@ -212,7 +212,7 @@ class JobRegistry:
                 )
 
     def close(self, reason: str) -> None:
-        """Close every waiting call and every stream with `reason`, and refuse new ones."""
+        """End every pending call and close every stream with `reason`, and refuse new ones."""
         self.runs.write_notes()
         self.drop(reason)
 

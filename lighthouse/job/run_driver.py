@@ -424,7 +424,10 @@ class RunDriver:
         return self.machine.is_quiet and not self._ranks.open and not self._supervisors
 
     def was_late(self, by_s: float) -> None:
-        """Handle a pause of the whole process for `by_s` seconds. Call this before any event that waited meanwhile."""
+        """Postpone timeouts after the whole process was paused for `by_s` seconds.
+
+        Call this before any event that arrived during the pause.
+        """
         now = self._clock()
         self._perform(self.machine.handle(events.WasLate(by_s), now), now)
 

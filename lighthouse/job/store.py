@@ -52,7 +52,7 @@ class RecordStore(Protocol):
         ...
 
     def commit_key(self, name: RunName, row: Row) -> None:
-        """Store a key of a run that has been committed."""
+        """Store one key. Its run must have been committed before."""
         ...
 
     def run_names(self, newest: int) -> Sequence[RunName]:
