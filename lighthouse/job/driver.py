@@ -295,7 +295,7 @@ class WorldBroadcast:
         self.wake()
 
     def _renew(self) -> None:
-        """Recompute the world, and its grid only after `GridChanged`."""
+        """Recompute the size of the world. The grid is recomputed only if it may have changed."""
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:

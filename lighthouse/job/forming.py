@@ -270,7 +270,10 @@ class QuorumMachine:
         return self.job.take_effects()
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
+        """Return when to call `tick` next, or None if time alone changes nothing.
+
+        Right after `handle` or `tick` with the same `now`, the result is later than `now`.
+        """
         moments = (self.job.next_at(), self.standing.returns_until(), self.decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 

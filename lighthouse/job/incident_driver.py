@@ -64,7 +64,7 @@ MAX_HEALS_TOLD = 1000
 
 
 class JobAccount:
-    """Totals of one job's steps, heals and joins. Each number only grows."""
+    """Totals of one job's steps, heals and joins. No number ever decreases."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()

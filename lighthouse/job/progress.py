@@ -251,9 +251,9 @@ class Grid:
     """Connected ranks: a column is a replica group, a row the ranks that hold the same shard.
 
     Ranks of a sharded model first run collectives within their group, where they would wait forever for missing ranks.
-    So a manager joins only after all its ranks have requested a quorum. A total number of ranks would not suffice,
-    because halves of two groups are no complete group. Groups without a connected rank delay no other group and are
-    left out.
+    So a manager joins only after all its ranks have requested a quorum. Counting ranks is not enough, because two
+    incomplete groups may have as many ranks as a complete one. Groups without a connected rank delay no other group and
+    are left out.
     """
 
     def __init__(self, groups: Iterable[GroupRanks]) -> None:

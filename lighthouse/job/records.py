@@ -514,7 +514,7 @@ class GenerationState:
         return generation == self.number and is_at_work and not self.is_broken
 
     def is_place_taken(self, rank: RankId) -> bool:
-        """Return whether a finished process of the same slot has the slot's place in the generation."""
+        """Return whether the generation contains an earlier process of the slot, which has finished."""
         return rank.slot in self._taken and rank not in self.active
 
     def reconnect(self, rank: RankId) -> None:
@@ -706,7 +706,7 @@ class Membership(Enum):
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """Newest process of a slot, the fixed number of a process in its run."""
+    """Newest process of a slot. A slot is the fixed number of a process in its run."""
 
     rank: RankId
     seen_at: float

@@ -439,7 +439,10 @@ class RunMachine:
         return self._done(now)
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
+        """Return when to call `tick` next, or None if time alone changes nothing.
+
+        Right after `handle` or `tick` with the same `now`, the result is later than `now`.
+        """
         return self.generations.deadline(now)
 
     def _dispatch(self, event: events.RunEvent, now: float) -> None:

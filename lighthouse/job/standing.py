@@ -346,7 +346,7 @@ class Standing:
         return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
     def _settle(self) -> QuorumOrder | None:
-        """When all members have reported their grants, resume up to the highest step that all can complete."""
+        """When all members have reported their grants, resume the quorum up to the last step that all can complete."""
         if self.phase is not QuorumPhase.RECALLED or self._awaited:
             return None
         granted = [lease.granted or 0 for lease in self.leases.values()]
