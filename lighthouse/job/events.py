@@ -285,7 +285,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True)
 class RanksBehind:
-    """The ranks of these slots are behind, and the other ranks wait for them in vain."""
+    """The ranks of these slots are behind, and the other ranks are waiting for them."""
 
     slots: tuple[int, ...]
     reason: str
