@@ -1,7 +1,7 @@
-"""The dashboard: one HTML document with its style and scripts inline.
+"""The dashboard: one HTML document with inline style and scripts.
 
-It loads nothing from other hosts, and its content security policy allows only its own inline style and script. The
-scripts insert all text of a status as text, never as HTML.
+It loads nothing from other hosts, and its content security policy allows only its own inline style and scripts. The
+scripts insert the text of a status as text, never as HTML.
 """
 
 import base64

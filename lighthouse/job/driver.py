@@ -1,9 +1,9 @@
-"""Driver of one job: it feeds the `QuorumMachine`, performs the returned effects in order, and sets one timer.
+"""Driver of one job: feeds events to the `QuorumMachine`, performs the returned effects and sets one timer.
 
-The driver is synchronous. Time, sessions, waiting calls and the store are ports, so the simulator runs the same code.
-`WaitingJoins` holds the calls that wait for a quorum, `SessionTable` the open sessions of managers, and
-`WorldBroadcast` sends managers the size of the world when it changes. A record is stored before the messages that
-depend on it are sent.
+The driver is synchronous. Time, sessions, pending calls and the store are ports, so the simulator runs the same code.
+Effects are performed in order. `WaitingJoins` holds the calls that wait for a quorum, `SessionTable` the managers' open
+sessions, and `WorldBroadcast` sends managers the size of the world when it changes. A record is stored before any
+message that depends on it is sent.
 """
 
 import itertools
@@ -81,16 +81,16 @@ log = logging.getLogger(__name__)
 
 
 class QuorumDelivery:
-    """A new quorum, with the change for managers that hold the previous one. Computed once, on demand."""
+    """A new quorum, and its difference to the previous one for managers that hold that one. Computed on demand."""
 
     def __init__(self, quorum: Quorum, before: "QuorumDelivery | None" = None) -> None:
         self._quorum = quorum
         self._before = before
         if before is not None:
-            before._before = None  # otherwise every quorum would keep all earlier ones alive
+            before._before = None  # otherwise each quorum would keep all earlier ones in memory
 
     def change_for(self, held: str) -> QuorumChange | None:
-        """Return the change for a manager whose quorum has the digest `held`, or None if it needs the list."""
+        """Return the difference to the quorum with the digest `held`, or None if the manager needs the whole quorum."""
         if not held or self._before is None or held != self._before._named.digest:
             return None
         return self._change
@@ -116,7 +116,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Reply to join number `join` of a session."""
+    """Sends a manager the quorum or the error that answers the join with number `join`."""
 
     peer: Peer[ToManager]
     join: int
@@ -142,7 +142,7 @@ class _Waiting:
 
 
 class WaitingJoins:
-    """Joins that wait for a quorum, each from a call of its own or from a session."""
+    """Joins that wait for a quorum. Each came as a call of its own or on a session."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class WaitingJoins:
 
         Args:
             clock: Monotonic time in seconds.
-            waited: Receives the seconds from each join to its quorum.
+            waited: Receives the time in seconds that each answered join has waited.
             refused: Receives the error of each refused join.
         """
         self._clock = clock
@@ -169,7 +169,7 @@ class WaitingJoins:
         self._calls[call] = _Waiting(replica_id, reply, limit, self._clock())
 
     def drop(self, call: int | None) -> str | None:
-        """End a call without an answer. Return the replica_id of its group, or None if the call was not waiting."""
+        """Drop a call without an answer. Return the replica_id of its group, or None if the call was not waiting."""
         waiting = self._take(call)
         return None if waiting is None else waiting.replica_id
 
@@ -206,7 +206,7 @@ class Session:
 
 
 class SessionTable(dict[int, Session]):
-    """Open sessions by number."""
+    """Open sessions by session number."""
 
     def send(self, number: int, message: ToManager) -> None:
         if (session := self.get(number)) is not None:
@@ -225,17 +225,17 @@ class SessionTable(dict[int, Session]):
 
 
 SEND_AFTER_S = 0.1  # a burst of changes is sent once
-SENT_AT_ONCE = 50  # sessions for each timer call, so that other work does not wait
-SESSIONS_RENEWED_PER_S = 5000  # the more sessions, the rarer a new world
+SENT_AT_ONCE = 50  # sessions per timer call, so that other work does not wait
+SESSIONS_RENEWED_PER_S = 5000  # with more sessions, the world is computed less often
 # Ranks of one group connect one after the other. A short wait is not logged.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
-    """Sends managers the world when it has changed, and logs the groups that wait for missing ranks.
+    """Sends managers the size of the world when it changes, and logs groups that wait for missing ranks.
 
-    Each session receives the newest world when its turn comes, also right after it opens. Changes in between are not
-    sent.
+    Sessions are served in turn, starting soon after they open. Each is sent the newest world; changes in between are
+    skipped.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable, timers: Timers) -> None:
@@ -258,20 +258,20 @@ class WorldBroadcast:
         self._behind[number] = None
 
     def wait(self, waiting_for: str) -> None:
-        """Note what requests for a quorum have been waiting for, or "" for nothing."""
+        """Set the description of what pending joins are waiting for, "" for nothing."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
             self.wake()
 
     def read(self, effects: Sequence[QuorumEffect]) -> None:
-        """Note the machine's effects."""
+        """Note which effects of the machine may change the world."""
         for effect in effects:
             self._has_grid_changed |= isinstance(effect, GridChanged)
             self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
         self.wake()
 
     def wake(self) -> None:
-        """Set the timer if there is news to send. O(1)."""
+        """Set the timer if there is a change to send. O(1)."""
         if not self._timer.is_set and (self._behind or self._is_new):
             self._timer.set_after(SEND_AFTER_S)
 
@@ -295,7 +295,7 @@ class WorldBroadcast:
         self.wake()
 
     def _renew(self) -> None:
-        """Compute the world. The grid is only recomputed after `GridChanged`."""
+        """Recompute the size of the world. The grid is recomputed only if it may have changed."""
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
@@ -318,7 +318,7 @@ class WorldBroadcast:
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
-    """Compute the world without a group's own size, which differs by group."""
+    """Compute the world without the group's own size, which is different for each group."""
     pending = peers_pending(machine.job)
     return World(
         global_world_size=grid.global_world_size,
@@ -330,7 +330,7 @@ def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World
     )
 
 
-# Timers have no caller that could handle an unwritable journal. registry.py logs the error and ends the daemon.
+# Timers have no caller that could handle an unwritable journal. registry.py logs the error and shuts down.
 _FROM_TIMER = suppress(LighthouseError)
 
 
@@ -358,17 +358,17 @@ class JobDriver:
 
         Args:
             job: Name of the job.
-            machine: The job's machine.
+            machine: The job's state machine.
             timers: Clock and timers.
-            wall: Time in seconds since the epoch.
-            remember: Stores a record before it returns.
-            check_lag: Calls `was_late` if the process itself was paused.
+            wall: Returns the time in seconds since the epoch.
+            remember: Stores a record. Returns when the record is durable.
+            check_lag: Calls `was_late` if the process was paused.
             stall_after_s: Shortest time without progress that counts as a stall.
             incident_registry: Shared by all jobs.
             runs: Lists the runs of the job.
             refused: Receives the error of each refused join or hello.
             ranks_kept: Limit on known ranks, shared by all jobs.
-            draw_secret: Draws a secret for each new quorum, which only its members receive.
+            draw_secret: Returns a random secret for each new quorum. Only its members receive it.
             secret: Secret of the quorum of an earlier lighthouse.
             is_busy: Checks whether this host is overloaded.
         """
@@ -418,21 +418,24 @@ class JobDriver:
         self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
         self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
         self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
-        self._delivery: QuorumDelivery | None = None  # newest, formed by this lighthouse
+        self._delivery: QuorumDelivery | None = None  # of the newest quorum that this lighthouse formed
         self._is_closed = False
-        self._decision: Decision | None = None  # newest one that was followed
+        self._decision: Decision | None = None  # newest decision that was processed
         self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
     # -- calls
 
     def join(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
-        """Request the next quorum and return the call's number. `reply` gets the quorum or an error in time."""
+        """Request the next quorum for a group and return the number of the call.
+
+        `reply` receives the quorum, or an error before the deadline.
+        """
         call = next(self._numbers)
         self._ask(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
         return call
 
     def withdraw(self, call: int) -> None:
-        """End a call whose caller has disconnected. Does nothing after the answer."""
+        """Cancel a call whose caller has disconnected. Does nothing if the call was answered."""
         if (replica_id := self._waiting.drop(call)) is not None:
             self._feed(Withdrawn(replica_id, call))
 
@@ -511,20 +514,20 @@ class JobDriver:
         return True
 
     def killed(self, member: Group, why: str) -> None:
-        """Record that an operator has killed a member."""
+        """Record that an operator killed a member."""
         quorum = self.machine.quorum
         if quorum is not None and member.is_participant:
             self.incidents.killed(member.replica_id, quorum.quorum_id, why)
 
     def run_moved(self) -> None:
-        """React to a message of a rank in one of the job's runs."""
+        """Check progress and incidents after a message from a rank of one of the job's runs."""
         self.progress.run_moved()
         self.incidents.run_moved()
 
     # -- queries
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
-        """Return the job's status. `has_ranks` adds the place of every rank, and the timeline."""
+        """Return the job's status. `has_ranks` adds the progress of every rank, and the timeline."""
         verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
         ranks = self.progress.ranks() if has_ranks else ()
         timeline = self._timeline.timeline.entries if has_ranks else ()
@@ -535,16 +538,16 @@ class JobDriver:
 
     @property
     def account(self) -> JobAccount:
-        """Totals over present and former groups."""
+        """Totals over all groups that the job has had."""
         self._account.ledger.keep(self.machine.job.groups, self._clock())
         return self._account
 
     def sample(self) -> None:
-        """Take a sample for `pace`. Call every EVERY_S."""
+        """Take a sample for `pace`. Call this every EVERY_S seconds."""
         self._samples.take(self._levels(), self._clock())
 
     def pace(self) -> Pace:
-        """Return the present pace and its course over the last minutes."""
+        """Return the present pace and its samples of the last minutes."""
         return self._samples.pace(self._levels(), sum(self._account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
@@ -560,7 +563,7 @@ class JobDriver:
         self.incidents.take_verdict(verdict)
 
     def run(self, run_id: str) -> RunDriver | None:
-        """Return a run of the job, or None if the run has no ranks."""
+        """Return the job's run with this id, or None if that run has no ranks."""
         return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
 
     def member(self, wire_id: str) -> Group | None:
@@ -577,14 +580,17 @@ class JobDriver:
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
     def was_late(self, by_s: float) -> None:
-        """Handle a pause of the whole process. Call before any event that waited during the pause."""
+        """Postpone timeouts after the whole process was paused for `by_s` seconds.
+
+        Call this before any event that arrived during the pause.
+        """
         self.progress.was_late(by_s)
         self.incidents.was_late(by_s)
         now = self._clock()
         self._perform(self.machine.handle(WasLate(by_s), now), now)
 
     def close(self, reason: str) -> None:
-        """Refuse all calls and end all sessions. No member counts as lost."""
+        """Refuse all calls and close all sessions. No member counts as lost."""
         self._is_closed = True
         self._timer.cancel()
         self.progress.close()
@@ -617,7 +623,7 @@ class JobDriver:
                 pass
 
     def _check_lag_for_looks(self) -> None:
-        """Check the lag where no caller could handle an error, as in a timer."""
+        """Check in a timer whether the process was paused. A timer has no caller that could handle an error."""
         with _FROM_TIMER:
             self._check_lag()
 
@@ -628,7 +634,7 @@ class JobDriver:
             self._perform(self.machine.tick(now), now)
 
     def _now(self) -> float:
-        """Return the time, after a `HostBusy` event if the machine is judging closings on a busy host."""
+        """Return the time. If the machine is about to judge closings on a busy host, feed it `HostBusy` first."""
         now = self._clock()
         if self.machine.is_judging_closings(now) and self._is_busy():
             self._perform(self.machine.handle(HostBusy(), now), now)

@@ -1,8 +1,8 @@
-"""Events and effects of the two machines of a job.
+"""Events and effects of the two state machines of a job.
 
-Drivers feed a `QuorumEvent` to the `QuorumMachine` of a job and a `RunEvent` to the `RunMachine` of a run, and perform
-the returned effects in order. A class `Member...` reports what happened to a replica group. The timeline, the log and
-the incidents read these effects; they send nothing.
+Drivers feed each `QuorumEvent` to the job's `QuorumMachine` and each `RunEvent` to the run's `RunMachine`, and perform
+the returned effects in order. The `Member...` effects describe what happened to a replica group. The timeline, the log
+and the incidents read them; the driver sends nothing for them.
 """
 
 from dataclasses import dataclass, field
@@ -37,7 +37,7 @@ class MemberJoined:
 
 @dataclass(frozen=True, slots=True)
 class MemberBack:
-    """A replica group that was lost or down takes part again. `text` describes how."""
+    """A replica group that was lost or down is taking part again. `text` describes how."""
 
     replica_id: str
     text: str
@@ -45,36 +45,36 @@ class MemberBack:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A replica group is lost."""
+    """A replica group was lost."""
 
     replica_id: str
-    quorum_id: int | None  # quorum that ends without the member, if any
+    quorum_id: int | None  # quorum that ends because of the loss, if any
     reason: str
-    last_seen_at: float | None = None  # last message; None if the member was connected until now
+    last_seen_at: float | None = None  # when its last message arrived; None if it was connected until now
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """The group has ended in good order."""
+    """A replica group left in good order."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberDraining:
-    """The group finishes the steps of its quorum and joins no other."""
+    """A replica group completes the steps of its quorum and will join no other."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class GridChanged:
-    """The grid of ranks (`Grid`) may have changed. At most one in the effects of one call."""
+    """The grid of connected ranks (`Grid`) may have changed. A single call of the machine returns at most one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsCut:
-    """The connections of these members ended together. They count as alive for `hold_s`."""
+    """The connections of these members ended together. The members count as alive for `hold_s` seconds."""
 
     replica_ids: tuple[str, ...]
     hold_s: float
@@ -85,12 +85,12 @@ MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberDrain
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A call requests a quorum."""
+    """A caller requests the next quorum."""
 
     call: int  # assigned by the driver
     participant: Participant
     deadline_at: float  # when the call expires
-    session: int | None = None  # session of the request; None for a call without one
+    session: int | None = None  # session on which the request came; None without a session
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """A manager has opened a session. The driver assigns rising session numbers."""
+    """A manager opened a session. The driver assigns ascending session numbers."""
 
     session: int
     hello: Hello
@@ -123,21 +123,21 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The stream has ended. Without a `Left` before, this is a crash."""
+    """The stream ended. Unless a `Left` came first, the process crashed or was disconnected."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The group has left in good order."""
+    """The group left in good order."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The lighthouse was paused and reads the next events `by_s` seconds late."""
+    """The lighthouse process was paused. It reads the following events `by_s` seconds late."""
 
     by_s: float
 
@@ -160,7 +160,7 @@ class QuorumFormed:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job has ended at `step` (see `JobEnd`). The driver stores `record` before it answers any group."""
+    """The job has ended at `step` (`JobEnd`). The driver stores `record` before it answers any group."""
 
     step: int
     absent: tuple[str, ...]
@@ -169,7 +169,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class QuorumResent:
-    """Answers a member that never received the standing quorum."""
+    """Sends the standing quorum again, in answer to `call`, to a member that never received it."""
 
     quorum: Quorum
     call: int
@@ -183,11 +183,11 @@ class JoinRefused:
 
 @dataclass(frozen=True, slots=True)
 class JournalOutdated:
-    """The journal is older than quorums already sent. Nothing forms for `wait_s`."""
+    """The journal is older than a quorum that was sent. No quorum forms for `wait_s` seconds."""
 
     replica_id: str  # group that received quorum `seen_id`
     seen_id: int
-    last_id: int  # newest one that this lighthouse knows
+    last_id: int  # newest quorum_id that this lighthouse knows
     wait_s: float  # unknown members may hold a quorum during this time
 
 
@@ -216,7 +216,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Ends the session with `error`, or in good order if `error` is None."""
+    """Closes the session with `error`, or in good order if `error` is None."""
 
     session: int
     error: LighthouseError | None
@@ -225,7 +225,7 @@ class SessionRefused:
 
 @dataclass(frozen=True, slots=True)
 class NewcomersChanged:
-    """The set of groups outside the quorum that request the next one has changed."""
+    """The set of groups outside the quorum that are waiting for the next one has changed."""
 
 
 QuorumEvent = (
@@ -259,10 +259,10 @@ RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport | Close
 
 @dataclass(frozen=True, slots=True)
 class RankJoined:
-    """A process connects, or reconnects."""
+    """A process connects or reconnects."""
 
     entry: RankHello
-    session: int | None = None  # its stream; None if it only sends heartbeats
+    session: int | None = None  # its stream; None if it has none and only sends heartbeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,17 +275,17 @@ class RankReported:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """A supervisor reports the end of a process."""
+    """A supervisor reports that a process has exited."""
 
     rank: RankId
     reason: str
-    output: tuple[str, ...] = ()  # last lines
+    output: tuple[str, ...] = ()  # last lines of output
     by: str = ""  # name of the supervisor
 
 
 @dataclass(frozen=True, slots=True)
 class RanksBehind:
-    """The other ranks wait in vain for the ranks of these slots."""
+    """The ranks of these slots are behind, and the other ranks are waiting for them."""
 
     slots: tuple[int, ...]
     reason: str
@@ -293,7 +293,7 @@ class RanksBehind:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An operator, or a stall, requests a stop."""
+    """An operator requests a stop, or the policy for a stall does."""
 
     reason: str
     who: str
@@ -317,23 +317,23 @@ class SupervisorEnded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorAsked:
-    """A supervisor requests a stop, or excludes its host, where none of its processes may restart."""
+    """A supervisor requests a stop, or the exclusion of its host, on which none of its processes may restart."""
 
     session: int
     message: supervisor.StopAsked | supervisor.HostExcluded
-    membership: Membership = Membership.OPEN  # of its group in the quorum of the job
+    membership: Membership = Membership.OPEN  # relation of its group to the job's quorum
 
 
 @dataclass(frozen=True, slots=True)
 class RecordDue:
-    """The driver stores `record` first, since later effects in the list depend on it."""
+    """Tells the driver to store `record` before it performs the remaining effects, which depend on it."""
 
     record: RunRecord = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """New generation, for its active ranks and `spares` at once."""
+    """Sends the new generation to its active ranks and to `spares`."""
 
     generation: Generation
     spares: tuple[RankId, ...] = ()
@@ -341,7 +341,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSent:
-    """Present generation, for one rank that has not received it or is a spare."""
+    """Sends the present generation to one rank, which has not received it or is a spare."""
 
     rank: RankId
     generation: Generation
@@ -349,13 +349,13 @@ class GenerationSent:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Generation `number` has ended for `ranks`, which stop what they run and report ready."""
+    """Generation `number` has ended for `ranks`. They interrupt the function and report ready."""
 
     number: int
     reason: str
     ranks: tuple[RankId, ...]  # may be empty
-    is_new: bool = False  # the generation has just been broken, or has one more reason
-    is_failure: bool = False  # A rank reported a failure of its function
+    is_new: bool = False  # the generation has just broken, or has one more reason
+    is_failure: bool = False  # a rank reported a failure of its function
 
 
 @dataclass(frozen=True, slots=True)
@@ -366,7 +366,7 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """Every active rank has finished, and all processes may exit with 0."""
+    """The run is completed. The driver notifies `ranks`, which may then exit with status 0."""
 
     number: int
     ranks: tuple[RankId, ...]  # receivers; if `is_new`, every supervisor receives it, too
@@ -375,7 +375,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Stop for `ranks`. If it is new, every supervisor receives it, too."""
+    """Sends a stop to `ranks`. If `is_new`, every supervisor receives it, too."""
 
     stop: RunStopped
     ranks: tuple[RankId, ...]
@@ -389,7 +389,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class OutsiderIgnored:
-    """Supervisor `who`, which has no part in the run, requested a change of the whole run."""
+    """Supervisor `who` requested a change for the whole run, but has no part in it."""
 
     who: str
     what: str  # effect of the request
@@ -402,21 +402,21 @@ class RecordChanged:
 
 @dataclass(frozen=True, slots=True)
 class IncidentChanged:
-    """An incident of the run is new or has changed. The driver reports it and soon stores the record."""
+    """An incident of the run is new or has changed. The driver reports it, and soon stores the record."""
 
     restart: RestartRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorMessage:
-    """Message for a supervisor. A refusal ends its stream."""
+    """Sends a message to a supervisor. A refusal also closes its stream."""
 
     session: int
     message: ToSupervisor
 
 
 class RunVerdict(StrEnum):
-    """Why the next generation forms, or does not."""
+    """Why the next generation forms or does not."""
 
     STOPPED = "stopped"
     COMPLETED = "completed"

@@ -1,25 +1,30 @@
-"""Which groups are in a quorum, and when it forms.
+"""Formation of quorums: which replica groups form the next one, and when.
 
-`decide` applies these rules after every event and tick, in this order:
+A *member* is a group in the present quorum, and a *newcomer* is any other group. `decide` applies these rules, in this
+order, after every event and tick:
 
-1. Candidates are the groups that have joined. Each is alive and healthy, since its call is open. If a member of the
-   previous quorum asks to shrink, only members of that quorum stay candidates.
-2. With fewer candidates than `min_replicas` or the smallest allowed size, no quorum forms.
-3. If every member of the previous quorum is a candidate, the quorum forms now.
-4. If every healthy group has joined, it forms now.
-5. Otherwise stragglers have until `join_timeout_s` after the first join. Then they have missed it: they no longer count
-   and the others stop waiting for them until they join. While members of the previous quorum are alive, a newcomer's
-   join does not start that clock: the members are in their step, and a long step is no fault.
-6. If `active` leaves spares, a spare does not replace a lost member until `last_call_s` after the loss. A group that
-   returns in time keeps its place. A deadline ends the wait early, as in rule 7.
-7. If more than half of the healthy groups are candidates, the quorum forms `deadline_margin_s` before the first waiting
-   call expires, so one straggler cannot let all calls expire. While members of the previous quorum are alive, only
-   their calls count, because a spare always waits.
+1. A group is a candidate while it has joined, which means that its call for the next quorum is pending. The open call
+   also shows that the group is alive and healthy. If a member asks to shrink the quorum, newcomers are not candidates.
+2. No quorum forms unless at least `min_replicas` groups are candidates and can fill one of the allowed sizes.
+3. If every member is a candidate, the quorum forms at once.
+4. If every healthy group has joined, the quorum forms at once.
+5. Otherwise it waits for the stragglers, the healthy groups that have not joined, until `join_timeout_s` after the
+   first join. A straggler that misses this timeout no longer counts as healthy until it joins. While a member is alive,
+   a newcomer's join does not start the timeout: the members are running a step, and a long step is not a fault.
+6. If the quorum size is limited (`active`), surplus groups wait as spares. A spare replaces a lost member only after
+   `last_call_s`, so that a group that returns in time keeps its place. A call that is about to expire ends this wait
+   early, as in rule 7.
+7. If more than half of the healthy groups are candidates, the quorum forms `deadline_margin_s` before the first pending
+   call expires, so that one straggler cannot make all calls expire. While a member is alive, only the members' calls
+   count, because the call of a spare is always pending.
 
-A quorum that stands (standing.py) precedes these rules. While it stands nothing forms, and afterwards the next quorum
-needs a member of it, or has to wait for its leases. `Numbering` (lineage.py) assigns the id.
+A standing quorum takes precedence over these rules. Its members train for many steps without joining again. Each has a
+lease, the time for which it may start steps without contacting the lighthouse (standing.py). While the quorum stands,
+no other quorum forms. After that, the next quorum must include one of its members, or wait until their leases expire.
+`Numbering` (lineage.py) assigns the quorum_id.
 
-The machine keeps nothing about forgotten groups. An event without news costs O(1), a round O(n log n) once.
+The machine keeps no data about forgotten groups. With n groups, an event that changes nothing costs O(1), and forming a
+quorum costs O(n log n).
 """
 
 import math
@@ -45,7 +50,7 @@ from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
 from lighthouse_protocol.messages.session import LEFT, QuorumPhase
 
 END_KEPT_S = 7 * 86400.0
-"""How long the machine remembers the end of a job, for groups whose scheduler starts them late."""
+"""Seconds for which the machine remembers that a job has ended, in case a scheduler starts some of its groups late."""
 
 
 class Decision(NamedTuple):
@@ -53,19 +58,19 @@ class Decision(NamedTuple):
 
     verdict: Verdict
     until: float | None = None
-    """When this wait ends at the latest. None if time alone does not end it."""
+    """When this wait ends at the latest, or None if time alone does not end it."""
     missed_at: float | None = None
-    """When the stragglers miss their join_timeout. None while no wait counts."""
+    """When the stragglers miss the join timeout, or None while it is not running."""
     next_at: float | None = None
-    """When time alone may change the decision."""
+    """Next moment at which time alone may change the decision."""
     chosen: tuple[Group, ...] = ()
     """Members of the quorum that forms now. Empty unless the verdict is READY."""
 
 
 def decide(job: Job, now: float) -> Decision:
-    """Decide by the rules, without changing any state.
+    """Apply the rules above, without changing any state.
 
-    O(1) while the groups wait for others, O(n log n) once all conditions but the leases are met.
+    Costs O(1) while the quorum waits for other groups, and O(n log n) once it waits for leases only.
     """
     config, joins, standing = job.config, job.joins, job.standing
     candidates, joined = joins.candidates, len(joins)
@@ -128,14 +133,14 @@ def stragglers(job: Job) -> list[Group]:
 
 
 def peers_pending(job: Job) -> int:
-    """Return how many newcomers fit into a quorum with all present members."""
+    """Return how many waiting newcomers would fit into the next quorum if all present members stay."""
     members = len(job.replica_ids)
     most = size_for(members + job.joins.newcomers, job.config.allowed_sizes, job.config.active)
     return max(0, most - members)
 
 
 def choose_members(job: Job, now: float) -> tuple[Group, ...]:
-    """Choose the members of the next quorum among the candidates. O(n log n)."""
+    """Choose the members of the next quorum from the candidates. O(n log n)."""
     chosen = job.joins.list_candidates()
     size = size_for(len(chosen), job.config.allowed_sizes, job.config.active)
     if len(chosen) > size:
@@ -147,13 +152,16 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
 
 
 def find_foreign(job: Job, candidates: Sequence[Group], now: float) -> list[bool]:
-    """Find the candidates outside the job's lineage, which have to heal."""
+    """Return for each candidate whether it must heal because its state is not from the job's lineage.
+
+    The lineage consists of the states that this job's quorums have committed (lineage.py).
+    """
     claims = [_claim(job, member, member.participant) for member in candidates if member.participant]
     return foreign(claims, known_history(job, candidates, now), job.max_step)
 
 
 def known_history(job: Job, candidates: Sequence[Group], now: float) -> History:
-    """Return the job's history with the quorums of an earlier lighthouse that candidates report (lineage.py)."""
+    """Return the job's history, including the quorums of an earlier lighthouse that candidates report (lineage.py)."""
     if job.first_formed_at is not None and now >= job.first_formed_at + EARLIER_COUNTS_FOR_S:
         return job.history
     history = History(job.history.ranges)
@@ -177,7 +185,7 @@ def _claim(job: Job, member: Group, participant: Participant) -> Claim:
 
 
 class QuorumMachine:
-    """Quorums of one job. `now` is the caller's monotonic clock."""
+    """Pure state machine that forms the quorums of one job. `now` is the caller's monotonic time in seconds."""
 
     def __init__(
         self, config: QuorumConfig, *, record: QuorumRecord | None = None, holders_until: float | None = None
@@ -186,8 +194,9 @@ class QuorumMachine:
 
         Args:
             config: Settings.
-            record: What an earlier lighthouse has stored.
-            holders_until: When the last lease of an earlier lighthouse's quorum ends. None if no member can hold one.
+            record: What an earlier lighthouse stored, or None.
+            holders_until: When the last lease on an earlier lighthouse's quorum expires. None if no member can hold
+                one.
         """
         self.config = config
         self.job = Job(config, record)
@@ -203,18 +212,21 @@ class QuorumMachine:
             self.standing.restore(record, holders_until, holders_until + config.lease_s)
 
     def remembers_end(self, now: float) -> bool:
-        """Return whether the job has ended recently and absent groups may still come too late."""
+        """Return whether the job ended less than END_KEPT_S ago and absent groups may still arrive."""
         is_recent = self._ended_at is None or now < self._ended_at + END_KEPT_S
         return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
 
     def is_quiet(self, now: float) -> bool:
-        """Return whether no group is alive or remembered, and no lease can still run."""
+        """Return whether no group is alive or remembered, and no lease may still be valid."""
         return (
             not self.job.groups and self.standing.phase is not QuorumPhase.RETURNING and now >= self.standing.free_at()
         )
 
     def is_judging_closings(self, now: float) -> bool:
-        """Return whether the caller must first report an overloaded host (`HostBusy`)."""
+        """Return whether closed connections are about to be judged.
+
+        The caller must first report `HostBusy` if its host is overloaded.
+        """
         return self.presence.silence.is_judging(now)
 
     @property
@@ -227,7 +239,7 @@ class QuorumMachine:
             answer = self.presence.acknowledge(event, now)
             if answer is not None:
                 return [answer]
-        if isinstance(event, events.WasLate):  # before the pause makes groups lapse
+        if isinstance(event, events.WasLate):  # first, so that the pause makes no group lapse
             self.presence.was_late(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
             self.presence.silence.postpone(now)
@@ -258,7 +270,10 @@ class QuorumMachine:
         return self.job.take_effects()
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
+        """Return when to call `tick` next, or None if time alone changes nothing.
+
+        Right after `handle` or `tick` with the same `now`, the result is later than `now`.
+        """
         moments = (self.job.next_at(), self.standing.returns_until(), self.decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
@@ -291,7 +306,7 @@ class QuorumMachine:
         self._next_at = math.inf if next_at is None else next_at
 
     def _decide(self, now: float) -> Decision:
-        """Decide, and stop waiting for stragglers that have missed the join_timeout."""
+        """Decide. If the stragglers have missed the join timeout, stop waiting for them and decide again."""
         decision = decide(self.job, now)
         is_over = decision.until is not None and now >= decision.until
         if decision.verdict is not Verdict.WAITING_FOR_STRAGGLERS or not is_over:
@@ -314,7 +329,7 @@ class QuorumMachine:
     # -- a standing quorum
 
     def _review(self) -> None:
-        """Recall the standing quorum if the waiting groups would change it, or if a member drains."""
+        """Recall the standing quorum if the waiting groups would change it, or if a member is draining."""
         if self.standing.phase is not QuorumPhase.STANDING:
             return
         draining = self.presence.draining()

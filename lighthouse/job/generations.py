@@ -1,21 +1,23 @@
-"""Generations of one run: ranks connect and end, are active or spare, and form a new generation after each break.
+"""Generations of one run. A generation is one attempt to run the function on a set of ranks.
 
-1. The lighthouse alone assigns numbers. They are durable before a rank receives them, and never repeat.
-2. A generation stands until one of its active ranks is lost or fails. Then it is broken: the others are interrupted and
-   report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
-3. `decide_generation` decides when the next generation forms, and `assign` of which ranks. All its ranks receive it at
-   once.
-4. A rank that connects while a generation stands becomes a spare and receives the generation at once. If it would
-   enlarge the generation, the generation is broken, which is no incident.
-5. A rank of the present generation that has not received it gets it again. A rank with another number learns that its
-   generation has ended, so no rank waits for a past one.
+Its *active* ranks run the function; the *spares* wait. When a generation breaks, a new one forms.
+
+1. Only the lighthouse assigns numbers. A number is durable before a rank receives it, and is never repeated.
+2. A generation stands until one of its active ranks is lost or fails. It is then broken: the other active ranks are
+   interrupted and report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
+3. `decide_generation` decides when the next generation forms, and `assign` chooses its ranks. All of them are sent the
+   generation at once.
+4. A rank that connects while a generation stands becomes a spare and is sent the generation at once. If that rank would
+   enlarge the generation, the generation is broken instead, which is not an incident.
+5. A rank of the present generation that has not received it is sent it again. A rank that reports another number is
+   notified that its generation has ended, so no rank waits for a past one.
 6. `settle` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the function
    fails more often than the restart budget allows.
-7. A generation that a rank has finished is not broken for a newcomer. When all its ranks have finished, the run is
-   completed. A rank of an elastic run may close it, which completes the run for all ranks, finished or not.
+7. Once a rank has finished a generation, a newcomer no longer breaks it. When all its ranks have finished, the run is
+   completed. A rank of an elastic run may close the run, which completes it for all ranks, finished or not.
 
-The machine acts on the state that ranks report, so lost messages do no harm. An event without news costs O(1), a
-generation O(n log n) once.
+The machine acts on the state that ranks repeat in their reports, so lost messages do no harm. With n ranks, an event
+that changes nothing costs O(1), and forming a generation costs O(n log n).
 """
 
 import math
@@ -58,20 +60,22 @@ def assign(
 ) -> tuple[RankId, ...]:
     """Choose the active ranks and their places. All other ready ranks are spares. O(n log n).
 
+    A slot is the fixed number of a process in the run. A place is the rank's number in the generation.
+
     - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `active`, or 0.
-    - A rank keeps its place, by slot, so a restarted process gets its predecessor's. Spares fill the holes, the longest
-      waiting first. If the world shrinks, the highest ranks move into the holes.
-    - At a start, without active ranks before, places follow the slots.
+    - A slot keeps its place, so a restarted process gets the place of its predecessor. Spares fill the holes, the
+      longest waiting first. If the generation shrinks, the ranks with the highest places move into the holes.
+    - In the first generation, places follow the slots.
     - With `hosts_together`, a host that lacks one of its known slots has no active rank.
 
     Args:
         members: All known ranks.
-        previous: Slot of each rank of the last generation.
+        previous: Slot at each place of the last generation.
         terms: Settings of the run.
-        running: Ranks that count as ready, too.
+        running: Ranks that also count as ready.
 
     Returns:
-        The process of each rank, or an empty tuple if there are too few.
+        The process at each place, or an empty tuple if there are too few.
     """
     eligible = _eligible(list(members), terms, running)
     size = min(len(eligible), terms.target) // terms.divisible_by * terms.divisible_by
@@ -97,15 +101,15 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
 
 
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
-    """Return current + 1, or the next multiple of the stride for processes restarted by a supervisor."""
+    """Return the number after `current`. After a process restart, this is the next multiple of `stride`."""
     return (current // stride + 1) * stride if is_process_restart else current + 1
 
 
 def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, after_incident: bool) -> RunCounters:
     """Return the counters of the next generation.
 
-    `ranks_restarts` counts the incidents recovered since the last process restart. `count_incident` counts
-    `job_restarts`, when an incident begins.
+    `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
+    `count_incident` counts `job_restarts`, when an incident begins.
     """
     number = next_number(counters.number, stride, is_process_restart=is_process_restart)
     begins = is_process_restart or stride == 1 or counters.number < 0
@@ -122,13 +126,13 @@ def count_incident(counters: RunCounters) -> RunCounters:
 
 
 def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
-    """Raise the counters above a number that a rank has seen and this lighthouse does not know."""
+    """Raise the counters to a number that a rank has seen, if this lighthouse does not know it."""
     if seen <= counters.number:
         return counters
     return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
 
 
-RESTARTS_KEPT = 16  # a late report may still explain them; the archive of incidents has all
+RESTARTS_KEPT = 16  # a late report may still explain one of them; the incident archive keeps all
 LOST_KEPT = 64  # lost ranks of one restart
 EVIDENCE_KEPT = 8  # dead processes of one restart, with their output
 
@@ -142,12 +146,12 @@ class RestartLog:
     def __init__(
         self, record: RunRecord, make_id: Callable[[float], str], emit: Callable[[IncidentChanged], None]
     ) -> None:
-        """Continue from a record.
+        """Restore the log from a run's stored record.
 
         Args:
             record: Stored state of the run.
-            make_id: Returns an unused id for a wall-clock moment.
-            emit: Receives each incident that changes.
+            make_id: Returns an unused incident id for a wall-clock moment.
+            emit: Receives each incident that is new or has changed.
         """
         self.counters = record.counters
         self.restarts = record.restarts
@@ -168,7 +172,7 @@ class RestartLog:
 
     @property
     def last_cause(self) -> str:
-        """Cause of the last break."""
+        """Why the last broken generation broke, or "" if none has."""
         return "" if self._newest is None else self._newest.cause
 
     @property
@@ -189,19 +193,19 @@ class RestartLog:
         return None
 
     def learn(self, seen: int | None, stride: int) -> None:
-        """Keep later numbers above `seen`, which a rank has received."""
+        """Keep all later numbers above `seen`, the highest number that a rank has received."""
         if seen is not None:
             self.counters = learn(self.counters, seen, stride)
 
     def begin(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
-        """Begin a restart because generation `number` broke, by a fault or by the return of a rank."""
+        """Begin a restart because generation `number` broke, by a fault (`is_fault`) or because a rank has joined."""
         incident = self._make_id(at) if is_fault else ""
         self._add(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
             self.counters = count_incident(self.counters)
 
     def worsen(self, lost: tuple[RankId, ...], cause: str) -> bool:
-        """Add losses to the open restart. Return whether the mere return of a rank has become a fault."""
+        """Add losses to the open restart. Return whether a restart without a fault has become one with a fault."""
         last = self.open_one
         if last is None:
             return False
@@ -218,8 +222,8 @@ class RestartLog:
     def explain(self, process: ProcessLost, by: str, number: int, at: float, *, is_rank: bool) -> None:
         """Add a supervisor's report on a dead process.
 
-        The report becomes evidence of the restart that lost the process. If the process was no rank, it is an incident
-        of its own, which ends no generation and changes no counter.
+        The report becomes evidence of the restart in which the process was lost. If the process was not a rank, the
+        report is an incident of its own, which ends no generation and changes no counter.
         """
         rank = process.rank
         found = next((restart for restart in reversed(self.restarts) if rank in restart.lost), None)
@@ -258,12 +262,12 @@ class RestartLog:
                 self._replace(restart, replace(restart, stepped_at=at))
 
     def begin_launch(self) -> None:
-        """Begin another launch. Only the numbers continue."""
+        """Begin another launch of the run. Only the numbers continue."""
         self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
 
     def _add(self, restart: RestartRecord) -> None:
-        """Append a restart. The newest one that ended a generation stays, even if many follow that ended none."""
+        """Append a restart and drop the oldest, but keep the newest restart that ended a generation."""
         followed = self._newest
         self.restarts = (*self.restarts, restart)[-RESTARTS_KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:
@@ -286,22 +290,22 @@ NAMES_KEPT_S = 5.0  # after a restart of the lighthouse; ranks and supervisors r
 
 
 class Ranks:
-    """The newest process of each slot, kept after its end and over restarts of the lighthouse.
+    """The newest process of each slot. Records remain after the process exits and after the lighthouse restarts.
 
-    A slot belongs to its rank, and to the rank's supervisor, while its stream is open. Another process must show the
+    While its stream is open, a slot belongs to its rank and to the rank's supervisor. Another process must present the
     same secret. After a restart of the lighthouse, slots stay reserved for NAMES_KEPT_S. An incarnation always belongs
     to the process that used it first.
 
-    A rank is alive while its stream is open, or for `rank_timeout_s` after its last message. Messages get their time
-    from the lighthouse's monotonic clock on arrival, so clocks of other hosts do not matter.
+    A rank is alive while its stream is open, or for `rank_timeout_s` after its last message. Messages are stamped on
+    arrival with the lighthouse's monotonic clock, so the clocks of other hosts do not matter.
     """
 
     def __init__(self, rank_timeout_s: float, records: Iterable[RankRecord] = (), now: float = 0.0) -> None:
-        """Restore ranks of an earlier lighthouse. Live ones have one timeout to reconnect."""
+        """Restore the ranks of an earlier lighthouse. Live ones have `rank_timeout_s` to reconnect."""
         self._timeout_s = rank_timeout_s
         self._slots = {r.rank.slot: _restored(r, now, rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
-        self._lapses_from = now + rank_timeout_s  # no rank lapses before
+        self._lapses_from = now + rank_timeout_s  # no rank lapses before this moment
         self._kept_until = now + NAMES_KEPT_S if self._slots else -math.inf
         self._sessions: dict[int, Rank] = {}
         self.ready: dict[int, Rank] = {}
@@ -326,7 +330,7 @@ class Ranks:
         return self._slots.get(slot)
 
     def get(self, rank: RankId) -> Rank | None:
-        """Return the record of this process if it is alive and has the slot."""
+        """Return the record of this process if it is alive and still has its slot, or None."""
         found = self._slots.get(rank.slot)
         return found if found is not None and found.is_here and found.rank == rank else None
 
@@ -341,14 +345,14 @@ class Ranks:
         return bool(self._sessions)
 
     def why_not(self, rank: RankId) -> LighthouseError:
-        """Return the error for a message of a process without a live record."""
+        """Return the error to send to a process that has no live record."""
         found = self._slots.get(rank.slot)
         if found is not None and found.rank != rank:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not connected; enter again")
 
     def refusal(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
-        """Return why a process may not enter a run with these terms, or None. Changes nothing."""
+        """Return why a process may not enter a run with these settings, or None. Changes nothing."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
@@ -359,7 +363,7 @@ class Ranks:
         return self._duplicate(entry)
 
     def impostor(self, entry: RankHello, now: float) -> DuplicateReplica | None:
-        """Return the error if the slot or incarnation belongs to another secret, or None."""
+        """Return the error if the slot or incarnation belongs to a process with another secret, or None."""
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.secret or is_shown(entry.secret, old.secret):
             return None
@@ -367,10 +371,11 @@ class Ranks:
         return _taken(old, entry) if is_kept or old.rank == entry.rank else None
 
     def _duplicate(self, entry: RankHello) -> DuplicateReplica | None:
-        """Return the error if another process keeps the slot.
+        """Return the error if another process keeps the slot, or None.
 
-        A later attempt takes the slot. If the old process has no stream, so do an equal attempt and the first process
-        of a supervisor that knows no other.
+        A process of a later attempt takes the slot. If the old process has no open stream, so does a process of the
+        same attempt, and so does one of attempt 0 that has seen no generation, because a restarted supervisor counts
+        attempts from 0.
         """
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.is_here or old.rank == entry.rank or entry.attempt > old.attempt:
@@ -388,10 +393,10 @@ class Ranks:
         return rank is not None and rank.is_here and is_shown(secret, rank.secret)
 
     def placed(self, entry: RankHello) -> RankHello:
-        """Choose the slot for a rank of an elastic run. O(n).
+        """Return the hello with the slot chosen for a rank of an elastic run. O(n).
 
-        The rank gets the slot that it has, else a free slot that it requests, else the first free slot. If none is
-        free, the request stays unchanged.
+        The rank keeps the slot that it has. Otherwise it gets the slot that it requests, if free, or the first free
+        slot. If no slot is free, the hello stays unchanged.
         """
         if not entry.terms.is_elastic:
             return entry
@@ -404,7 +409,7 @@ class Ranks:
     # -- events
 
     def enter(self, entry: RankHello, session: int | None, now: float) -> Rank:
-        """Add or update the record of a process. A newer session replaces an older one."""
+        """Add or update the record of a process. A newer session of the process replaces an older one."""
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
             self._forget(rank)
@@ -427,7 +432,7 @@ class Ranks:
         rank.seen_at, rank.lapses_at = now, now + self._timeout_s
 
     def close(self, rank: Rank, lapses_at: float) -> None:
-        """Note that the stream has ended. The rank is lost at `lapses_at` unless it reconnects."""
+        """Record that the stream has closed. The rank is lost at `lapses_at` unless it reconnects before then."""
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.session, rank.lapses_at = None, lapses_at
@@ -449,7 +454,7 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def lapsed(self, now: float) -> list[Rank]:
-        """Return the ranks without a stream whose timeout has passed. The caller calls `lose` for them."""
+        """Return the ranks without a stream whose timeout has passed. The caller must call `lose` for each."""
         if not self._without_stream or now < self._lapses_from:
             return []
         ranks = [self._slots[slot] for slot in sorted(self._without_stream)]
@@ -457,11 +462,11 @@ class Ranks:
         return [rank for rank in ranks if rank.lapses_at <= now]
 
     def next_at(self) -> float | None:
-        """Return a moment at or before the next lapse."""
+        """Return a moment at or before the next lapse, or None if no rank can lapse."""
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def shift(self, by_s: float) -> None:
-        """Move the timeouts after a pause of the lighthouse, during which it read no message."""
+        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s
@@ -504,22 +509,22 @@ def _record(rank: Rank, wall_offset_s: float) -> RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDecision:
-    """Whether the next generation forms."""
+    """Whether the next generation forms now, and if not, which waits have begun."""
 
     verdict: RunVerdict = RunVerdict.NOBODY_READY
     chosen: tuple[RankId, ...] = ()
-    """Its active ranks, if enough may be active."""
+    """Active ranks of the next generation. Empty if too few ranks can be active."""
     waits_since: float | None = None
-    """When enough ranks were ready to begin the wait for the others."""
+    """When enough ranks were ready, so that the wait for the others began. None before."""
     short_since: float | None = None
-    """When too few ranks of the last generation remained."""
+    """Since when too few ranks of the last generation have remained. None if enough remain."""
     is_hopeless: bool = False
-    """The run has to stop, because too few ranks remained for too long."""
+    """The run must stop because too few ranks have remained for too long."""
     next_at: float | None = None
-    """When time alone may change the decision."""
+    """Next moment at which time alone may change the decision."""
 
     def shift(self, by_s: float) -> "GenerationDecision":
-        """Move the waits after a pause of the lighthouse, during which it read no message."""
+        """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         return replace(
             self,
             waits_since=None if self.waits_since is None else self.waits_since + by_s,
@@ -530,23 +535,24 @@ class GenerationDecision:
 def decide_generation(
     ranks: Ranks, current: GenerationState, terms: RunTerms, before: GenerationDecision, now: float
 ) -> GenerationDecision:
-    """Decide whether the next generation forms now, and of which ranks.
+    """Decide whether the next generation forms now, and with which ranks.
 
-    1. If all live active ranks of the last generation are ready, it forms at once, without the lost ranks. Processes
-       that restart together with a lost one delay it, because they are about to die. The ready ranks wait for others
-       until `join_timeout_s` after the wait began, and then continue if they fill floor(n/2)+1 of the n places.
-    2. If none of these ranks is alive, or no generation formed before, it is a start. It waits for the slots that shall
-       be active until the same timeout. Then floor(n/2)+1 of these n must be ready.
-    3. If too few are ready for `return_timeout_s` after that, it is hopeless and the run stops.
-    4. An elastic run needs any `min_active` ranks. The wait begins when that number is ready. At a start it ends early
-       when all that may be active are ready. The wait for fewer has no end.
-    5. After repeated failures, the restart budget delays it.
+    1. If all live active ranks of the last generation are ready, the next one forms at once, without the lost ranks. It
+       waits longer for processes that are about to be restarted together with a lost one. If not all are ready
+       `join_timeout_s` after the wait began, the ready ranks continue without the others if they hold floor(n/2)+1 of
+       the n places.
+    2. If none of these ranks is alive, or no generation has formed yet, this is a start. It waits up to
+       `join_timeout_s` for the n slots that should be active. Then floor(n/2)+1 of them must be ready.
+    3. If too few ranks are ready for another `return_timeout_s`, the run is hopeless and stops.
+    4. An elastic run needs any `min_active` ranks. The wait begins when that many are ready. At a start it ends early
+       when as many as may be active are ready. The wait for `min_active` ranks has no timeout.
+    5. After repeated failures, the restart budget delays the next generation.
 
     Args:
         ranks: Ranks of the run.
         current: The last generation.
         terms: Settings of the run.
-        before: The last decision, with the waits that have begun.
+        before: The last decision, which says when the waits began.
         now: The present moment.
     """
     if current.stands:
@@ -573,12 +579,12 @@ def decide_generation(
 
 
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, restarts: RestartLog) -> bool:
-    """Return whether restarted processes, or another launch, begin the generation.
+    """Return whether restarted processes, or another launch of the run, begin the generation.
 
-    A process counts as restarted if its supervisor reports a later attempt or if another supervised process had its
-    slot, because a restarted supervisor counts attempts from 0. A process started by hand does not count. Nor does one
-    that was active before: it may have lost its slot to another process before it received a number. It is another
-    launch if numbers continue without a generation and all processes are new.
+    A process counts as restarted if its supervisor reports a later attempt, or if another supervised process had its
+    slot, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
+    count, nor does one that was active before: it may have lost its slot to another process before it received a
+    number. The generation begins another launch if numbers continue without a generation and all its processes are new.
     """
     lost = restarts.lost
     new = [rank for rank in members if rank.generation is None and rank.rank not in lost]
@@ -591,13 +597,13 @@ def _since(before: float | None, now: float, is_so: bool) -> float | None:
 
 
 def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
-    """Return whether too few ranks of a generation remain, and no live rank could still report ready."""
+    """Return whether too few ranks of the generation remain and no live rank can still report ready."""
     is_lost = verdict is RunVerdict.NO_MAJORITY and not current.survivors
     return current.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
 
 
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
-    """Return whether the next generation waits for a rank."""
+    """Return whether the next generation should wait for more ranks."""
     if current.survivors:
         return bool(current.running) or _is_torn(ranks, current)
     if len(ranks.ready) < terms.target:
@@ -606,12 +612,12 @@ def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> b
 
 
 def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
-    """Return whether live ranks are about to restart with a lost one. O(n)."""
+    """Return whether live ranks are about to be restarted together with a lost one. O(n)."""
     return any(rank.is_here and rank.rank.unit in current.lost_units for rank in ranks)
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
-    """Return whether enough ranks are ready after the timeout. O(n)."""
+    """Return whether enough ranks are ready to continue after the timeout. O(n)."""
     if terms.is_elastic:
         return len(ranks.ready) >= terms.min_active
     if not current.survivors:
@@ -620,7 +626,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """Ranks and generations of a run. A part of `RunMachine`, without effect once the run is over."""
+    """Ranks and generations of a run. A component of `RunMachine`, which does nothing once the run is over."""
 
     def __init__(
         self,
@@ -630,11 +636,11 @@ class Generations:
         emit: Callable[[events.RunEffect], None],
         make_id: Callable[[float], str],
     ) -> None:
-        """Continue from a record.
+        """Restore the generations from a run's stored record.
 
         Args:
             config: Settings.
-            record: What an earlier lighthouse has stored.
+            record: What an earlier lighthouse stored.
             now: The present moment.
             emit: Receives the effects.
             make_id: Returns an unused incident id for a wall-clock moment.
@@ -671,7 +677,7 @@ class Generations:
             self.lose(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
     def was_late(self, by_s: float, now: float) -> None:
-        """Move the timeouts after a pause of the lighthouse."""
+        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         self.ranks.shift(by_s)
         self._decision = self._decision.shift(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
@@ -679,17 +685,17 @@ class Generations:
     # -- end of the run
 
     def end(self) -> None:
-        """End the run, stopped or completed. No generation breaks or forms any more."""
+        """End the run, stopped or completed. From now on, no generation breaks or forms."""
         self._is_over = True
 
     def resume(self) -> None:
-        """Continue after a stop. All waits begin now."""
+        """Continue after a stop. All waits and the restart budget start again."""
         self._is_over = False
         self._decision, self.current.delayed_until = GenerationDecision(), -math.inf
         self.budget = RestartBudget()
 
     def begin_launch(self) -> None:
-        """Begin another launch of the run. Its numbers continue."""
+        """Reset the state for another launch of the run. Only the generation numbers continue."""
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.current = GenerationState()
         self.restarts.begin_launch()
@@ -761,7 +767,7 @@ class Generations:
                     self._complete(max(0, self.current.number))
 
     def _holds(self, rank: Rank, generation: int | None) -> None:
-        """Note that a rank runs `generation` (None while it starts). Interrupt it if the generation has ended."""
+        """Record that a rank runs `generation` (None if none). Interrupt the rank if that generation has ended."""
         if generation is None:
             return
         rank.generation = generation
@@ -789,13 +795,13 @@ class Generations:
             self._send_generation(rank)
 
     def _send_generation(self, rank: Rank) -> None:
-        """Send the generation to a rank. The successor of a finished rank waits instead."""
+        """Send the generation to a rank. If a finished process had the same slot, the rank waits instead."""
         assert self.current.generation is not None
         if not self.current.is_place_taken(rank.rank):
             self._emit(events.GenerationSent(rank.rank, self.current.generation))
 
     def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """Handle a failure of the function. In a broken generation it is a consequence of the break."""
+        """Handle a failure of the function. Ignore failures in a broken generation, because the break causes them."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current
@@ -805,7 +811,7 @@ class Generations:
         self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
     def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
-        """Fail the function of the ranks that keep the others waiting."""
+        """Treat the ranks that keep the others waiting as failed."""
         for rank in map(self.ranks.of_slot, slots):
             if rank is not None:
                 self._fail(rank, self.current.number, reason, now)
@@ -851,7 +857,7 @@ class Generations:
         self._emit(events.Interrupted(number, cause, running, is_new=True, is_failure=is_failure))
 
     def settle(self, now: float) -> str:
-        """Form the next generation if it is time. Return why the run has to stop, or ""."""
+        """Form the next generation if it is time. Return why the run must stop, or ""."""
         if self._is_over:
             return ""
         if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):

@@ -1,8 +1,8 @@
-"""Driver of one job's progress and incidents, with the figures that a scrape shows.
+"""Drivers of one job's progress and incidents, with the figures for its metrics.
 
-`ProgressDriver` follows where ranks are and reports stalls. `IncidentDriver` feeds the `IncidentMachine`, collects
-evidence from managers and runs, and kills or stops what the policy decides. `IncidentRegistry` holds what the incidents
-of all jobs share. `JobAccount` counts steps, heals and waits for the metrics.
+`ProgressDriver` tracks the progress of the ranks and reports stalls. `IncidentDriver` feeds the `IncidentMachine`,
+collects evidence from managers and runs, and kills or stops what the policy decides. `IncidentRegistry` holds what the
+incidents of all jobs share. `JobAccount` counts steps, heals and waits for the metrics.
 """
 
 import functools
@@ -60,11 +60,11 @@ log = logging.getLogger(__name__)
 WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 HEAL_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 MAX_HEALS_TOLD = 1000
-"""Heals in one report. A higher number is an error, not heals."""
+"""Maximum number of heals in one report. A higher number must be an error."""
 
 
 class JobAccount:
-    """Totals of one job's steps, heals and joins. Each number only grows."""
+    """Totals of one job's steps, heals and joins. No number ever decreases."""
 
     def __init__(self) -> None:
         self.ledger = Ledger()
@@ -87,7 +87,7 @@ class JobAccount:
 
 
 class JobHeals:
-    """Progress of the heals of a job's replica groups, and their log lines. Keeps only groups that heal."""
+    """Progress of the heals of a job's replica groups, and their log lines. Keeps only groups that are healing."""
 
     def __init__(self, job: str, timers: Timers) -> None:
         self._job = job
@@ -113,11 +113,11 @@ class JobHeals:
         self._set_timer(now)
 
     def drop(self, replica_id: str) -> None:
-        """Forget a group that is lost or has left."""
+        """Forget a group that was lost or has left."""
         self._heals.pop(replica_id, None)
 
     def status(self) -> dict[str, HealStatus]:
-        """Return the heal of each group that heals."""
+        """Return the status of each heal in progress, by replica_id."""
         now = self._clock()
         found = {name: heal.status(now) for name, heal in self._heals.items()}
         return {name: status for name, status in found.items() if status is not None}
@@ -142,9 +142,10 @@ class JobHeals:
 
 
 class ProgressDriver:
-    """Follows where a job's ranks are, and reports stalls.
+    """Tracks the progress of a job's ranks, and reports stalls.
 
-    Judges only ranks that share collectives: ranks of quorum members and observed groups, and active ranks of runs.
+    Only ranks that share collectives are judged: ranks of quorum members and of observed groups (without Agents), and
+    active ranks of runs.
     """
 
     def __init__(
@@ -158,17 +159,17 @@ class ProgressDriver:
         kept: RanksKept | None = None,
         check_lag: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin with no known ranks.
+        """Start without any known ranks.
 
         Args:
             job: Name of the job.
             state: Its replica groups.
             timers: Clock and timers.
             floor_s: Shortest time without progress that counts as a stall.
-            report: Receives each new verdict, and None when something moves again.
-            runs: Returns the present places of the ranks of the job's runs.
+            report: Receives each new verdict, and None when some rank makes progress again.
+            runs: Returns the progress of the ranks of the job's runs.
             kept: Limit on known ranks, shared by all jobs.
-            check_lag: Calls `was_late` if the process itself was paused.
+            check_lag: Calls `was_late` if the process was paused.
         """
         self._state = state
         self._runs = runs
@@ -179,30 +180,30 @@ class ProgressDriver:
         self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, report)
 
     def take(self, replica_id: str, view: GroupView) -> None:
-        """Take a view from the session of `replica_id`. Views of other groups are ignored."""
+        """Handle a view of the group's ranks from the session of `replica_id`. Views of other groups are ignored."""
         if view.replica_id == replica_id:
             self._progress.take(view, self._clock())
             self._heals.take(view)
             self._watch.wake()
 
     def run_moved(self) -> None:
-        """React to a report of a run's rank."""
+        """Reset the timer after a report from a rank of a run."""
         self._watch.wake()
 
     def was_late(self, by_s: float) -> None:
-        """Handle a pause of the whole process. Call before the next verdict."""
+        """Record that the whole process was paused for `by_s` seconds. Call this before the next verdict."""
         self._progress.was_late(by_s, self._clock())
 
     def check(self) -> None:
-        """Look for a verdict now. Otherwise a timer does it when one is possible."""
+        """Update the verdict now. Otherwise a timer does so when a verdict becomes possible."""
         self._watch.check_now()
 
     def verdict(self) -> StallVerdict | None:
-        """Return the present verdict."""
+        """Return the present verdict, or None if nothing is stalled."""
         return self._verdict(self._clock())
 
     def ranks(self) -> tuple[RankPlace, ...]:
-        """Return the places of all ranks, the worst first."""
+        """Return where each rank is in its step, ranks that are behind first."""
         self._forget()
         return self._progress.places(self._members, self._alive, self._clock(), self._runs())
 
@@ -220,12 +221,12 @@ class ProgressDriver:
 
     @property
     def observed(self) -> list[str]:
-        """Replica groups whose ranks have no Agents."""
+        """Replica groups whose ranks run without Agents."""
         return self._progress.observed
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds by phase."""
+        """Seconds that ranks have spent in each phase, by the phase's name."""
         return self._progress.seconds
 
     def close(self) -> None:
@@ -267,7 +268,7 @@ Key = tuple[str, IncidentKind]
 
 
 class IncidentTimes:
-    """Number of incidents of each job and kind, and the times to notice them and to recover from them."""
+    """Number of incidents of each job and kind, and histograms of the times to notice them and to recover."""
 
     def __init__(self) -> None:
         self.opened: Counter[Key] = Counter()
@@ -282,11 +283,11 @@ class IncidentTimes:
         self.opened[key] += 1
 
     def detected(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """Add the seconds from a fault until it was noticed."""
+        """Record the time in seconds from a fault until it was noticed."""
         _add(self.detect, (job, kind), seconds)
 
     def recovered(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """Add the seconds from a fault to the first committed step after it."""
+        """Record the time in seconds from a fault to the first step committed after it."""
         _add(self.recover, (job, kind), seconds)
 
 
@@ -318,21 +319,21 @@ def _restart_none(job: str, name: str, ranks: Collection[int], reason: str) -> b
 
 @dataclass(slots=True)
 class IncidentRegistry:
-    """What the incidents of all jobs share."""
+    """State and settings that the incidents of all jobs share."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
     stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
-    """(job, reason, requested_by) stops the job's runs and returns their names."""
+    """Stops the job's runs and returns their names. Arguments: job, reason, requested_by."""
     restart_ranks: Callable[[str, str, Collection[int], str], bool] = _restart_none
-    """(job, name, ranks, reason) restarts the function of ranks that are behind, and of those that run with them.
-    Returns False if they do not run in a Wrapper.
+    """Restarts the function of the ranks that are behind, and of all ranks that run it together with them. Arguments:
+    job, name, ranks, reason. Returns False if these ranks do not run in a Wrapper.
     """
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
 
     def load(self) -> None:
-        """Load the incidents of an earlier lighthouse. Blocks. Call before the first job."""
+        """Load the incidents that an earlier lighthouse stored. Blocks. Call this before the first job."""
         if self.files is not None:
             self.archive = IncidentArchive(self.files.load())
 
@@ -356,7 +357,7 @@ class IncidentRegistry:
         return self.archive.make_id(unix_s)
 
     def report(self, incident: Incident) -> None:
-        """Record a new or changed incident of a run. Its machine follows it."""
+        """Record a new or changed incident of a run. The `RunMachine` tracks it."""
         before, after_s = self.archive.find(incident.id), incident.summary.step_s
         if before is None:
             self.times.began(incident.summary.job, incident.summary.kind)
@@ -370,7 +371,7 @@ class IncidentRegistry:
         return self.archive.summaries(job)[:SHOWN]
 
     def close(self) -> None:
-        """Close the files. Blocks briefly."""
+        """Close the incident files. Blocks briefly."""
         if self.files is not None:
             self.files.close()
 
@@ -379,7 +380,7 @@ MAX_ROUNDS = 8
 
 
 def without_secrets(evidence: RankEvidence) -> RankEvidence:
-    """Remove credentials from what ranks print, since incidents go into files and bug reports."""
+    """Remove credentials from the output and stacks of ranks, because incidents are stored and sent in bug reports."""
     return replace(
         evidence,
         stacks=without_credentials(evidence.stacks),
@@ -389,7 +390,7 @@ def without_secrets(evidence: RankEvidence) -> RankEvidence:
 
 
 class Run(Protocol):
-    """A run of the job whose ranks are judged. `RunDriver` is one."""
+    """Interface of a run whose ranks are checked for stalls. `RunDriver` implements it."""
 
     @property
     def run_id(self) -> str: ...
@@ -401,7 +402,7 @@ class Run(Protocol):
 
     @property
     def steps(self) -> int:
-        """Number that grows with each step of a rank."""
+        """Number that grows whenever a rank completes a step."""
         ...
 
     def collect_evidence(
@@ -420,7 +421,7 @@ class _OpenRound:
 class IncidentDriver:
     """Driver of one job's incidents.
 
-    While the job has a quorum, its members are followed and provide evidence, and not the runs of the same ranks.
+    While the job has a quorum, its members are judged and provide evidence, and runs of the same ranks are ignored.
     """
 
     def __init__(
@@ -438,21 +439,21 @@ class IncidentDriver:
         check_again: Callable[[], None] = lambda: None,
         check_lag: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begin with no incident.
+        """Start without incidents.
 
         Args:
             job: Name of the job.
             state: Its replica groups.
             registry: Shared by all jobs.
-            send: Sends a message to a member. Returns False if it has no session.
+            send: Sends a message to a member. Returns False if the member has no session.
             note: Adds an entry to the timeline.
-            is_asked: Checks whether any group waits for a quorum.
+            is_asked: Checks whether any group is waiting for a quorum.
             timers: Clock and timers.
-            wall: Time in seconds since the epoch.
+            wall: Returns the time in seconds since the epoch.
             runs: Lists the job's runs.
             observed: Lists the groups without Agents.
             check_again: Updates the verdict on the job's progress now.
-            check_lag: Calls `was_late` if the process itself was paused.
+            check_lag: Calls `was_late` if the process was paused.
         """
         self._job = job
         self._state = state
@@ -473,7 +474,7 @@ class IncidentDriver:
     # -- events
 
     def was_late(self, by_s: float) -> None:
-        """Extend open rounds after a pause of the process: answers may have arrived unread."""
+        """Extend pending requests for evidence after the process was paused: answers may have arrived unread."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
@@ -491,14 +492,14 @@ class IncidentDriver:
             self._perform(self._incidents.reached(participant.requested_step, participant.seen_quorum_id, now))
 
     def viewed(self, replica_id: str, view: GroupView) -> None:
-        """Read a member's view for steps that it rejected."""
+        """Check a member's view for steps discarded because of their gradients."""
         if view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
             name, rejected = (ranks[0].name, ranks[0].sample.rejected) if ranks else (RankName(replica_id, 0), None)
             self._perform(self._incidents.rejected(name, rejected, self._clock(), self._wall()))
 
     def held(self, held: HeldQuorum) -> None:
-        """Read which steps a member has granted."""
+        """Check whether the steps that a member has granted show a recovery."""
         if self._incidents.is_followed:
             self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
 
@@ -507,7 +508,7 @@ class IncidentDriver:
         self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), self._wall()))
 
     def lost(self, loss: MemberLost) -> None:
-        """Record a loss. The loss of a group outside a quorum is no incident."""
+        """Record a loss. The loss of a group that was in no quorum is not an incident."""
         if loss.quorum_id is None:
             return
         self._perform(self._incidents.lost(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
@@ -521,7 +522,7 @@ class IncidentDriver:
             self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names))
 
     def exited(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """Take a supervisor's report on a dead process. Return whether it may explain a loss of its group."""
+        """Record a supervisor's report on a dead process. Return whether it may explain the loss of its group."""
         now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._state.list_participants())
         effects = self._incidents.exited(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
         if effects is None:
@@ -535,9 +536,9 @@ class IncidentDriver:
             self._perform(self._incidents.expire(self._clock()))
 
     def take_verdict(self, verdict: StallVerdict | None) -> None:
-        """Take a new verdict, or None when something moves again.
+        """Handle a new verdict, or None when some rank makes progress again.
 
-        A wait of all ranks for a quorum is no incident: the lighthouse causes it and reports the reason.
+        If all ranks wait for a quorum, that is not an incident: the lighthouse lets them wait, and reports why.
         """
         now = self._clock()
         if verdict is None:
@@ -548,7 +549,7 @@ class IncidentDriver:
         return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
 
     def run_moved(self) -> None:
-        """React to a report of a run's rank."""
+        """Check for a recovery after a report from a rank of a run."""
         if self._incidents.is_followed:
             self._perform(self._incidents.reached(self._run_steps(), 0, self._clock()))
 
@@ -572,7 +573,11 @@ class IncidentDriver:
     # -- evidence
 
     def gather(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
-        """Collect evidence of these ranks, or of all members if None. Raise LimitReached if busy."""
+        """Collect evidence of these ranks, or of all members if None.
+
+        Raises:
+            LimitReached: MAX_ROUNDS requests for evidence are already pending.
+        """
         if len(self._rounds) >= MAX_ROUNDS:
             raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
         self._begin(EvidenceRound(self._targets()) if ranks is None else self._of(ranks), reply.answer)
@@ -717,14 +722,20 @@ class IncidentDriver:
         return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill(killed, reason, groups)
 
     def _kill(self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None) -> str:
-        """Kill groups. `behind` names the ranks at fault. Without it, the request looks like an operator's."""
+        """Kill groups, and return a note on those that could not be notified, or "".
+
+        Args:
+            names: The replica groups.
+            reason: Why they are killed.
+            behind: The ranks at fault, by group. Without them, the request looks like an operator's.
+        """
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._state.groups.get(name) for name in requests}
         missed = [n for n, m in found.items() if m is None or not self._send(m, requests[n])]
         return f"; not notified: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
-        """End all rounds. A stall is left to the next lighthouse."""
+        """End all requests for evidence. A stall in progress is left to the next lighthouse."""
         self._is_closed = True
         self._perform(self._incidents.expire(math.inf))
         for number in list(self._rounds):

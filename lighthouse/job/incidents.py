@@ -1,22 +1,24 @@
-"""Incidents of one job: when one begins, what belongs to it, what is done about it, and when training recovers.
+"""Incidents of one job: when one begins, what belongs to it, the reaction to it, and when training has recovered.
 
-1. A stall is one incident from its verdict until something moves again. Its fault is the last move.
-2. The verdict on a stall requests evidence, and the policy decides once that has arrived. A verdict with other ranks or
-   another cause requests it again, up to MAX_LOOKS times, and never after the policy has killed or stopped something.
-3. The loss of members is an incident once a group requests the next quorum, or one forms. Without such a request,
-   losses are the end of training. The loss of a group killed by an operator is one at once. All losses of one quorum
-   are one incident, whose fault is the last heartbeat of the first. The loss of a member killed for a stall belongs to
-   the stall.
+1. A stall is one incident from its verdict until some rank makes progress again. The fault is dated to the last
+   progress.
+2. The verdict on a stall requests evidence, and the policy decides when the evidence has arrived. A verdict that names
+   other ranks or another cause requests it again, up to MAX_LOOKS times, but never after the policy has killed or
+   stopped something.
+3. The loss of members becomes an incident when a group requests the next quorum, or when one forms. Without such a
+   request, the losses are the end of training. If an operator killed the group, its loss is an incident at once. All
+   losses in one quorum are one incident, dated to the last heartbeat of the first lost group. The loss of a member that
+   was killed for a stall belongs to the stall.
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
-   incident. It reports that in every join until it has healed, and counts once.
-5. A step that a group discards for non-finite gradients is an incident.
-6. A supervisor's report on a dead process explains the loss of its member, before or after the loss, and belongs to
-   that incident. If no loss follows within EXIT_KEPT_S, it is an incident of its own.
-7. An incident is followed until a step after it is committed, as shown by the steps that managers grant and groups join
-   with. A loss is also followed until all lost groups have been in a quorum again.
+   incident. The group reports this in every join until it has healed, but it counts once.
+5. A step that a group discards because of non-finite gradients is an incident.
+6. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
+   and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.
+7. An incident is tracked until a later step is committed, which the steps that managers grant and that groups join with
+   show. A loss is also tracked until all lost groups have been in a quorum again.
 
-The module does no I/O, and time is an argument. `EvidenceRound` plans one round of evidence, `IncidentArchive` keeps
-the newest incidents of all jobs, and `incident_of` describes an incident of a run.
+The module does no I/O, and time is an argument. `EvidenceRound` plans one collection of evidence, `IncidentArchive`
+keeps the newest incidents of all jobs, and `incident_of` describes an incident of a run.
 """
 
 import itertools
@@ -56,7 +58,7 @@ class OnStall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Ranks whose groups should restart, or a stop of everything."""
+    """Reaction to a stall: the ranks whose groups are restarted, or a stop of the whole run."""
 
     text: str  # names the ranks and the reason
     restart: tuple[RankName, ...] = ()
@@ -64,12 +66,12 @@ class Decision:
 
     @property
     def is_final(self) -> bool:
-        """True if something is killed or stopped, which ends the policy's part in the incident."""
+        """True if something is killed or stopped. The policy then does nothing more in this incident."""
         return self.stop or bool(self.restart)
 
     @property
     def groups(self) -> dict[str, frozenset[int]]:
-        """Replica groups to restart, with their ranks that are behind."""
+        """Replica groups to restart, each with its ranks that are behind."""
         names = sorted({rank.replica_id for rank in self.restart})
         return {name: frozenset(rank.group_rank for rank in self.restart if rank.replica_id == name) for name in names}
 
@@ -77,18 +79,17 @@ class Decision:
 def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, int]) -> Decision:
     """Choose the reaction to a stall.
 
-    - notify: nothing.
-    - restart-suspects: kill the replica groups of the ranks that are behind, so that their supervisors restart them.
-      Functions in a Wrapper are interrupted and run again in their processes. If no rank is behind (the network, a
-      divergence), nothing is killed, and neither if all of several members would be. A single group is restarted unless
-      all
+    - notify: Do nothing.
+    - restart-suspects: Kill the replica groups of the ranks that are behind, so that their supervisors restart them.
+      Functions in a Wrapper are interrupted instead, and run again in the same processes. Kill nothing if no rank is
+      behind (the network, a divergence), or if all of several groups would be killed. Restart a single group unless all
       its ranks are equally behind.
-    - stop-run: stop the job's run, or kill its groups if it has none.
+    - stop-run: Stop the job's run, or kill its groups if it has none.
 
     Args:
         policy: Setting of the lighthouse.
         behind: Ranks that are behind.
-        members: Number of ranks of each replica group that trains.
+        members: Number of ranks of each replica group that is training.
     """
     match policy:
         case OnStall.NOTIFY:
@@ -136,7 +137,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Requests evidence from all members of the quorum. `took` receives the result."""
+    """Requests evidence from all members of the quorum. The driver passes the result to `took`."""
 
     id: str
     suspects: tuple[str, ...]
@@ -144,7 +145,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class ActionDue:
-    """Requests an action. `acted` receives its result."""
+    """Requests an action. The driver passes its result to `acted`."""
 
     id: str
     decision: Decision
@@ -162,12 +163,12 @@ Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
 
 @dataclass(slots=True)
 class _Case:
-    """Incident that is still followed."""
+    """Incident that is still tracked."""
 
     incident: Incident
     fault_at: float
     base: int | None = None
-    """The incident has recovered once a step above this one is reached. None until the next quorum."""
+    """The incident has recovered once a rank has reached a later step than this. None until the next quorum."""
     verdict: StallVerdict | None = None
     looks: int = 0
     is_looking: bool = False
@@ -194,7 +195,7 @@ class _Case:
 
 @dataclass(slots=True)
 class _Lost:
-    """Losses of one quorum. They may also be the end of the job."""
+    """Members lost from one quorum. This is an incident, or the normal end of the job."""
 
     first: MemberLost
     noticed_at: float
@@ -206,7 +207,7 @@ class _Lost:
         self.by_name = {self.first.replica_id: self.first}
 
     def explain(self, replica_id: str, exit_: "_Exit") -> None:
-        """Add why a process of the group ended. Only the first counts, since it causes the others."""
+        """Add why a process of the group exited. Only the first report counts, because that exit causes the others."""
         loss, rank = self.by_name[replica_id], f"rank {exit_.evidence.group_rank}"
         if replica_id not in self._explained:
             self._explained.add(replica_id)
@@ -226,7 +227,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """Dead process of a member whose loss has not been noticed yet."""
+    """Dead process of a member that the lighthouse does not yet count as lost."""
 
     reason: str
     evidence: RankEvidence
@@ -235,7 +236,7 @@ class _Exit:
 
 
 class IncidentMachine:
-    """Incidents of one job. `now` is monotonic, `unix_s` the wall clock."""
+    """Incidents of one job. `now` is monotonic time, `unix_s` the wall clock, both in seconds."""
 
     def __init__(self, job: str, policy: OnStall, make_id: Callable[[float], str]) -> None:
         self._job = job
@@ -251,23 +252,23 @@ class IncidentMachine:
 
     @property
     def is_followed(self) -> bool:
-        """True if the next committed step matters."""
+        """True if the next committed step may change an incident."""
         return self._lost is not None or any(case.incident.summary.step_s is None for case in self._cases.values())
 
     @property
     def awaits_quorum(self) -> bool:
-        """True if the next quorum matters."""
+        """True if the next quorum may change an incident."""
         return self._lost is not None or bool(self._cases)
 
     # -- stalls
 
     def stalled(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
-        """Open or update the incident of a stall. `step` is the highest step that a rank was admitted to."""
+        """Open or update the incident of a stall. `step` is the highest step that a rank has been granted."""
         case = self._stall
         if case is None:
             return self._open_stall(verdict, step, now, unix_s)
         if case.is_final or verdict.is_same_as(case.verdict):
-            return []  # a consequence of the kill
+            return []  # nothing new, or a consequence of the kill
         if case.incident.summary.suspects and not verdict.behind:
             return []  # the earlier suspect is still the cause
         case.verdict = verdict
@@ -283,12 +284,12 @@ class IncidentMachine:
         return [changed]
 
     def took(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
-        """Take the evidence that arrived in time, and decide.
+        """Add the evidence that arrived in time, and decide what to do.
 
         Args:
             id: The incident.
             gathered: The evidence.
-            members: Number of ranks of each replica group that trains.
+            members: Number of ranks of each replica group that is training.
             now: The present moment.
         """
         case = self._cases.get(id)
@@ -316,7 +317,7 @@ class IncidentMachine:
     # -- losses
 
     def lost(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
-        """Note a loss. It becomes an incident now if a group waits for the next quorum (`is_asked`)."""
+        """Record a loss. It becomes an incident now if a group is waiting for the next quorum (`is_asked`)."""
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
         before = self._lost
@@ -340,11 +341,11 @@ class IncidentMachine:
         return self.asked(now) if is_asked else []
 
     def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
-        """Open the incident of a member killed by an operator. Its loss belongs to it."""
+        """Open the incident of a member that an operator killed. Its loss belongs to the incident."""
         return self.lost(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def asked(self, now: float) -> list[Effect]:
-        """Open an incident for the unconfirmed losses, since a group requests the next quorum."""
+        """Open an incident for losses without one, because a group requests the next quorum."""
         lost = self._lost
         if lost is None or self._loss is not None:
             return []
@@ -365,10 +366,10 @@ class IncidentMachine:
     def exited(
         self, replica_id: str, reason: str, evidence: RankEvidence, now: float, unix_s: float, *, is_member: bool
     ) -> list[Effect] | None:
-        """Take a supervisor's report on a dead process.
+        """Record a supervisor's report on a dead process.
 
         Returns:
-            None if the group is no member of the present quorum (`is_member`) and no followed loss includes it.
+            None if the group is not a member of the present quorum (`is_member`) and is not among the tracked losses.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
         for case in reversed(self._cases.values()):
@@ -385,7 +386,7 @@ class IncidentMachine:
         return []
 
     def expire(self, now: float) -> list[Effect]:
-        """File dead processes whose group was not lost in time."""
+        """Open incidents for dead processes whose groups were not lost in time."""
         old = {name: exits for name, exits in self._exits.items() if now >= exits[0].at + EXIT_KEPT_S}
         effects: list[Effect] = []
         for name, exits in old.items():
@@ -415,7 +416,7 @@ class IncidentMachine:
         return self._distrusted.get(participant.replica_id) != participant.distrust
 
     def distrust(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """Read from a join whether the group distrusts its state."""
+        """Handle what a join reports about its group's state: why it is invalid, or None if it is valid."""
         if distrust is None:
             self._distrusted.pop(replica_id, None)
             return []
@@ -431,7 +432,7 @@ class IncidentMachine:
     # -- non-finite gradients
 
     def rejected(self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float) -> list[Effect]:
-        """Open an incident for a step discarded for its gradients. Groups repeat the report for a while."""
+        """Open an incident for a step discarded because of its gradients. Groups repeat the report for a while."""
         if rejected is None:
             self._rejected.pop(rank.replica_id, None)
             return []
@@ -451,7 +452,7 @@ class IncidentMachine:
     def formed(
         self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
     ) -> list[Effect]:
-        """Note a quorum of `members` for `step`."""
+        """Record that a quorum of `members` has formed for `step`."""
         effects = self.asked(now)
         self._lost = self._loss = None
         effects += self.reached(step, quorum_id, now)
@@ -472,7 +473,7 @@ class IncidentMachine:
         return [] if case.away else [Changed(case.note(back_s=now - case.fault_at))]
 
     def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
-        """Note that all steps before `step` are committed, since a rank under that quorum has reached it."""
+        """Record that all steps before `step` are committed, because a rank under that quorum has reached it."""
         effects: list[Effect] = []
         for case in list(self._cases.values()):
             summary = case.incident.summary
@@ -529,12 +530,12 @@ MAX_EVIDENCE_BYTES = 24 * 1024 * 1024
 WITHIN_S = 10.0
 
 Asked: TypeAlias = int | str
-"""Number of a manager's session, or name of a run."""
+"""Number of a manager's session, or the name of a run."""
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceTarget:
-    """A member or run that may provide evidence. `session` is None if it has none."""
+    """A member or run that may provide evidence. `session` is None if the member has no session."""
 
     replica_id: str
     session: Asked | None
@@ -548,10 +549,10 @@ class Question:
 
 
 class EvidenceRound:
-    """One round of evidence: the managers and runs to ask, the answers, and what is missing.
+    """One collection of evidence: the managers and runs to ask, their answers, and what is missing.
 
-    It asks up to MAX_ASKED replica groups, suspects first, and keeps up to MAX_EVIDENCE_BYTES, so that the evidence of
-    a large job fits into memory and one message.
+    It asks up to MAX_ASKED replica groups, suspects first, and keeps up to MAX_EVIDENCE_BYTES. So the evidence of a
+    large job fits into memory and into one message.
     """
 
     def __init__(
@@ -565,8 +566,9 @@ class EvidenceRound:
 
         Args:
             targets: All members and runs.
-            ranks: Ranks to ask by replica group, an empty tuple for all its ranks. None for all targets.
-            suspects: Names that come first.
+            ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks of the group, None for all
+                targets.
+            suspects: Names to ask first.
         """
         self._evidence: list[MemberEvidence] = []
         self._missing: list[str] = []
@@ -598,12 +600,12 @@ class EvidenceRound:
         self._waiting.pop(session, None)
 
     def ended(self, session: Asked) -> None:
-        """Note the end of a session whose answer was not complete."""
+        """Record that a session closed before its answer was complete."""
         if (question := self._waiting.pop(session, None)) is not None:
             self._missing.append(f"{question.replica_id}: its session has ended")
 
     def result(self) -> Gathered:
-        """Return the evidence so far, with the names of missing ranks."""
+        """Return the evidence so far, and descriptions of what is missing."""
         late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
         return Gathered(tuple(evidence), (*self._missing, *late))
@@ -630,13 +632,13 @@ def without_text(rank: RankEvidence, why: str) -> RankEvidence:
 
 
 def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
-    """Parse names from a command line: b/1 is a rank, b a whole replica group.
+    """Parse names from a command line: `b/1` is a rank, `b` a whole replica group.
 
     Returns:
-        Ranks by group, an empty tuple for the whole group. None without names.
+        Ranks by group, with an empty tuple for a whole group. None if there are no names.
 
     Raises:
-        InvalidRequest: A name has another form.
+        InvalidRequest: A name is malformed.
     """
     chosen: dict[str, set[int]] = {}
     for name in names:
@@ -651,7 +653,7 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
 
 
 def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
-    """Raise UnknownName for a rank that the group lacks. A group_world_size of 0 is unknown."""
+    """Raise UnknownName if the group does not have one of the ranks. A group_world_size of 0 means unknown."""
     unknown = [rank for rank in ranks if rank >= group_world_size > 0]
     if unknown:
         last = group_world_size - 1
@@ -666,14 +668,14 @@ DROPPED = "the evidence of an incident as old as this is not kept in memory"
 
 
 def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) -> list[str]:
-    """Choose the incidents to drop so that at most `limit` remain, of at most `max_bytes` in total.
+    """Choose the incidents to drop so that at most `limit` remain, with at most `max_bytes` in total.
 
-    Each job has an equal share: the oldest incident of the largest job goes, so no job displaces those of others.
+    The oldest incident of the largest job is dropped first, so no job displaces the incidents of others.
 
     Args:
-        kept: (id, job, bytes) of each, the oldest first.
+        kept: (id, job, bytes) of each incident, the oldest first.
         limit: Maximum number of incidents.
-        max_bytes: Maximum size. The newest incident stays, however large.
+        max_bytes: Maximum total size. The newest incident is kept, however large.
     """
     by_job: dict[str, list[tuple[str, int]]] = {}
     for id, job, size in kept:
@@ -694,12 +696,12 @@ def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) ->
 class IncidentArchive:
     """The newest incidents of all jobs, in memory.
 
-    An id is the second in which the incident was noticed, with a number if the second has several. Evidence is kept for
-    the newest incidents, up to MAX_ARCHIVE_BYTES.
+    An incident's id is the second in which it was noticed, with a number if there are several in that second. Evidence
+    is kept for the newest incidents, up to MAX_ARCHIVE_BYTES.
     """
 
     def __init__(self, incidents: Iterable[Incident] = ()) -> None:
-        """Begin with the stored incidents of earlier lighthouses."""
+        """Start with the incidents that earlier lighthouses stored."""
         self._by_id: dict[str, Incident] = {}
         self._taken: set[str] = set()
         for incident in sorted(incidents, key=lambda i: (i.summary.opened_unix_s, i.id)):
@@ -750,7 +752,7 @@ class IncidentArchive:
 
 
 def incident_of(name: RunName, restart: RestartRecord) -> Incident:
-    """Convert a restart of a run to an incident. Its ranks are named run/slot."""
+    """Convert a restart of a run to an incident. Its ranks are named `run/slot`."""
     job, run = name
     kind = IncidentKind.EXIT if restart.ends_nothing else IncidentKind.RESTART
     formed_s = _since(restart, restart.formed_at)
@@ -786,5 +788,5 @@ def incident_of(name: RunName, restart: RestartRecord) -> Incident:
 
 
 def _since(restart: RestartRecord, at: float | None) -> float | None:
-    """Return the seconds since the restart. The wall clock may have been set back."""
+    """Return the seconds from the restart until `at`. At least 0, because the wall clock may have been set back."""
     return None if at is None else max(0.0, at - restart.noticed_at)

@@ -1,24 +1,29 @@
-"""Which states are up to date, which quorum_id a quorum gets, and which candidates it takes.
+"""Which states are up to date, which quorum_id a quorum gets, and which candidates it includes.
 
-A state has a tag: (step, quorum_id under which that step was committed). At the highest step, the largest set of equal
-tags is up to date; on a tie, the tag with the highest quorum_id. The lighthouse lowers the step of a member at that
-step with another tag, and of one whose ranks disagree. All managers, including torchft's, then compute the same
-assignment from the steps alone.
+A state has a *tag*: (step, quorum_id under which that step was committed). Among the states at the highest step, the
+largest set with equal tags is up to date; in a tie, the tag with the highest quorum_id wins. The lighthouse lowers the
+step of all other groups at that step, and of groups whose ranks disagree, so that they heal from an up-to-date group.
+All managers, including those of torchft, then compute the same assignment from the steps alone.
 
-1. A running job's history wins. While a member of the last quorum is a candidate with a state of this job's lineage,
-   candidates of foreign or unknown lineage heal, however high their step. A state belongs to the lineage if its tag
-   names a quorum that formed here, or is the tag of a state from which one formed. Without such a member (a cold
-   start), the highest step wins.
-2. Every viewer of the status can read a quorum id, so a tag alone proves nothing. An outside candidate ahead of the
-   members is foreign, too, unless its group was in the quorum of its tag, or in one that formed from that state. Then
-   it may be one step ahead of the last quorum, because members are at most one step apart. A manager that restarted
-   below its ranks is such a candidate, which is why the replica_id counts here and not the incarnation. The last quorum
-   has at least reached the step at which it formed, because its sources held that one.
-3. Quorums of an earlier lighthouse, whose journal is lost or outdated, belong to the lineage, too. Their members may be
-   ahead by any number, so a group that happens to connect first does not win over groups that have trained for long.
-   This relies on the managers' reports and ends EARLIER_COUNTS_FOR_S after the first quorum.
-4. If no group at the highest step has a known tag (torchft members that resumed from disk, or groups of unknown past),
-   they may have diverged. The first is the source and the others heal. At step 0 all states count as equal.
+The *lineage* of a job consists of the states from which its quorums formed and those that they committed. Other states
+are *foreign*. A *member* is a group that was in the last quorum.
+
+1. A running job's lineage wins. If a member is a candidate with a state of the lineage, candidates with foreign or
+   unknown states heal, however high their step is. A state belongs to the lineage if its tag names a quorum that formed
+   here, or is the tag of a state from which one formed. If no such member is a candidate (a cold start), the highest
+   step wins.
+2. Anyone who can read the status knows the quorum_id, so a tag alone proves nothing. A candidate that is ahead of the
+   members without being one is foreign, too, unless its group was in the quorum that its tag names, or in a quorum that
+   formed from that state. It may then be one step ahead of the last quorum, because members are at most one step apart.
+   For example, a manager may have restarted while its ranks continued. This is why the replica_id decides here, and not
+   the incarnation. The last quorum has reached at least the step at which it formed, because its sources held the state
+   of that step.
+3. If the journal is lost or outdated, quorums of the earlier lighthouse belong to the lineage, too. Their members may
+   be ahead by any number of steps, so that a group that happens to connect first does not override groups that have
+   trained for long. This rule trusts the managers' reports and ends EARLIER_COUNTS_FOR_S after the first quorum.
+4. If no group at the highest step has a known tag (torchft members that resumed from disk, or groups with an unknown
+   past), their states may have diverged. The first group is the source and the others heal. At step 0 all states count
+   as equal.
 """
 
 from collections import Counter
@@ -34,7 +39,7 @@ EARLIER_COUNTS_FOR_S = 600.0  # since this lighthouse's first quorum
 
 
 class History:
-    """Quorum ids that name states of this job, as ranges, because most are consecutive."""
+    """Quorum ids under which states of this job were committed, as ranges, because most ids are consecutive."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._ranges = list(ranges)
@@ -58,7 +63,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Participants as the quorum lists them, and the tag (max_step, tag_quorum_id) of the up-to-date ones."""
+    """Participants with their assigned steps, and the tag (max_step, tag_quorum_id) of the up-to-date ones."""
 
     participants: tuple[Participant, ...]
     max_step: int
@@ -80,25 +85,27 @@ def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A candidate's reported `step` and state `tag`, with what the lighthouse has recorded about it."""
+    """State that a candidate reports (`step` and `tag`), with what the lighthouse knows about the candidate."""
 
     step: int
     tag: int | None
     is_member: bool
     may_be_ahead: int | None = None
-    """Maximum steps ahead of the last quorum. None for no limit. With 0, not even ahead of the joined members."""
+    """Maximum number of steps ahead of the last quorum, or None for no limit. With 0, the state must not even be ahead
+    of the members that have joined.
+    """
     ranks_disagree: bool = False
     works_at: int | None = None
-    """Step in which a member that is catching up participates."""
+    """Step in which a member that is catching up takes part."""
 
 
 def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> list[bool]:
-    """Find the candidates outside the running job's lineage, which have to heal.
+    """Find the candidates that must heal because their states are outside the running job's lineage.
 
     Args:
         claims: One for each candidate.
-        history: Quorums that name states of this job.
-        formed_at: Step at which the last quorum formed.
+        history: Quorums under which states of this job were committed.
+        formed_at: Highest step in the last quorum when it formed.
 
     Returns:
         One flag for each claim. All are False if no job is running.
@@ -125,15 +132,15 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
 def assign_steps(
     candidates: Sequence[Participant], tags: Sequence[int | None], is_foreign: Sequence[bool] | None = None
 ) -> Lineage:
-    """Find the up-to-date state, and lower the step of candidates at or above max_step that lack it.
+    """Find the up-to-date state, and lower the step of the candidates at or above max_step that do not have it.
 
     Args:
         candidates: Members of the new quorum.
         tags: The tag_quorum_id of each candidate's state, None if unknown.
-        is_foreign: Result of `foreign`, if it applies.
+        is_foreign: Result of `foreign`. None if no candidate is foreign.
     """
     ours = [i for i in range(len(candidates)) if not (is_foreign and is_foreign[i])]
-    # A group whose ranks disagree heals if it has a source. At step 0 no group is one.
+    # A group whose ranks disagree heals if there is a source. At step 0 no group is a source.
     sound = [i for i in ours if candidates[i].step and not candidates[i].ranks_disagree]
     sound = sound or ours
     max_step = max(candidates[i].step for i in sound)
@@ -152,22 +159,22 @@ def assign_steps(
 
 # Clocks of the hosts that ran a lighthouse may differ, and ids may be used faster than one per millisecond.
 AHEAD_MS = 24 * 3600 * 1000
-# Ids left to another lighthouse that serves this job by mistake, until it ends or learns about the newer ones.
+# Ids left to another lighthouse that serves this job by mistake, until it stops or sees the newer ids.
 LEFT_TO_ANOTHER = 1000
 
 
 class Numbering:
     """Assigns quorum ids.
 
-    A quorum that does not stand keeps its id while the same members (id, incarnation, addresses) form it and none
-    reports a failed commit. A quorum that stands, or follows one that stood, always gets a new id. A new id exceeds
-    every formed id and every id that a member has seen, so it always names one list, even if the journal is outdated.
-    If a member has seen an id that this lighthouse has not reached, another lighthouse may be assigning the next ones,
-    so these are skipped.
+    A quorum that is not standing keeps its id while the same members (id, incarnation, addresses) form it and none
+    reports a failed commit. A standing quorum, or one that follows a standing quorum, always gets a new id. A new id
+    exceeds every id that was assigned or that a member has seen, so an id never names two lists, even if the journal is
+    outdated. If a member has seen an id that this lighthouse has not reached, another lighthouse may be assigning the
+    next ids, so this one skips some.
     """
 
     def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
-        """Continue after `record`, which an earlier lighthouse has stored, or begin with `first_id`."""
+        """Continue after `record`, which an earlier lighthouse stored, or begin with `first_id`."""
         self.quorum_id = record.quorum_id if record is not None else 0
         self._recorded_id = self.quorum_id
         self._first_id = first_id
@@ -177,8 +184,8 @@ class Numbering:
     def check(self, seen_id: int, field: str, now: float) -> None:
         """Check that a lighthouse of this job can have assigned an id.
 
-        Ids begin at the wall clock in milliseconds. An id a day above both the clock and the last id was never
-        assigned.
+        The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
+        a day ahead of the clock was never assigned.
 
         Raises:
             InvalidRequest: The id is too high.
@@ -199,13 +206,13 @@ class Numbering:
         return seen_id > self._recorded_id and not own
 
     def number(self, chosen: Sequence[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
-        """Assign the id of a new quorum, above `seen_id`.
+        """Choose the id of a new quorum: the last id again, or a new one above `seen_id`.
 
         Args:
             chosen: Members of the new quorum.
             seen_id: Highest id that a member has seen.
-            are_same: They also were the members of the last quorum (`Job.consists_of`).
-            always: The quorum needs a new id.
+            are_same: Whether they were also the members of the last quorum (`Job.consists_of`).
+            always: Whether the quorum needs a new id in any case.
 
         Returns:
             Whether the id is new.
@@ -231,15 +238,16 @@ def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> in
 def choose(
     candidates: Sequence[Participant], previous: Set[str], size: int, foreign: Set[str] = frozenset()
 ) -> list[Participant]:
-    """Choose members if a quorum's size is limited (--allowed-replicas, --active-replicas).
+    """Choose the members of a quorum whose size is limited (--allowed-replicas, --active-replicas).
 
-    Members of the previous quorum come first, up-to-date ones in front, then newcomers by waiting time.
+    Members of the last quorum come before newcomers. Among these members, those that need not heal come first, then
+    those with higher steps. Newcomers are taken in the order of their joins.
 
     Args:
-        candidates: In the order of their joins.
+        candidates: Candidates in the order of their joins.
         previous: The replica_ids of the last quorum.
-        size: Number of members.
-        foreign: The replica_ids that have to heal, whatever their step.
+        size: Number of members to choose.
+        foreign: The replica_ids that must heal, whatever their step.
     """
     members = [c for c in candidates if c.replica_id in previous]
     members.sort(key=lambda c: (c.replica_id in foreign, -c.step))

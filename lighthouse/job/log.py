@@ -1,6 +1,6 @@
 """Log lines of a job's quorums and runs.
 
-The functions describe effects of the two machines. `VerdictLog` logs why no quorum forms.
+The functions log effects of the two state machines. `VerdictLog` logs why no quorum forms.
 """
 
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 
 NAMES_LOGGED = 16
-WAIT_LOGGED_AFTER_S = 1.0  # a normal round takes milliseconds
+WAIT_LOGGED_AFTER_S = 1.0  # normally a quorum forms within milliseconds
 _WORTH_A_LINE = (QuorumPhase.RECALLED, QuorumPhase.REVOKED, QuorumPhase.STANDING)
 
 
@@ -76,7 +76,10 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
 
 
 class VerdictLog:
-    """Logs why no quorum forms if the wait lasts, and each new reason. `report` receives what the wait is for."""
+    """Logs why no quorum forms, once a wait has lasted WAIT_LOGGED_AFTER_S, and again for each new reason.
+
+    `report` receives a description of what the wait is for.
+    """
 
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, report: Callable[[str], None]) -> None:
         self._job = job
@@ -87,7 +90,7 @@ class VerdictLog:
         self._timer = DeadlineTimer(self._log, timers)
 
     def check(self) -> None:
-        """Check the verdict after an event."""
+        """Check the verdict after an event, and start or cancel the timer for its log line."""
         if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()

@@ -1,15 +1,17 @@
-"""Which groups are present, and what their sessions, joins and losses mean for the standing quorum.
+"""Sessions, joins and losses of replica groups, and their effect on the standing quorum.
 
-1. The end of a session without a leave is a loss a few milliseconds later, which is how a killed process is noticed. If
-   the sessions of more than half of a quorum end together, the network is the likelier cause (`MassSilence`). The end
-   of an old session never affects a newer one of the group. A new session of the same manager, as its secret shows
-   (identity rules in roster.py), replaces the old one.
-2. A silent group is lost, too, unless the fault is more likely the lighthouse's own (`MassSilence`).
-3. A group that is down (its ranks restart) is lost to its quorum, and the others stop waiting for it until it joins. A
-   group whose ranks ended in good order has left its quorum (standing.py) and is not lost.
-4. A participant is (replica_id, incarnation). A join or hello of another incarnation is the loss of the old one.
+1. If a session ends without a leave, its group is lost. The lighthouse decides this a few milliseconds later, so it
+   notices a killed process at once. If the sessions of more than half of a quorum end together, the network is the
+   likelier cause (`MassSilence`). The end of an old session never affects a newer session of the group. A new session
+   of the same manager, which its secret proves (identity rules in roster.py), replaces the old one.
+2. A group whose heartbeats stop is lost, too, unless the lighthouse's own network is the likelier cause
+   (`MassSilence`).
+3. A group is down while its ranks restart. Its quorum loses it, and the others stop waiting for it until it joins. A
+   group whose ranks exited in good order has left its quorum (standing.py) and is not lost.
+4. A participant is identified by (replica_id, incarnation). A group that loses its state restarts under a new
+   incarnation. When that incarnation joins or opens a session, the old one is lost.
 
-`JobEnd` decides when the job has ended, and which groups come too late.
+`JobEnd` decides when the job has ended and which groups arrive too late.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -36,35 +38,38 @@ from lighthouse_protocol.rules.access import digest_of, is_same
 BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
 SAME_MOMENT_S = 0.1
-"""A finding that most members are silent holds for this time. Ten thousand losses then need one count."""
+"""Seconds for which a finding that most members are silent stays valid, so that ten thousand losses need one count."""
 JUDGED_AFTER_S = 0.007
-"""Time from the last closing of a burst to the verdict on it. A manager killed alone must be noticed within 20 ms, of
-which the kernel, gRPC and the way to the other ranks take 11 (benchmarks/recovery.py).
+"""Seconds from the last closed connection of a burst to the verdict on the burst. The loss of a single killed manager
+must be noticed within 20 ms, and the kernel, gRPC and the notification of the other ranks need 11 ms
+(benchmarks/recovery.py).
 """
 JUDGED_WITHIN_S = 0.1
-"""Longest time from the first closing of a burst to the verdict."""
+"""Longest time in seconds from the first closed connection of a burst to the verdict."""
 LATE_S = 0.005
-"""If the verdict comes later by this time, the lighthouse was paused."""
+"""A verdict that is late by more than this many seconds shows that the lighthouse was paused."""
 POSTPONED_AT_MOST = 40
-"""How many times a paused or busy lighthouse postpones a verdict by JUDGED_AFTER_S, since it sees simultaneous closings
-one after the other. With a load of 20 on two CPUs, the closings of three members were up to 98 ms apart.
+"""How many times a paused or busy lighthouse postpones a verdict by JUDGED_AFTER_S, because it reads simultaneous
+closings one after the other. With a load average of 20 on two CPUs, the closings of three members were up to 98 ms
+apart.
 """
 SILENT_TOGETHER = "most members fell silent together; they have one more timeout before they count as lost"
 CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
 
 
 class MassSilence:
-    """Decides which silent or disconnected members are lost, and when the network is the likelier cause.
+    """Decides whether silent or disconnected members are lost, or the network is the likelier cause.
 
     1. If more than half of a quorum's members fall silent together, the lighthouse's own network is the likelier cause.
        They count as alive for one more timeout.
-    2. After a pause, the lighthouse moves every lapse by the length of the pause. Members whose disconnection it reads
-       then have the length of the pause plus CLOSINGS_HELD_S to reconnect.
-    3. A closed connection is no dead process: a restarted load balancer, sidecar or firewall closes them all. So the
-       end of a connection is judged some milliseconds later, and later still on a busy host. If more than half of the
-       quorum's members have lost their connections by then, those count as alive for a lease, as after a restart of the
-       lighthouse. If a member reports a failed step during that time, more than these connections is broken. Then those
-       members have CLOSINGS_HELD_S left, and unjudged ones are judged at once.
+    2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member whose
+       disconnection it reads then has that long plus CLOSINGS_HELD_S to reconnect.
+    3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
+       all connections. So the lighthouse judges a burst of closed connections together, a few milliseconds after the
+       last one, or later on a busy host. If more than half of the quorum's members are disconnected by then, they count
+       as alive for the length of a lease, as after a restart of the lighthouse. If a member reports a failed step
+       during that time, more than these connections is broken: the disconnected members have CLOSINGS_HELD_S left, and
+       those not yet judged are judged at once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -74,11 +79,11 @@ class MassSilence:
         self._closings_held_until = 0.0
         self._most_silent_until = 0.0
         self.all_excused_until = 0.0
-        self._burst = 0  # number of the last burst
+        self._burst = 0  # number of the newest burst
         self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
-        self._cut_until = 0.0  # members of a judged burst count as alive
+        self._cut_until = 0.0  # until then, the members of a judged burst count as alive
         self.all_excused_for = ""
 
     def was_late(self, by_s: float, now: float) -> None:
@@ -86,22 +91,26 @@ class MassSilence:
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
-        """Return whether a burst is judged now, unless `postpone` is called first."""
+        """Return whether the next tick judges a burst of closed connections, unless `postpone` is called first."""
         due_at = self._job.next_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone(self, now: float) -> None:
-        """Postpone the verdict unless all members are disconnected: more closed connections may be unread."""
+        """Postpone the verdict on a burst, because more closed connections may be unread.
+
+        Does nothing if all members are disconnected, or after POSTPONED_AT_MOST times.
+        """
         members, ended = self._ended()
         if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
             self._postponed += 1
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 
     def closing_held_until(self, member: Group, beat_interval_s: float, now: float) -> float | None:
-        """Handle the end of a stream without a leave.
+        """Handle a stream that ended without a leave.
 
         Returns:
-            When the end is judged, or until when the member may return. None if the member is lost at once.
+            When the disconnection is judged, or until when the member may reconnect. None if the member is lost at
+                once.
         """
         if now < self._closings_held_until:
             return self._closings_held_until
@@ -120,7 +129,7 @@ class MassSilence:
         return self._judge_at
 
     def excuse(self, member: Group, beat_interval_s: float, now: float) -> bool:
-        """Return whether a silent or disconnected member gets more time. A silent member does once."""
+        """Return whether a silent or disconnected member gets more time. A silent member gets it only once."""
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
@@ -134,7 +143,7 @@ class MassSilence:
         return member.closes_at is not None and now < self._cut_until
 
     def step_failed(self, now: float) -> None:
-        """Handle a member's report of a failed step. O(n), once a burst."""
+        """Handle a member's report of a failed step. O(n), once per burst."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
             for member in self._job.groups.values():
@@ -158,7 +167,7 @@ class MassSilence:
         return member.closes_at is None or now < member.closes_at
 
     def _judge(self, now: float) -> None:
-        """Count disconnected members as alive if the network caused the burst. O(n), once a burst."""
+        """Count disconnected members as alive if the network is the likelier cause. O(n), once per burst."""
         members, ended = self._ended()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
@@ -170,7 +179,7 @@ class MassSilence:
         self._job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _ended(self) -> tuple[list[Group], list[Group]]:
-        """Return the members that had a session before the burst, and those whose connection has ended since."""
+        """Return the members that had a session before the burst, and those of them that have disconnected."""
         members = [m for m in self._job.list_participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
 
@@ -182,7 +191,7 @@ class MassSilence:
         return until
 
     def _are_most_silent(self, beat_interval_s: float, now: float) -> bool:
-        """Return whether more than half of the members with a session are silent. O(n), for each loss."""
+        """Return whether more than half of the members with a session are silent. O(n) for each loss."""
         if now < self._most_silent_until:
             return True
         members = silent = 0
@@ -197,7 +206,7 @@ class MassSilence:
 
 
 def _is_silent(member: Group, beat_interval_s: float, now: float) -> bool:
-    """Return whether a heartbeat is overdue, which it is not right after a process was killed."""
+    """Return whether a heartbeat of the member is overdue. That is not yet so right after its process was killed."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
 
 
@@ -205,25 +214,30 @@ ABSENT_KEPT = 256
 
 
 class JobEnd:
-    """Decides when a job has ended, and which groups come too late.
+    """Decides when a job has ended, and which groups arrive too late.
 
     A group has finished when it leaves its quorum because its script ended (HoldState.LEAVING). The job has ended when
-    a member of the last quorum has finished and no other is present: each has finished, was lost, or has drained. If
-    scripts have different lengths, the longest ends the job.
+    a member of the last quorum has finished and no other member is present: each has finished, was lost, or has
+    drained. If scripts differ in length, the longest one ends the job.
 
-    A group is absent if it was in a quorum of the job and has not finished, or was present at the end outside the last
-    quorum. After the end, an absent group is late: alone, it would train the job again from its own step. It is refused
-    unless
+    A group is absent if it was in a quorum of the job and has not finished, or if it was present at the end but not in
+    the last quorum. An absent group that arrives after the end is late: it would train the job again, alone, from its
+    own step. It is refused unless
 
-    - it has at least the step of the end (a checkpoint), or its manager has the option --continue;
-    - a group that is not absent is present, so the job was started again on purpose.
+    - its step is at least that of the end (from a checkpoint), or its manager runs with --continue;
+    - or a group that is not absent is present, so the job was started again on purpose.
 
-    Finished and unknown groups are never refused: they begin another training with this name. The next quorum forgets
-    the end.
+    Finished and unknown groups are never refused: they begin another training run under this name. When the next quorum
+    forms, the recorded end is cleared.
     """
 
     def __init__(self, step: int | None = None, absent: Iterable[str] = ()) -> None:
-        """Restore the end. `step` is None if the job has not ended, `absent` is in the order of the losses."""
+        """Restore the end.
+
+        Args:
+            step: Step at which the job ended, or None if it has not ended.
+            absent: Absent groups, in the order in which they were lost.
+        """
         self.step = step
         self.absent = tuple(absent)
         self._finished: dict[str, int] = {}  # finished members of the quorum, with their steps
@@ -237,16 +251,16 @@ class JobEnd:
         return replica_id in self._finished
 
     def finish(self, replica_id: str, steps_done: int) -> None:
-        """Note that a member's script has ended."""
+        """Record that a member's script ended after `steps_done` steps."""
         self._finished[replica_id] = steps_done
 
     def reach(self, members: Iterable[str], present: Iterable[str]) -> None:
-        """End the job. `members` are those of the last quorum, `present` other groups."""
+        """Record the end of the job. `members` are those of the last quorum, `present` the other groups present."""
         self.step = max(self._finished.values())
         self._keep(name for name in (*self.absent, *members, *present) if name not in self._finished)
 
     def formed(self, before: Collection[str], members: Collection[str]) -> None:
-        """Note that a quorum of `members` follows one of `before`."""
+        """Record that a quorum of `members` has replaced one of `before`."""
         if self.step is None:
             away = (*self.absent, *sorted(before))
             self._keep(name for name in away if name not in members and name not in self._finished)
@@ -255,7 +269,7 @@ class JobEnd:
         self.step, self._finished = None, {}
 
     def refusal(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return the error for a late group, or None. `others` are groups that are present or starting."""
+        """Return the error for a late group, or None. `others` are the groups that are present or starting."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -275,9 +289,11 @@ class JobEnd:
 USUAL_BEAT_INTERVAL_S = 1.0
 USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
-"""Heartbeats of all sessions together. With more sessions, each sends fewer."""
+"""Heartbeats per second of all sessions together. With more sessions, each sends heartbeats less often."""
 LONGEST_BEAT_SHARE = 0.4
-"""Share of the lease and of the heartbeat timeout. Leaves room for a pause as long as the keepalive allows."""
+"""Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for a pause as long as
+the keepalive allows.
+"""
 SILENT_AFTER_INTERVALS = 1.5
 MAX_REPORTED = 500
 
@@ -286,7 +302,7 @@ class Presence:
     """Sessions and joins of a job's groups. A part of `QuorumMachine`."""
 
     def __init__(self, job: Job, job_end: JobEnd, holders_until: float | None) -> None:
-        """Create the part. Until `holders_until`, members may hold quorums that the restored record lacks."""
+        """Create the component. Until `holders_until`, members may hold quorums that the restored record lacks."""
         self._config = job.config
         self._job = job
         self.job_end = job_end
@@ -304,13 +320,13 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between heartbeats. Grows with the sessions, within the lease and the timeout."""
+        """Seconds between heartbeats. Grows with the number of sessions, limited by lease and heartbeat timeout."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self._sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
 
     def membership(self, replica_id: str, digest: str) -> Membership:
-        """Return the group's relation to the quorum, by the digest of its secret."""
+        """Return the group's relation to the quorum, as the digest of its secret proves it."""
         lease = self.standing.leases.get(replica_id)
         if is_same(digest, self._job.secret_of(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
             return Membership.MEMBER
@@ -355,13 +371,13 @@ class Presence:
         return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
 
     def _others(self, replica_id: str) -> Iterator[str]:
-        """List the other groups that train or are about to."""
+        """List the other groups that are training or about to."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
 
     def refuse_late(self, now: float) -> None:
-        """Refuse joins of late groups that were waiting when the job ended."""
+        """Refuse the pending joins of late groups when the job ends."""
         for member in list(self.joins):
             assert member.participant is not None
             late = self.job_end.refusal(member.participant, self._others(member.replica_id))
@@ -379,7 +395,7 @@ class Presence:
         )
 
     def _admit(self, participant: Participant, session: int | None, now: float) -> Group:
-        """Admit a join. The manager may use a new incarnation on its session, and keeps the lease."""
+        """Admit a join. A manager may use a new incarnation on its session, which stays open."""
         old = self._job.groups.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
@@ -438,7 +454,7 @@ class Presence:
         self._job.emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
 
     def acknowledge(self, event: events.SessionHeartbeatReceived, now: float) -> events.HeartbeatAnswered | None:
-        """Renew the lease of a member whose heartbeat has no other news. Return None for all other heartbeats."""
+        """Renew the lease for a heartbeat that reports no change. Return None if the heartbeat needs full handling."""
         group, report, standing = self._sessions.get(event.session), event.beat.levels, self.standing
         held, quorum = report.held, standing.quorum
         if group is None or held is None or quorum is None or standing.phase is not QuorumPhase.STANDING:
@@ -478,14 +494,14 @@ class Presence:
         self._leaving.append(event.session)
 
     def _are_needed(self) -> bool:
-        """Return whether members still do granted steps together with peers that have left."""
+        """Return whether members are still running granted steps that need peers that have left."""
         if self.standing.phase is not QuorumPhase.RESUMED:
             return False
         members = (self._job.groups.get(replica_id) for replica_id in self.standing.at_work)
         return any(member is not None and member.is_connected for member in members)
 
     def dismiss(self) -> None:
-        """End the sessions of groups that have left, once no member needs them."""
+        """Close the sessions of groups that have left, once no member needs them."""
         if not self._leaving or self._are_needed():
             return
         leaving, self._leaving = self._leaving, []
@@ -537,7 +553,7 @@ class Presence:
     def _impostor(
         self, participant: Participant, session: int | None, secret: str, now: float
     ) -> LighthouseError | None:
-        """Return the error for a caller that does not speak for its group. Open sessions need no check."""
+        """Return the error for a caller that may not act for its group. Callers with an open session need no check."""
         if session in self._sessions:
             return None
         name = participant.replica_id
@@ -562,7 +578,7 @@ class Presence:
         return None
 
     def _learn(self, member: Participant | Group, seen_id: int, now: float) -> None:
-        """Note the highest quorum id that a member has seen. If the journal lacks that id, it is outdated."""
+        """Record the highest quorum_id that a member has seen. If the journal lacks it, the journal is outdated."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._job.numbering.is_unknown(seen_id):
             return
@@ -577,7 +593,7 @@ class Presence:
             self._job.emit(events.Ordered(order, sessions))
 
     def _send_order(self, order: QuorumOrder | None) -> None:
-        """Send an order to every holder with a session."""
+        """Send an order to every quorum member that has a session."""
         if order is not None:
             self._job.emit(events.Ordered(order, self._holders()))
 
@@ -631,7 +647,7 @@ class Presence:
         self._job.emit(events.JoinRefused(call, error))
 
     def _take_place(self, participant: Participant, now: float) -> None:
-        """Let a new session replace an older one. Another incarnation is the loss of the old one."""
+        """Let a new session replace an older one. If its incarnation differs, the old incarnation is lost."""
         old = self._job.groups.get(participant.replica_id)
         if old is None:
             return

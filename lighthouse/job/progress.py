@@ -1,12 +1,13 @@
-"""Where each rank of a job is, how fast the job trains, and which ranks are behind across replica groups.
+"""Progress of each rank of a job, how fast the job trains, and which ranks are behind across replica groups.
 
-Managers send views of their groups with heartbeats. Between two of them a view ages by the lighthouse's clock. A
-manager judges only its own ranks, so a rank that is behind in a collective across groups only shows here. Ranks of
-runs, whose functions a Wrapper restarts, report on their own streams. A process that is a rank of both counts once: in
-its replica group if that is in the quorum, else in its run. Pauses of the lighthouse do not count against any rank.
+Managers send views of their groups with heartbeats. Between two heartbeats, a view ages by the lighthouse's clock. A
+manager judges only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
+groups. Ranks of runs, whose functions a Wrapper restarts, report on their own streams. A process that is a rank of both
+a group and a run counts once: in its group if that is in the quorum, otherwise in its run. Times for which the
+lighthouse itself was paused count against no rank.
 
 `Ledger` sums up what groups report about their steps, `Samples` keeps the last minutes for graphs, and `Grid` counts
-which ranks are connected. Moments are a clock of the caller that never decreases, and nothing here does I/O.
+which ranks are connected. Moments come from the caller's monotonic clock, and this module does no I/O.
 """
 
 from collections import deque
@@ -46,11 +47,11 @@ class _Group:
 class Ledger:
     """Sums over all replica groups that a job has ever had.
 
-    1. Managers report counts since their start, and the difference to the last report is added. If a number has
-       decreased, another manager counts, and its whole report is new.
-    2. The first report of a group adds nothing, because most of it may precede this lighthouse.
-    3. A group's time runs from its first report with a quorum until it has left in good order or is forgotten. While a
-       group is lost, restarts or heals its time runs: that is the cost of its failure.
+    1. Managers report totals since they started, and the difference to the last report is added. If a number has
+       decreased, the report is from another manager, and all of it is added.
+    2. The first report of a group adds nothing, because most of it may date from before this lighthouse started.
+    3. A group's time runs from its first report with a quorum until it has left in good order or is forgotten. It
+       continues while the group is lost, restarting or healing, because that is the cost of its failure.
     4. Goodput is the time in committed steps divided by the time of all groups.
     """
 
@@ -75,14 +76,14 @@ class Ledger:
         return new
 
     def left(self, replica_id: str, now: float) -> None:
-        """Stop the time of a group that left in good order, until it holds a quorum again."""
+        """Stop counting the time of a group that left in good order, until it holds a quorum again."""
         group = self._groups.get(replica_id)
         if group is not None and group.since is not None:
             self._past_s += now - group.since
             group.since = None
 
     def keep(self, names: Container[str], now: float) -> None:
-        """Forget all other groups."""
+        """Forget all groups except `names`."""
         for name in [name for name in self._groups if name not in names]:
             self.left(name, now)
             del self._groups[name]
@@ -98,7 +99,7 @@ class Ledger:
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return what was added since `before`, or all of `now` if that comes from another manager."""
+    """Return what was added since `before`, or all of `now` if another manager reported it."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -156,11 +157,11 @@ class _Sample:
 class Samples:
     """Samples of a job over the last minutes, for the dashboard's graphs.
 
-    1. A sample equals the status at its moment, since both use the same function.
-    2. The rate covers the last RATE_STEPS steps, or RATE_OVER_S if these take less, because steps may take a
-       millisecond or a minute. The rate of a job that stands still falls with time.
-    3. The rate begins again if the step decreases or no group trains, so that a jump is no pace.
-    4. A sample costs O(1) after the count of groups, and up to KEPT are kept.
+    1. A sample equals the status of the same moment, because both use the same function.
+    2. The rate covers the last RATE_STEPS steps, or the last RATE_OVER_S seconds if these steps took less, because a
+       step may take a millisecond or a minute. While a job makes no progress, its rate falls with time.
+    3. The rate starts again if the step decreases or no group is training, so that a jump does not count as speed.
+    4. Besides counting groups, a sample costs O(1). Up to KEPT samples are kept.
     """
 
     def __init__(self) -> None:
@@ -168,12 +169,12 @@ class Samples:
         self._rated: deque[tuple[float, int]] = deque(maxlen=KEPT)
 
     def take(self, levels: Levels, now: float) -> None:
-        """Add a sample. Call every EVERY_S."""
+        """Add a sample. Call this every EVERY_S seconds."""
         self._rate_from(levels, now)
         self._samples.append(_Sample(now, levels, self.steps_per_s(levels, now)))
 
     def pace(self, levels: Levels, discards: int, now: float) -> Pace:
-        """Return the pace. `levels` are the present ones."""
+        """Return the pace, with the present `levels` and the number of discarded steps."""
         samples = self._samples
         return Pace(
             levels.step,
@@ -212,7 +213,7 @@ def _is_enough(at: float, step: int, levels: Levels, now: float) -> bool:
 
 
 def levels_of(job: Job, ranks: Sequence[RankPlace], goodput: float | None) -> Levels:
-    """Compute the levels from the groups, or from the `ranks` of the job's runs if it has no groups."""
+    """Compute the levels from the job's groups, or from the `ranks` of its runs if it has no groups."""
     ratio = None if goodput is None else round(goodput, 4)
     if job.groups:
         training = [member for member in job.list_participants() if member.is_alive]
@@ -228,7 +229,7 @@ GROUPS_NAMED = 8
 
 @dataclass(frozen=True, slots=True)
 class GroupRanks:
-    """Replica group whose manager is connected."""
+    """Connected and missing ranks of a replica group whose manager is connected."""
 
     replica_id: str
     group_world_size: int
@@ -249,9 +250,10 @@ class GroupRanks:
 class Grid:
     """Connected ranks: a column is a replica group, a row the ranks that hold the same shard.
 
-    Ranks of a sharded model run collectives in their group first, where an incomplete group would wait without end. So
-    a manager joins only after all its ranks have requested a quorum. Counting ranks is not enough, because halves of
-    two groups are no whole group. Groups without a connected rank delay no other and are left out.
+    Ranks of a sharded model first run collectives within their group, where they would wait forever for missing ranks.
+    So a manager joins only after all its ranks have requested a quorum. Counting ranks is not enough, because two
+    incomplete groups may have as many ranks as a complete one. Groups without a connected rank delay no other group and
+    are left out.
     """
 
     def __init__(self, groups: Iterable[GroupRanks]) -> None:
@@ -264,7 +266,7 @@ class Grid:
 
     @property
     def largest_peer_group_world_size(self) -> int:
-        """Length of the longest row, the number of groups in which its rank is connected."""
+        """Length of the longest row: the largest number of groups in which the same rank is connected."""
         here = (RankSet.first(group.group_world_size) for group in self.groups)
         return largest_count(all_ - g.missing if g.missing else all_ for all_, g in zip(here, self.groups, strict=True))
 
@@ -287,7 +289,7 @@ def grid_of(members: Iterable[Group]) -> Grid:
 
 
 def _group_ranks(member: Group) -> GroupRanks | None:
-    """Return None if the group is not alive, or its number of ranks unknown."""
+    """Return None if the group is not alive or its number of ranks is unknown."""
     participant = member.participant
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None
@@ -300,7 +302,7 @@ def _group_ranks(member: Group) -> GroupRanks | None:
 
 @dataclass(frozen=True, slots=True)
 class RunRank:
-    """Rank of a run, described like the ranks of replica groups."""
+    """Rank of a run, described in the same way as ranks of replica groups."""
 
     view: RankView
     generation: int | None = None  # last one in which it was active
@@ -323,14 +325,14 @@ class _Report:
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """Ranks that share collectives."""
+    """Ranks that share collectives, and so are judged together."""
 
     ranks: list[RankView]
     is_complete: bool  # no rank is missing
 
 
 class RanksKept:
-    """Limit on the known ranks of all jobs, about a kilobyte each. Ranks above it are not shown."""
+    """Limit on the known ranks of all jobs, which take about a kilobyte each. Ranks above the limit are not shown."""
 
     def __init__(self, limit: int = MAX_RANKS_KEPT) -> None:
         self._limit = limit
@@ -345,7 +347,7 @@ class RanksKept:
 
 
 class JobProgress:
-    """Known places of a job's ranks. `kept` is shared by all jobs."""
+    """Last reported progress of a job's ranks. `kept` is shared by all jobs."""
 
     def __init__(self, floor_s: float = FLOOR_S, kept: RanksKept | None = None) -> None:
         self._kept = kept or RanksKept()
@@ -356,7 +358,7 @@ class JobProgress:
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
     def take(self, view: GroupView, now: float) -> None:
-        """Take a group's view. One from another manager replaces the old view, whose sums still count."""
+        """Store a group's view. A view from another manager replaces the old one, whose sums still count."""
         before = self._reports.get(view.replica_id)
         if before is not None and _is_over(before.view, view):
             self.drop(view.replica_id)
@@ -368,11 +370,11 @@ class JobProgress:
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
     def was_late(self, by_s: float, now: float) -> None:
-        """Note that the lighthouse was paused until now."""
+        """Record that the lighthouse was paused for `by_s` seconds until now."""
         self._held_up.add_pause(by_s, now)
 
     def drop(self, replica_id: str) -> None:
-        """Forget a group that is lost or has left."""
+        """Forget a group that was lost or has left."""
         report = self._reports.pop(replica_id, None)
         if report is not None:
             self._kept.grow(-len(report.view.ranks))
@@ -383,12 +385,12 @@ class JobProgress:
 
     @property
     def names(self) -> list[str]:
-        """Replica groups with a known view."""
+        """Replica groups with a stored view."""
         return sorted(self._reports)
 
     @property
     def data(self) -> DataUse | None:
-        """Data use as the most advanced rank reports it. Exact only if all ranks say so."""
+        """Use of the training data as the most advanced rank reports it. Exact only if all ranks report it as exact."""
         samples = [rank.sample for report in self._reports.values() for rank in report.view.ranks]
         uses = [sample.data for sample in samples if sample.data is not None]
         if not uses:
@@ -400,7 +402,8 @@ class JobProgress:
     def left_s(self, members: Collection[str], now: float, runs: Runs = ()) -> float | None:
         """Return the seconds until a verdict is possible, negative if one is possible now.
 
-        Groups outside `members` may send views at any time. Return None if no view is known.
+        If there are only views of groups that are not judged, return the shortest time that a verdict takes. If there
+        are no views at all, return None.
         """
         left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(members, now, runs)]
         return min(left_s, default=self._floor_s if self._reports else None)
@@ -415,7 +418,7 @@ class JobProgress:
 
     @property
     def observed(self) -> list[str]:
-        """Groups whose ranks have no Agents. They train alone, outside quorums."""
+        """Groups whose ranks run without Agents. They train alone, outside quorums."""
         return [name for name in self.names if self._reports[name].view.is_observed]
 
     def _parties(self, members: Collection[str], now: float, runs: Runs) -> list[_Party]:
@@ -440,7 +443,14 @@ class JobProgress:
     def places(
         self, members: Collection[str], alive: Container[str], now: float, runs: Runs = ()
     ) -> tuple[RankPlace, ...]:
-        """Return the place of each rank, the worst first. `alive` are the live groups, members or not."""
+        """Return the progress of each rank, ranks that are behind first.
+
+        Args:
+            members: Replica groups in the quorum.
+            alive: Live groups, whether in the quorum or not.
+            now: The present moment.
+            runs: Ranks of the job's runs.
+        """
         verdict = self.verdict(members, now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
         ranks, wanted = self.ranks(now), frozenset(members)
@@ -461,7 +471,10 @@ class JobProgress:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of each phase itself, over all ranks ever. Unknown phases above the limit count as OTHER."""
+        """Seconds in each phase, without nested phases, over all present and former ranks.
+
+        Phases above the limit on names count as OTHER.
+        """
         total = self._past_s.copy()
         for report in self._reports.values():
             self._add(total, report.view)
@@ -478,7 +491,7 @@ class JobProgress:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether another manager sent the view: sums outlive ranks, but not their manager."""
+    """Return whether another manager than before sent the view: the sums of one manager never decrease."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 
@@ -494,7 +507,7 @@ def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
 
 
 def _ticks(sample: ProgressSample) -> tuple[int, int | None]:
-    """Return done and total of the innermost phase, in percent for a heal."""
+    """Return the done and total units of the innermost phase. A heal counts in percent."""
     phase, heal = sample.innermost, sample.heal
     if phase.name != HEAL or heal is None or not heal.total:
         return phase.done, phase.total

@@ -1,12 +1,12 @@
-"""Records of a job and its runs: the stored ones with their JSON, and the live ones in memory.
+"""Records of a job and its runs: the stored ones with their JSON format, and the live ones in memory.
 
-Stored records (`QuorumRecord`, `RunRecord`) survive a restart of the lighthouse. They are written on change, never per
-step, and before any message that depends on them leaves the lighthouse. One lighthouse owns the store at a time: it
-claims the store before it serves, and each claim has a higher term. A quorum_id names one list of one job and is never
-reused, so a forgotten job keeps its highest id.
+Stored records (`QuorumRecord`, `RunRecord`) survive a restart of the lighthouse. They are written when they change,
+never once per step, and before the lighthouse sends any message that depends on them. Only one lighthouse at a time
+owns the store: it claims the store before it serves, and each claim has a higher term. A quorum_id names one list of
+participants of one job and is never reused. So even a forgotten job keeps its highest id.
 
-Live records (the `Group`s of a `Job`, `GenerationState` and the `Rank`s of a run) belong to the machines. Their moments
-are the lighthouse's monotonic clock. Moments in run records are wall-clock seconds, for display.
+Live records (the `Group`s of a `Job`, `GenerationState` and the `Rank`s of a run) belong to the state machines. Their
+moments are seconds of the lighthouse's monotonic clock. Moments in run records are wall-clock seconds, for display.
 """
 
 import base64
@@ -48,12 +48,12 @@ from lighthouse_protocol.rules.stall import Limits
 
 @dataclass(frozen=True, slots=True)
 class JoinState:
-    """State that a member reported in its join. The quorum may have assigned it another step."""
+    """State that a member reported in its join. The quorum may have assigned it a lower step."""
 
     step: int
     tag_quorum_id: int | None
     commit_failures: int
-    secret: str = field(default="", compare=False)  # digest of its sessions' secret; not part of the join
+    secret: str = field(default="", compare=False)  # digest of its manager's secret; not part of the join
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,23 +63,23 @@ class QuorumRecord:
     quorum_id: int
     """Highest id ever assigned."""
     quorum: Quorum | None = None
-    """Last quorum formed. None if only the id is known."""
+    """Last quorum that formed. None if only its id is known."""
     stands: bool = False
     entries: Mapping[str, JoinState] = field(default_factory=dict[str, JoinState])
-    """By replica_id. `quorum` was formed from them."""
+    """What each member of `quorum` reported when it joined, by replica_id."""
     lease_s: float = 0.0
-    """Lease under which it was formed."""
+    """Length in seconds of its members' leases."""
     named: tuple[tuple[int, int], ...] = ()
-    """Ranges of quorum ids that name states of this job (lineage.py)."""
+    """Ranges (first, last) of the quorum ids under which states of this job were committed (lineage.py)."""
     ended: int | None = None
-    """Step at which the job ended."""
+    """Step at which the job ended, or None."""
     absent: tuple[str, ...] = ()
-    """Groups that are late after the end (`JobEnd`)."""
+    """Groups that count as late if they join after the end (`JobEnd`)."""
     secret: str = field(default="", repr=False)
-    """Secret of the quorum's members. A restarted lighthouse sends the same one."""
+    """Secret that only the quorum's members know. A restarted lighthouse sends the same one."""
 
 
-# Stored as tables with a row of column names. The reader skips unknown columns and uses defaults for missing ones. Not
+# Stored as tables with a header row. The reader skips unknown columns and uses defaults for missing ones. Not
 # stored as messages: admitted values need no second check, and `wire` keeps the bytes that arrived.
 _ENTRY = tuple(f.name for f in fields(JoinState))
 # `distrust` belongs to one join only.
@@ -142,7 +142,7 @@ def _known(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """Settings of a job's quorum machine."""
+    """Settings of a job's quorum state machine."""
 
     min_replicas: int = 1
     join_timeout_s: float = JOIN_TIMEOUT_S
@@ -152,9 +152,9 @@ class QuorumConfig:
     active: int | None = None
     allow_heterogeneous: bool = False
     max_replicas: int = 10_000
-    first_quorum_id: int = 1  # above every id that the job has ever used
+    first_quorum_id: int = 1  # above every id that the job may have used
     lease_s: float = 5.0
-    stands: bool = True  # quorums may stand
+    stands: bool = True  # whether standing quorums are enabled
     last_call_s: float = 0.0  # time for a lost member to return before a spare replaces it
 
 
@@ -175,10 +175,10 @@ class Verdict(StrEnum):
 
 
 def is_loopback(participant: Participant) -> bool | None:
-    """Check whether a participant can be reached from its own host only. Return None if it advertises no address.
+    """Check whether only a participant's own host can reach it. Return None if it advertises no address.
 
-    On other hosts, its peers would connect to themselves, so a loopback member and a routable one cannot share a
-    quorum. Names are not resolved here: the manager reports what its own name resolves to.
+    Peers on other hosts would connect to themselves, so a loopback member and a routable one cannot share a quorum.
+    Host names are not resolved here: each manager reports what its own name resolves to.
     """
     addresses = [text for text in (participant.address, participant.store_address) if text]
     if not addresses:
@@ -187,7 +187,7 @@ def is_loopback(participant: Participant) -> bool | None:
 
 
 def unreachable(hidden: Participant, routable: Participant) -> WrongState:
-    """Return the error for `hidden`, a loopback member next to a routable one."""
+    """Return the error for `hidden`, a member with a loopback address in a job with a routable member."""
     return WrongState(
         f"address: {hidden.replica_id} advertises {_what_is_hidden(hidden)} beside "
         f"{routable.replica_id} ({routable.address or routable.store_address}); its peers cannot reach it: "
@@ -210,13 +210,13 @@ def _is_literal_loopback(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Settings of a run's machine."""
+    """Settings of a run's state machine."""
 
     rank_timeout_s: float = 30.0
-    wall_offset_s: float = 0.0  # wall clock minus monotonic clock, for moments that people read
+    wall_offset_s: float = 0.0  # wall clock minus monotonic clock, for moments that are displayed
     beat_interval_s: float = 1.0  # between heartbeats of a supervisor
     run: str = ""  # name of the run
-    limits: Limits = field(default_factory=Limits)  # how long its ranks may stay without a mark
+    limits: Limits = field(default_factory=Limits)  # time limits for ranks without progress
 
 
 SPACES_KEPT = 4
@@ -235,9 +235,9 @@ def key_text(generation: int, kind: KeyKind, name: str) -> str:
 class KeySpaces:
     """Small key-value store of a run, with one space per generation.
 
-    Spaces are fenced: ranks of an older generation can neither read nor write. Members of the present generation, and
-    operators, can read earlier spaces, where a restarted function finds its keys. Memory stays bounded, because only
-    the newest SPACES_KEPT spaces with keys remain, and each is limited.
+    Spaces are fenced: a rank of an older generation can neither read nor write. Members of the present generation and
+    operators can read earlier spaces, so that a restarted function finds its keys. To bound memory, only the newest
+    SPACES_KEPT spaces with keys are kept, and each has a size limit.
     """
 
     def __init__(self, number: int = -1, rows: Iterable[Row] = ()) -> None:
@@ -263,7 +263,7 @@ class KeySpaces:
 
         Raises:
             WrongState: `generation` is not the present one.
-            InvalidRequest: The name or the value has a wrong size.
+            InvalidRequest: The name is empty, or the name or the value is too long.
             LimitReached: The generation has MAX_KEYS keys.
         """
         space = self._fenced(generation)
@@ -289,7 +289,10 @@ class KeySpaces:
         return newest
 
     def of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of generation `number`. Raise UnknownName if they are dropped, WrongState as in `present`."""
+        """Return all keys of generation `number`. Raise UnknownName if they are no longer kept.
+
+        Raise WrongState as in `present`.
+        """
         if generation is not None:
             self._fenced(generation)
         if number != self.number and number not in self._spaces:
@@ -317,12 +320,12 @@ def _check(name: str, value: bytes) -> None:
 
 
 RunName = tuple[str, str]
-"""Job and run."""
+"""Name of the job and name of the run."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """Newest process of a slot, with its last report."""
+    """Newest process of a slot, with what it last reported. A slot is the fixed number of a process in its run."""
 
     rank: RankId
     attempt: int
@@ -344,13 +347,13 @@ class RestartRecord:
     generation: int
     cause: str
     noticed_at: float
-    incident: str  # id of the incident; empty if a rank returned, which is no incident
+    incident: str  # id of the incident; empty if a rank joined, which is not an incident
     lost: tuple[RankId, ...] = ()
     formed: int | None = None  # number of the next generation
     formed_at: float | None = None
     stepped_at: float | None = None  # first step in the next generation
     evidence: tuple[ProcessLost, ...] = ()
-    ends_nothing: bool = False  # the dead process was no rank of a generation
+    ends_nothing: bool = False  # the dead process was not a rank of a generation
     caused_by: RankId | None = None  # rank whose loss is the cause
 
 
@@ -367,7 +370,7 @@ class SupervisorRecord:
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """Earlier launch of the run, completed by generation `number`."""
+    """Earlier launch of the run, which generation `number` completed."""
 
     number: int
     incarnations: tuple[str, ...]  # supervisors of the launch, and its ranks without a supervisor
@@ -380,25 +383,25 @@ class RunRecord:
     counters: RunCounters = field(default_factory=RunCounters)
     terms: RunTerms = field(default_factory=RunTerms)
     generation: Generation | None = None
-    """Last one formed."""
+    """The last generation that formed."""
     is_broken: bool = False
-    """The generation has ended."""
+    """Whether that generation has ended because a rank was lost or failed, or because the run is over."""
     formed: int = 0
-    """Number of generations so far."""
+    """Number of generations that have formed."""
     stop: RunStopped | None = None
     ranks: tuple[RankRecord, ...] = ()
     restarts: tuple[RestartRecord, ...] = ()
     finished: tuple[RankId, ...] = ()
     """Ranks that have finished the generation."""
     completed: int | None = None
-    """Number of the generation that all ranks finished."""
+    """Number of the generation that completed the run, or None."""
     supervisors: tuple[SupervisorRecord, ...] = ()
     excluded: tuple[ExcludedHost, ...] = ()
     former: Former | None = None
     ending: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Reason of the stop that each supervisor received, by incarnation."""
+    """Reason of the stop that each supervisor received, by the supervisor's incarnation."""
     failed_at: tuple[float, ...] = ()
-    """Failures of the function that count against the restart budget."""
+    """When the function failed, for each failure that counts against the restart budget."""
 
 
 def dump_run(record: RunRecord) -> bytes:
@@ -448,10 +451,11 @@ class SavedRun:
 
 
 class GenerationState:
-    """One generation: which of its active ranks are alive, still run, or have finished.
+    """One generation: which of its active ranks are alive, still running, or finished.
 
-    It stands until it breaks (an active rank is lost or fails, or all have finished), or until its first rank reports
-    ready without a break. Then it is advancing: the next generation waits for the other ranks.
+    A generation stands until it breaks or until a rank reports ready. It breaks when an active rank is lost or fails,
+    or when all active ranks have finished. When a rank reports ready without a break, the generation is advancing: the
+    next one forms when the other ranks are ready, too.
     """
 
     def __init__(
@@ -463,7 +467,7 @@ class GenerationState:
         finished: Iterable[RankId] = (),
         began_at: float = -math.inf,
     ) -> None:
-        """Begin or restore a generation. `here` lists all live ranks, including those outside it."""
+        """Begin or restore a generation. `here` lists all live ranks, including ranks outside the generation."""
         self.generation = generation
         self.is_broken = is_broken
         self.is_advancing = False
@@ -473,7 +477,7 @@ class GenerationState:
         self.finished = set(finished)
         self.began_at = began_at
         self.has_stepped = False
-        self.delayed_until = -math.inf  # the next generation does not form before
+        self.delayed_until = -math.inf  # earliest moment for the next generation
         self._taken = frozenset(rank.slot for rank in self.active)
         self.lost_units = self._find_lost()
 
@@ -484,7 +488,7 @@ class GenerationState:
 
     @property
     def stands(self) -> bool:
-        """True while the generation runs and no rank requests another."""
+        """True while the generation is running and no rank requests the next one."""
         return self.generation is not None and not self.is_broken and not self.is_advancing
 
     @property
@@ -493,11 +497,11 @@ class GenerationState:
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
     def has_received(self, rank: RankId, generation: int | None) -> bool:
-        """Return False if the rank is active but has not received this generation, so its report of ready is outdated.
+        """Return False if the rank is active but lacks this generation, so that its report of ready is outdated.
 
         Args:
-            rank: A ready rank.
-            generation: The last one in which the rank was active.
+            rank: A rank that reports ready.
+            generation: The last generation in which the rank was active.
         """
         return rank not in self.active or self.is_broken or (generation is not None and generation >= self.number)
 
@@ -510,11 +514,11 @@ class GenerationState:
         return generation == self.number and is_at_work and not self.is_broken
 
     def is_place_taken(self, rank: RankId) -> bool:
-        """Return whether a finished predecessor of this process has the slot's place."""
+        """Return whether the generation contains an earlier process of the slot, which has finished."""
         return rank.slot in self._taken and rank not in self.active
 
     def reconnect(self, rank: RankId) -> None:
-        """Count a live process as running again after its connection broke."""
+        """Count a live process as running again after it reconnected."""
         if rank in self.active and rank not in self.survivors:
             self.survivors |= {rank}
             self.lost_units = self._find_lost()
@@ -526,7 +530,7 @@ class GenerationState:
             self.is_advancing = True
 
     def lose(self, rank: RankId) -> bool:
-        """Remove a lost rank. Return whether that breaks the generation."""
+        """Remove a lost rank. Return whether its loss breaks the generation."""
         self.survivors -= {rank}
         self.running.discard(rank)
         if rank not in self.active or rank in self.finished:
@@ -535,11 +539,14 @@ class GenerationState:
         return True
 
     def _find_lost(self) -> set[str]:
-        """Return the units of unfinished lost ranks. Their other processes are about to die."""
+        """Return the units (ranks that restart together) that have lost an unfinished rank.
+
+        The other processes of these units are about to be killed.
+        """
         return {rank.unit for rank in self.active - self.survivors - self.finished}
 
     def finish(self, rank: RankId) -> bool:
-        """Mark a rank as finished. Return whether all have finished."""
+        """Mark a rank as finished. Return whether all active ranks have finished."""
         self.finished.add(rank)
         self.is_broken = len(self.finished) == len(self.active)
         return self.is_broken
@@ -547,31 +554,33 @@ class GenerationState:
 
 @dataclass(slots=True)
 class LastAssignment:
-    """Last quorum that a member received. `tag_of` uses it for joins without a tag."""
+    """What a member's last quorum assigned to it. `tag_of` uses this for joins that report no tag."""
 
     quorum_id: int
     max_step: int
     """Highest step among its participants."""
     tag_quorum_id: int | None
-    """In the tag of the state at max_step. None if the quorum lowered the member's step."""
+    """Quorum under which the up-to-date state at `max_step` was committed. None if the quorum lowered the member's
+    step.
+    """
     was_at: int | None = None
-    """Step of the member's join if it exceeds max_step, so that the member has to heal."""
+    """Step of the member's join if that exceeded `max_step`, so that the member had to heal. Otherwise None."""
     held: Tag | None = None
-    """State in the member's join."""
+    """Tag of the state that the member reported in its join: (step, quorum_id under which that step was committed)."""
     lowest: int | None = None
-    """Lowest max_step received since the first join with `held`. A group that catches up may still come to hold that
-    state, and so may single ranks of a group whose ranks disagree.
+    """Lowest `max_step` of all quorums since the first join with `held`. A group that is catching up may still receive
+    the state of that step, and so may single ranks of a group whose ranks disagree.
     """
     formed_from: int | None = None
-    """Quorum under which the members at max_step had committed their state."""
+    """Quorum under which the members at `max_step` had committed their state when the quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """Return `lowest` after a new quorum at `max_step`, which the member joins with state `held`."""
+        """Return the new `lowest` when the member joins with state `held` and the new quorum is at `max_step`."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
     def has_not_healed(self, participant: Participant) -> bool:
-        """Return whether the member had to heal and still has its old state."""
+        """Return whether the member had to heal and still reports its old state."""
         if self.was_at is None or self.held is None:
             return False
         return participant.step >= self.was_at and participant.tag_quorum_id == self.held.quorum_id
@@ -579,14 +588,14 @@ class LastAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """Heal of a group to step `upto`. A group that catches up takes part in later steps during the heal."""
+    """Heal of a group to step `upto`. A group that catches up takes part in later steps while it heals."""
 
     upto: int
     catches_up: bool
 
 
 class Kind(StrEnum):
-    """Kinds of groups that `Job.counts` counts. Live groups also count under their group_world_size."""
+    """Kinds of groups that `Job.counts` counts. Live groups are also counted by their group_world_size."""
 
     REPORTED = auto()  # has neither joined nor opened a session
     CONNECTED = auto()  # has a session
@@ -594,45 +603,47 @@ class Kind(StrEnum):
     WORKING = auto()  # healthy, and in the present quorum
     LOOPBACK = auto()
     ROUTABLE = auto()
-    DRAINING = auto()  # drains, and is in the present quorum
+    DRAINING = auto()  # draining, and in the present quorum
 
 
 @dataclass(slots=True, eq=False)
 class Group:
-    """A replica group in one incarnation. Another incarnation gets another record."""
+    """A replica group in one incarnation. Each incarnation has its own record."""
 
     replica_id: str
     incarnation: str
     seen_at: float
-    """Last message. Moments are the lighthouse's monotonic clock."""
+    """When its last message arrived, by the lighthouse's monotonic clock, as all moments here."""
     participant: Participant | None = None
-    """From the newest hello or join. None after heartbeats without a session: see `is_reported`."""
+    """Description from the newest hello or join. None if the group has only sent heartbeats without a session."""
     step: int = 0
     """Newest step that the group has reported."""
 
     session: int | None = None
     secret: str = ""
-    """Digest of the secret of the group's sessions (identity, in roster.py). Empty before the first session."""
+    """Digest of the secret that its manager sends in each hello (identity rules in roster.py). Empty before the first
+    session.
+    """
     former_secret: str = ""
-    """Digest of the secret of the manager in the last quorum with this group, if that is not the present one."""
+    """Digest of its manager's secret in the last quorum with this group, if that is not the present quorum."""
     closes_at: float | None = None
-    """The session's stream has ended. The group is lost at this moment, unless its manager reconnects."""
+    """If the session's stream has ended: when the group is lost unless its manager reconnects. Otherwise None."""
     burst: int = 0
-    """The last burst of closings (silence, in presence.py) that included the group's."""
+    """Number of the last burst of closed connections (`MassSilence`) that included the group's."""
 
     call: int | None = None
-    """The waiting join."""
+    """Number of its pending call for a quorum, or None."""
     deadline_at: float = 0.0
-    """When the waiting join expires."""
+    """When the pending call expires."""
 
     is_alive: bool = True
     lapsed_at: float = 0.0
     due_at: float = 0.0
-    """When the job examines the group again."""
+    """When the job checks the group's timeout next."""
     excused_until: float = 0.0
-    """The group lapses at this moment at the earliest."""
+    """Earliest moment at which the group may lapse."""
     has_missed: bool = False
-    """Missed a join_timeout. The others do not wait for the group until it joins."""
+    """The group missed a join timeout. The others do not wait for it until it joins."""
     down: str = ""
     """Why the group cannot take part until it joins. Empty if it can."""
     is_starting: bool = False
@@ -640,28 +651,28 @@ class Group:
     missing: Set[int] = NO_RANKS
     """Ranks that are not connected."""
     drains: bool = False
-    """Finishes the steps of its quorum and joins no other."""
+    """The group completes the steps of its quorum and joins no other."""
 
     is_participant: bool = False
-    """The present quorum contains this incarnation."""
+    """The present quorum contains this incarnation of the group."""
     last_assignment: LastAssignment | None = None
     lease_until: float = 0.0
     heal: Heal | None = None
-    """Heal whose end the timeline has not seen."""
+    """The heal in progress, as the timeline knows it."""
 
     is_loopback: bool | None = None
     """Whether only its own host can reach the group. None if it advertises no address."""
     counts_as: frozenset[Kind | int] = frozenset()
-    """See `Job.counts`."""
+    """Kinds under which `Job.counts` counts the group."""
 
     @property
     def is_healthy(self) -> bool:
-        """The others wait for the group."""
+        """True if the others wait for the group."""
         return Kind.HEALTHY in self.counts_as
 
     @property
     def is_reported(self) -> bool:
-        """The group has neither joined nor opened a session."""
+        """True if the group has neither joined nor opened a session."""
         return self.participant is None
 
     @property
@@ -671,22 +682,22 @@ class Group:
 
 @dataclass(slots=True)
 class Lease:
-    """Right of a member to grant steps of the standing quorum. It outlives the presence of its group."""
+    """Right of a member to grant its ranks steps of the standing quorum, kept even if its group is removed."""
 
     incarnation: str
     until: float
     entry: JoinState
-    """From which the quorum was formed, with the digest of the member's secret."""
+    """What the member reported when it joined this quorum, with the digest of its secret."""
     granted: int | None = None
-    """Highest granted step, reported since the recall."""
+    """Highest step that the member has granted, as reported since the recall. None before the report."""
     is_spent: bool = False
-    """The member grants no more."""
+    """The member grants no more steps."""
     has_left: bool = False
-    """The member's ranks have ended in good order."""
+    """The member's ranks have exited in good order."""
 
 
 class Membership(Enum):
-    """Relation of a replica group to the quorum of its job, as proved by its secret."""
+    """Relation of a replica group to its job's quorum, as its secret proves it."""
 
     MEMBER = "member"
     OUTSIDER = "outsider"  # others are members, and this group never received a quorum
@@ -695,7 +706,7 @@ class Membership(Enum):
 
 @dataclass(slots=True, eq=False)
 class Rank:
-    """Newest process of a slot."""
+    """Newest process of a slot. A slot is the fixed number of a process in its run."""
 
     rank: RankId
     seen_at: float
@@ -704,17 +715,17 @@ class Rank:
     host: str = ""
     pid: int = 0
     generation: int | None = None
-    """Last one in which this process was active."""
+    """The last generation in which this process was active."""
     step: int = 0
     phase: str = ""
     is_here: bool = True
     session: int | None = None
     waits_since: float | None = None
-    """None unless the rank is ready."""
+    """Since when the rank has been ready. None unless it is ready."""
     secret: str = ""
     """Digest of the secret in its hello. Empty if it sent none."""
     is_successor: bool = False
-    """Another process had the slot before. A restarted supervisor does not know about it."""
+    """Another process had the slot before. A restarted supervisor cannot report this."""
 
     @property
     def is_ready(self) -> bool:

@@ -1,7 +1,7 @@
-"""Drivers of all jobs and runs.
+"""Registries of the drivers of all jobs and runs.
 
-A driver is created on first use and dropped when it is quiet. Its record stays in the store, from which a new driver
-continues. The registries refuse new work after `close`, and serve again once the store is claimed again.
+A driver is created on first use and dropped when its job or run is quiet. Its record stays in the store, and a new
+driver continues from it. After `close`, the registries refuse new work until the store has been claimed again.
 """
 
 import logging
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 
 MAX_JOBS = 1000
-# Any process can send heartbeats under any name, so jobs known by heartbeats alone have a limit of their own.
+# Any process can send heartbeats under any name, so jobs known only from heartbeats have a limit of their own.
 MAX_REPORTED_JOBS = 200
 ENDED_SHOWN = 16
 QUIET_LOOKED_FOR_EVERY_S = 1.0
@@ -62,17 +62,17 @@ class JobRegistry:
         """Create an empty registry.
 
         Args:
-            config: Makes a job's settings from its first quorum_id.
+            config: Returns a job's settings for a given first quorum_id.
             timers: Clock and timers.
-            memory: Claimed storage of quorum records.
-            give_up: Ends the daemon with a status.
+            memory: Store of the records, which this lighthouse has claimed. None for a store in memory.
+            give_up: Shuts down the daemon with an exit status.
             stall_after_s: Shortest time without progress that counts as a stall.
             incident_registry: Shared by all jobs.
-            wall: Time in seconds since the epoch.
+            wall: Returns the time in seconds since the epoch.
             refused: Receives the error of each refused join.
-            draw_secret: Draws a secret for each new quorum.
+            draw_secret: Returns a random secret for each new quorum.
             is_busy: Checks whether this host is overloaded.
-            rank_timeout_s: Time without a message after which a rank without a stream is lost.
+            rank_timeout_s: A rank without a stream is lost this many seconds after its last message.
         """
         self._is_busy = is_busy
         self._draw_secret = draw_secret
@@ -92,13 +92,13 @@ class JobRegistry:
         self._ranks_kept = RanksKept()
         self._looked_at = -QUIET_LOOKED_FOR_EVERY_S
         self.closed = ""
-        """Why the registry refuses new work. Empty while it serves."""
+        """Why the registry refuses new work. Empty while it accepts work."""
         self.lag = LoopLag(timers)
         self.lag.listen(self._was_late)
         self.runs = RunRegistry(self, rank_timeout_s)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
-        """Continue with the records of a store that has just been claimed, also after a `close`.
+        """Continue with the records of a store that has just been claimed, possibly after a `close`.
 
         Members may still hold quorums of an earlier lighthouse.
         """
@@ -113,7 +113,7 @@ class JobRegistry:
         return iter(self._drivers.values())
 
     def get(self, job: str) -> JobDriver:
-        """Return the driver of a job, new if needed.
+        """Return the driver of a job, creating it if needed.
 
         Raises:
             LighthouseError: The name is invalid, there are too many jobs, or the lighthouse is closing.
@@ -148,11 +148,14 @@ class JobRegistry:
         return driver
 
     def ended(self, job: str) -> tuple[JobStatus, ...]:
-        """Return the last status of the newest ended and forgotten jobs, or of `job` alone."""
+        """Return the last status of jobs that have ended and were dropped: the newest ones, or only `job`."""
         return tuple(last for name, last in self._ended.items() if name not in self._drivers and job in ("", name))
 
     def _is_full(self, count: Callable[[], int], limit: int) -> bool:
-        """Return whether the limit is reached, after dropping quiet jobs. Rate-limited, since that is O(n)."""
+        """Drop quiet jobs if the limit is reached, and return whether it still is.
+
+        Dropping is O(n), so it runs at most once per QUIET_LOOKED_FOR_EVERY_S.
+        """
         now = self.timers.time()
         if count() >= limit and now - self._looked_at >= QUIET_LOOKED_FOR_EVERY_S:
             self._looked_at = now
@@ -164,17 +167,17 @@ class JobRegistry:
         return driver
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
-        """Return the relation of a group to its job's quorum, by the digest of its secret."""
+        """Return a group's relation to its job's quorum, as the digest of its secret proves it."""
         driver = self._add(job) if job in self._records and not self.closed else self._drivers.get(job)
         return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
 
     def exited(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """Call `IncidentDriver.exited` of the job."""
+        """Pass a dead process to `IncidentDriver.exited` of the job. Return its result, or False without a driver."""
         driver = self._drivers.get(job)
         return driver is not None and driver.incidents.exited(replica_id, reason, evidence)
 
     def peek(self, job: str) -> JobDriver | None:
-        """Return the driver of the job, or None."""
+        """Return the driver of the job, or None if it has none. Never creates one."""
         return self._drivers.get(job)
 
     def find(self, job: str) -> JobDriver:
@@ -186,9 +189,10 @@ class JobRegistry:
         return driver
 
     def forget_quiet(self, *, is_full: bool = False) -> None:
-        """Drop the drivers of quiet jobs. A record that cannot be removed from the store stays, which does no harm.
+        """Drop the drivers of quiet jobs.
 
-        Ended jobs remain for late groups, unless the registry `is_full`.
+        A record that cannot be removed from the store stays there, which is harmless. Jobs that have ended are kept, so
+        that late groups can be refused, unless the registry `is_full`.
         """
         for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.remembers_end)]:
             if driver.machine.job_end.step is not None:
@@ -208,12 +212,12 @@ class JobRegistry:
                 )
 
     def close(self, reason: str) -> None:
-        """End every waiting call and every stream with `reason`, and refuse new ones."""
+        """End every pending call and close every stream with `reason`, and refuse new ones."""
         self.runs.write_notes()
         self.drop(reason)
 
     def drop(self, reason: str) -> None:
-        """Close without writing, because the store is lost."""
+        """Close without writing, because this lighthouse has lost the store."""
         self._close_jobs(reason)
         self.runs.drop(reason)
 
@@ -229,7 +233,7 @@ class JobRegistry:
     def _make(self, job: str) -> JobDriver:
         self.lag.watch()
         last_id = self.store.last_id(job)
-        # Above every id that an earlier lighthouse can have assigned to this job, even if the journal was lost.
+        # Above every id that an earlier lighthouse may have assigned to this job, even if the journal was lost.
         config = self._config(max(last_id + 1, int(self.wall() * 1000)))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
         until = None
@@ -263,7 +267,7 @@ class JobRegistry:
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """End the daemon if a write fails: it must not send what it cannot store."""
+        """Shut down the daemon if a write fails, because it must not send what it cannot store."""
         try:
             yield
         except LighthouseError as e:
@@ -288,8 +292,8 @@ class RunRegistry:
         """Create an empty registry.
 
         Args:
-            jobs: The registry of the jobs, with the store, which is claimed before the first use of a run.
-            rank_timeout_s: Time without a message after which a rank without a stream is lost.
+            jobs: Registry of the jobs, whose store must be claimed before the first run is used.
+            rank_timeout_s: A rank without a stream is lost this many seconds after its last message.
         """
         self.jobs = jobs
         self._store = jobs.store
@@ -303,7 +307,7 @@ class RunRegistry:
         return iter(self._drivers.values())
 
     def get(self, job: str, run: str) -> RunDriver:
-        """Return the driver of a run, new if needed.
+        """Return the driver of a run, creating it if needed.
 
         Raises:
             LighthouseError: A name is invalid, there are too many runs, or the lighthouse is closing.
@@ -322,7 +326,7 @@ class RunRegistry:
         return driver
 
     def has(self, job: str, run: str) -> bool:
-        """Return whether the run has processes."""
+        """Return whether the run has connected processes."""
         return (job, run) in self._drivers
 
     def of_job(self, job: str) -> list[RunDriver]:
@@ -345,16 +349,16 @@ class RunRegistry:
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
-        """Return the status of runs with processes, of `job` or of all jobs."""
+        """Return the status of the runs with processes, of `job` or of all jobs."""
         self.forget_quiet()
         return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
 
     def stopped_status(self) -> tuple[RunStatus, ...]:
-        """Return the last status of stopped runs whose processes have ended, the newest last."""
+        """Return the last status of stopped runs whose processes have exited, the newest last."""
         return tuple(self._stopped.values())
 
     def stop_all(self, job: str, reason: str, who: str) -> list[str]:
-        """Stop the job's runs that have processes and are not over. Return their names."""
+        """Stop the job's runs that have processes and are not over. Return the names of the runs."""
         machines = {driver: driver.machine for driver in self.of_job(job) if not driver.is_quiet}
         live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
         for driver in live:
@@ -362,7 +366,7 @@ class RunRegistry:
         return [driver.name[1] for driver in live]
 
     def restart(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
-        """Call `RunDriver.restart` on the job's runs until one has these ranks. Return whether one has."""
+        """Call `RunDriver.restart` on the job's runs until one has these ranks. Return whether a run has them."""
         return any(driver.restart(name, ranks, reason) for driver in self.of_job(job))
 
     def forget_quiet(self) -> None:
@@ -380,13 +384,13 @@ class RunRegistry:
             driver.write_notes()
 
     def drop(self, reason: str) -> None:
-        """End every stream with `reason`, without writing."""
+        """Close every stream with `reason`, without writing."""
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
             driver.close(reason)
 
     def reset(self) -> None:
-        """Serve again, from the store's present content."""
+        """Serve again, from the present content of the store."""
         self._stopped.clear()
         self._began_at = None
 

@@ -1,15 +1,18 @@
-"""One run: its generations, and around them supervisors, excluded hosts and launches.
+"""One run: its generations, and the supervisors, excluded hosts and launches around them.
 
-1. A run may have supervisors without ranks. Stops, incidents and exclusions work without ranks, too.
-2. A supervisor's report on a dead process explains the incident of its loss. If the process is no rank of a generation,
-   the report is an incident of its own, which ends no generation and changes no counter.
-3. A completed run stays completed for every process of its launch, also for late processes and after restarts. A
-   process that knows nothing of the run starts another launch: a supervisor that never connected, nor any rank of it,
-   or a rank of attempt 0 without a number, whose supervisor never connected. Every process of the former launch learns
-   that its launch was completed.
-4. A supervisor that receives a stop, directly or through one of its ranks, ends, and so does one that requests a stop.
-   A request from it after the run was resumed is an echo of that stop.
-5. Records are durable before messages. If an effect changes the record, `RecordDue` precedes all other effects.
+A generation is one attempt to run the function on a set of ranks (generations.py). A launch is one start of the run by
+its users. It is over when the run is completed.
+
+1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
+2. A supervisor's report on a dead process explains the incident of its loss. If the process is not a rank of a
+   generation, the report is an incident of its own, which ends no generation and changes no counter.
+3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each of them
+   is notified that its launch is completed. A process without earlier contact with the run starts another launch:
+   either a supervisor that has never connected and none of whose ranks has, or a rank of attempt 0 that has no
+   generation number and whose supervisor has never connected.
+4. A supervisor that receives a stop, directly or through one of its ranks, exits, and so does one that requests a stop.
+   If the run has been resumed, another stop request from that supervisor repeats the old one and is ignored.
+5. Records are durable before messages. If an effect changes the record, `RecordDue` comes before all other effects.
 """
 
 import math
@@ -48,7 +51,7 @@ MAX_EXCLUDED = 4096
 
 @dataclass(slots=True, eq=False)
 class Supervisor:
-    """Newest supervisor of a name."""
+    """The newest of the supervisors that have used one name."""
 
     entry: SupervisorHello
     """Without its secret."""
@@ -58,27 +61,28 @@ class Supervisor:
     secret: str = ""
     """Digest of the secret in its hello."""
     is_awaited: bool = False
-    """The lighthouse has restarted, and the supervisor has not reconnected."""
+    """Whether the lighthouse has restarted and the supervisor has not reconnected."""
     refused: tuple[str, ...] = ()
-    """Incarnations of its launch that requested the name, or learned that the run is completed."""
+    """Incarnations of this launch that requested the name and were refused, or were notified that the run is completed.
+    """
     has_part: bool = False
-    """One of its ranks has been in a generation of this launch."""
+    """Whether one of its ranks has been in a generation of this launch."""
 
 
 class Supervisors:
     """Supervisors of a run, and its excluded hosts.
 
-    1. A name belongs to its newest incarnation, also after the connection ends. While its stream is open, only a
-       supervisor with its secret replaces it. After a restart of the lighthouse the name is reserved for NAMES_KEPT_S.
-       Otherwise a newer incarnation takes the name, and the older one never gets it again. So if two supervisors have
-       one name, one continues and the other ends. An incarnation always belongs to its first supervisor.
-    2. A supervisor that received a stop ends. If it reconnects it receives the stop again, even after the run was
+    1. A name belongs to its newest incarnation, even after the connection ends. While its stream is open, only a
+       supervisor with its secret replaces it. After a restart of the lighthouse, the name is reserved for NAMES_KEPT_S.
+       Otherwise a newer incarnation takes the name, and the older one never gets it back. So if two supervisors use one
+       name, one continues and the other exits. An incarnation always belongs to the supervisor that used it first.
+    2. A supervisor that received a stop exits. If it reconnects, it is sent the stop again, even if the run has been
        resumed.
     3. An excluded host has no rank and no supervisor in the run until the run is resumed.
-    4. A supervisor's request counts for the others if it has a part in the run: one of its ranks has been in a
-       generation, or its group in a quorum of the job, as secrets prove. Otherwise the request concerns only itself: a
-       stop ends it alone, and an exclusion keeps only its own name from the host. Before the run has begun, any
-       supervisor may stop it.
+    4. A supervisor's request counts for the others if it has a part in the run: secrets prove that one of its ranks has
+       been in a generation, or its group in a quorum of the job. Otherwise the request affects only that supervisor: a
+       stop stops it alone, and an exclusion keeps only its own name from the host. Before the first generation, any
+       supervisor may stop the run.
     """
 
     def __init__(
@@ -88,13 +92,13 @@ class Supervisors:
         ending: Mapping[str, str] | None = None,
         kept_until: float = -math.inf,
     ) -> None:
-        """Restore supervisors and hosts of an earlier lighthouse.
+        """Restore the supervisors and hosts that an earlier lighthouse stored.
 
         Args:
             records: Known supervisors.
             excluded: Excluded hosts.
-            ending: Reason of the stop that each incarnation received.
-            kept_until: End of the reservation of the names in `records`.
+            ending: Reason of the stop that each supervisor received, by incarnation.
+            kept_until: Until when the names in `records` are reserved.
         """
         self._names = {
             each.hello.name: Supervisor(
@@ -131,7 +135,7 @@ class Supervisors:
 
     @property
     def incarnations(self) -> tuple[str, ...]:
-        """Incarnations of all supervisors that ever connected."""
+        """Incarnations of all supervisors that have ever connected."""
         return tuple(one for each in self for one in (each.entry.incarnation, *each.former, *each.refused))
 
     def slots_of(self, replica_id: str) -> list[int]:
@@ -149,7 +153,7 @@ class Supervisors:
     def refusal(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
         """Return why a supervisor may not enter, or None.
 
-        DuplicateReplica is temporary: the supervisor with this name may have died without being noticed yet.
+        DuplicateReplica is temporary: the supervisor with this name may have died unnoticed.
         """
         known = self._names.get(entry.name)
         if known is not None and self._keeps(known, entry, now):
@@ -177,7 +181,7 @@ class Supervisors:
         return known is not None and is_named and bool(known.secret) and not is_shown(entry.secret, known.secret)
 
     def refuse(self, entry: SupervisorHello) -> bool:
-        """Note a refused supervisor. Return whether it is a new incarnation of a known name."""
+        """Record a refused supervisor. Return whether this is a new incarnation of a known name."""
         known = self._names.get(entry.name)
         if known is None or entry.incarnation in (known.entry.incarnation, *known.former, *known.refused):
             return False
@@ -192,7 +196,7 @@ class Supervisors:
         return is_there or entry.incarnation == known.entry.incarnation
 
     def shift(self, by_s: float) -> None:
-        """Extend the reservation of names after a pause of the lighthouse."""
+        """Extend the reservation of names by `by_s` seconds, for which the lighthouse was paused."""
         self._kept_until += by_s
 
     def enter(
@@ -206,7 +210,7 @@ class Supervisors:
             has_part: Whether one of its ranks is in the present generation.
 
         Returns:
-            An older stream of the name that has to end, and the error for it.
+            An older stream of the same name that must be closed, and the error to close it with. None if there is none.
         """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
@@ -226,12 +230,12 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def take_part(self, secrets: Collection[str]) -> None:
-        """Give a part in the run to the supervisors of a generation, by the secrets of its ranks."""
+        """Mark the supervisors that have a part in the run: those with the secret of a rank of a generation."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
     def of_session(self, session: int) -> Supervisor | None:
-        """Return the supervisor, or None if it was refused or has another stream now."""
+        """Return the supervisor, or None if it was refused or has opened another stream."""
         return self._sessions.get(session)
 
     def receive_heartbeat(self, session: int, heartbeat: SupervisorHeartbeat) -> None:
@@ -240,7 +244,7 @@ class Supervisors:
 
     @property
     def budget_used(self) -> float:
-        """Largest share of its restarts that a connected supervisor has used."""
+        """Largest share of its restart budget that a connected supervisor has used."""
         return max((known.last.budget_used for known in self._sessions.values()), default=0.0)
 
     def end(self, session: int) -> None:
@@ -260,7 +264,7 @@ class Supervisors:
         return dict(self._ending)
 
     def stop(self, reason: str, incarnations: Iterable[str]) -> bool:
-        """Note that these supervisors receive a stop. Return whether that is new for any of them."""
+        """Record that these supervisors receive a stop. Return whether that is new for any of them."""
         new = [each for each in sorted(incarnations) if each not in self._ending]
         self._ending |= dict.fromkeys(new, reason)
         for oldest in list(self._ending)[:-MAX_SUPERVISORS]:
@@ -281,14 +285,14 @@ class Supervisors:
         return known.secret if known is not None else ""
 
     def incarnation_of(self, name: str) -> str:
-        """Return the newest incarnation of the name, or ""."""
+        """Return the newest incarnation of the supervisor with this name, or "" if there is none."""
         known = self._names.get(name)
         return known.entry.incarnation if known is not None else ""
 
     # -- hosts
 
     def exclude(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
-        """Exclude a host for all, or only for one `supervisor`. Return whether that is new."""
+        """Exclude a host for all supervisors, or only for `supervisor`. Return whether that is new."""
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
         self._excluded[host, supervisor] = ExcludedHost(host, reason, at, supervisor)
@@ -299,7 +303,7 @@ class Supervisors:
 
         Args:
             host: Host of the supervisor or rank.
-            supervisor: Name of the supervisor, "" without one.
+            supervisor: Name of the supervisor, or "" if there is none.
         """
         excluded = self._excluded.get((host, "")) or self._excluded.get((host, supervisor))
         if excluded is None:
@@ -324,7 +328,7 @@ def _superseded(older: SupervisorHello, newer: SupervisorHello) -> Superseded:
 
 
 class RunMachine:
-    """One run. `now` is the caller's monotonic clock."""
+    """Pure state machine of one run. `now` is the caller's monotonic time in seconds."""
 
     def __init__(
         self,
@@ -340,12 +344,12 @@ class RunMachine:
 
         Args:
             config: Settings.
-            record: What an earlier lighthouse has stored.
+            record: What an earlier lighthouse stored, or None.
             keys: Stored keys.
             now: The present moment.
             make_id: Returns an unused incident id for a wall-clock moment.
-            began_at: When this lighthouse began to serve runs, `now` by default. A run without processes gets a new
-                machine at each attempt to enter. Its names must not be reserved again each time.
+            began_at: When this lighthouse began to serve runs, `now` by default. Names are reserved from then on. A run
+                without processes gets a new machine at each attempt to enter, which must not extend the reservation.
         """
         record = record or RunRecord()
         kept_until = (now if began_at is None else began_at) + NAMES_KEPT_S
@@ -364,7 +368,7 @@ class RunMachine:
 
     @property
     def is_quiet(self) -> bool:
-        """True if no process is connected. The record has everything worth keeping."""
+        """True if no process is connected. The record then contains all state worth keeping."""
         return self.generations.ranks.is_empty and not self.supervisors.are_connected
 
     @property
@@ -372,11 +376,11 @@ class RunMachine:
         return self.stop is not None or self.completed is not None
 
     def active_slots(self, name: str, ranks: Collection[int]) -> tuple[int, ...]:
-        """Find the slots of some ranks in the present generation.
+        """Return the slots of some ranks that are active in the present generation.
 
         Args:
-            name: A replica group or this run. A group that restarts by itself has its ranks as slots. In a run shared
-                with others, its supervisor assigns them.
+            name: A replica group or this run. The ranks of a group that restarts by itself are its slots. In a run
+                shared with other groups, the group's supervisor assigns the slots.
             ranks: Ranks of the group, or slots of the run.
         """
         is_own = self.supervisors.is_empty and self.config.run.endswith(group_run("", name))
@@ -422,7 +426,7 @@ class RunMachine:
     # -- events and time
 
     def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
-        if isinstance(event, events.WasLate):  # before the pause makes ranks lapse
+        if isinstance(event, events.WasLate):  # first, so that the pause makes no rank lapse
             self.generations.was_late(event.by_s, now)
             self.supervisors.shift(event.by_s)
         self.generations.pass_time(now)
@@ -435,7 +439,10 @@ class RunMachine:
         return self._done(now)
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next. After `handle` or `tick` with `now`, it is later than `now`."""
+        """Return when to call `tick` next, or None if time alone changes nothing.
+
+        Right after `handle` or `tick` with the same `now`, the result is later than `now`.
+        """
         return self.generations.deadline(now)
 
     def _dispatch(self, event: events.RunEvent, now: float) -> None:
@@ -502,7 +509,7 @@ class RunMachine:
         return self.supervisors.why_excluded(entry.host, self.supervisors.name_of(entry.rank.supervisor))
 
     def _clash(self, rank: RankId) -> WrongState | None:
-        """Return an error if two replica groups use the same slot."""
+        """Return an error if the slot is in use by another replica group."""
         old = self.generations.ranks.of_slot(rank.slot)
         if old is None or old.session is None:
             return None
@@ -539,7 +546,7 @@ class RunMachine:
 
     @property
     def _incarnations(self) -> tuple[str, ...]:
-        """Incarnations of all supervisors of the launch, also of those known by their ranks alone."""
+        """Incarnations of all supervisors of the launch, including those known only from their ranks."""
         of_ranks = (rank.rank.supervisor for rank in self.generations.ranks)
         return tuple(dict.fromkeys((*self.supervisors.incarnations, *of_ranks)))
 
@@ -564,7 +571,7 @@ class RunMachine:
     # -- stop
 
     def _stop(self, reason: str, who: str) -> None:
-        """Stop the run and note the supervisors that receive the stop (rule 4). The first reason stays."""
+        """Stop the run and record the supervisors that receive the stop (rule 4). Later reasons are ignored."""
         if self._is_over:
             return
         of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.here if rank.session is not None)
@@ -575,7 +582,7 @@ class RunMachine:
         self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
 
     def _note_stop(self, supervisors: set[str]) -> None:
-        """Note that these supervisors, or ranks of them, receive the stop, if the run is stopped."""
+        """If the run is stopped, record that these supervisors receive the stop, directly or through their ranks."""
         if self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors):
             self._emit(events.RecordChanged())
 
@@ -620,7 +627,7 @@ class RunMachine:
         return None if error is None else HelloRejected(error)
 
     def _explain(self, event: events.RankLost, now: float) -> None:
-        """Apply rule 2."""
+        """Add the report on a dead process to the incidents (rule 2)."""
         generations = self.generations
         generations.restarts.explain(
             ProcessLost(event.rank, event.reason, event.output),

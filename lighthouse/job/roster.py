@@ -1,15 +1,17 @@
-"""Which groups are alive, whether a caller may join or speak for a group, and which joins wait.
+"""Presence of replica groups, identity and admission of callers, and pending joins.
 
-A group is alive while its session is open and sends heartbeats. Without a session it is alive while a call waits or its
-last message (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. It is healthy while it is alive, not down,
-and has not missed a join_timeout. A join makes it healthy again. A lapsed group remains for the status for a while.
+A group is alive while its session is open and sends heartbeats. Without a session, it is alive while one of its calls
+is pending or its last message (heartbeat, join, answer) is younger than `heartbeat_timeout_s`. When that time has
+passed, the group has lapsed. Its record is kept for a while, for the status. A group is healthy while it is alive, is
+not down, and has not missed a join timeout. A join makes it healthy again.
 
-A reported group has only sent heartbeats without a session. Any process can send these under any name, so such groups
-have a limit of their own. If other groups have sessions, only the first quorum of a job waits for reported ones.
+A reported group has only sent heartbeats without a session. Any process can send these under any name, so the number of
+reported groups has its own limit. If other groups have sessions, only the first quorum of a job waits for reported
+ones.
 
 `Job` holds what `decide` (forming.py) reads: groups, joins and the last quorum. It also collects the effects of an
-event. The functions after it contain the rules of identity and admission, and `JoinQueue` the waiting joins. Moments
-are the lighthouse's monotonic clock. Every operation costs O(log n) unless noted.
+event. The functions below it implement the rules of identity and admission, and `JoinQueue` holds the pending joins.
+Moments are seconds of the lighthouse's monotonic clock. With n groups, every operation costs O(log n) unless noted.
 """
 
 import heapq
@@ -51,7 +53,7 @@ MIN_FORGET_AFTER_S = 60.0
 
 
 class Member(NamedTuple):
-    """Member of the present quorum. It outlives the presence of its group."""
+    """Member of the present quorum. It remains a member even if its group's record is removed."""
 
     participant: Participant
     secret: str
@@ -62,7 +64,7 @@ class Job:
     """Replica groups of a job with their counts and timeouts, its joins and its last quorum."""
 
     def __init__(self, config: QuorumConfig, record: QuorumRecord | None = None) -> None:
-        """Create a job, or continue it from what an earlier lighthouse has stored."""
+        """Create a job, or restore it from the record that an earlier lighthouse stored."""
         self.config = config
         self.standing = Standing()
         self.numbering = Numbering(config.first_quorum_id, record)
@@ -77,7 +79,9 @@ class Job:
         self.max_step = 0
         """Highest step among the participants."""
         self.formed_at: float | None = None
-        """When the quorum_id last changed. A quorum of an earlier lighthouse counts from this one's first event."""
+        """When the quorum_id last changed. If an earlier lighthouse formed the quorum, when this one handled its first
+        event.
+        """
         self.first_formed_at: float | None = None
         """When this lighthouse formed its first quorum."""
         self.lost_at: float | None = None
@@ -100,7 +104,7 @@ class Job:
             self.history.add(record.quorum.quorum_id)
 
     def emit(self, effect: QuorumEffect) -> None:
-        """Queue an effect of the current event. Repeated `GridChanged` effects are queued once."""
+        """Queue an effect of the current event. `GridChanged` is queued at most once."""
         if isinstance(effect, GridChanged):
             if self._has_grid_changed:
                 return
@@ -125,7 +129,7 @@ class Job:
         return sorted(found, key=attrgetter("replica_id"))
 
     def form(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
-        """Continue with a quorum that has just formed. O(n).
+        """Replace the present quorum with one that has just formed. O(n).
 
         Args:
             quorum: The quorum.
@@ -165,19 +169,19 @@ class Job:
     def may_hold(self, replica_id: str, tag: int) -> bool:
         """Return whether ranks of the group, under any manager, may hold a state with this tag.
 
-        They may if the group is in the quorum, and the quorum started from that state or commits it.
+        They may if the group is in the present quorum, and that quorum started from that state or commits it.
         """
         return tag in self._tags and replica_id in self.members
 
     def secret_of(self, replica_id: str) -> str:
-        """Return the secret digest of the group's manager in the group's last quorum, or "" if there is none."""
+        """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
         if (member := self.members.get(replica_id)) is not None:
             return member.secret
         group = self.groups.get(replica_id)
         return group.former_secret if group is not None else ""
 
     def assigned_before(self, replica_id: str, incarnation: str) -> LastAssignment | None:
-        """Return what an earlier lighthouse assigned to a member of the present quorum, or None."""
+        """Return what an earlier lighthouse assigned to a member of the present quorum, else None."""
         member = self.members.get(replica_id) if self.rounds == 0 else None
         if self.quorum is None or member is None or member.participant.incarnation != incarnation:
             return None
@@ -209,7 +213,7 @@ class Job:
         return len(self.members) > 1 and member.is_participant
 
     def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
-        """Take a heartbeat without a session. Ignored (None) if another incarnation of the group is alive."""
+        """Handle a heartbeat without a session. Return None for one to ignore: another incarnation is alive."""
         member = self.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation:
             if member.is_alive:
@@ -224,7 +228,7 @@ class Job:
     def admit(self, participant: Participant, now: float) -> Group:
         """Record a join and return its group, which is healthy from now on.
 
-        Another incarnation is replaced. The caller reports its loss.
+        A record of another incarnation is replaced. The caller reports the loss of that incarnation.
         """
         member = self.groups.get(participant.replica_id)
         if member is not None and is_reborn(participant, member):
@@ -242,9 +246,9 @@ class Job:
         return member
 
     def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
-        """Add or update the group of a new session, which does not join it.
+        """Add or update the group of a new session. This does not join the group.
 
-        Another incarnation is removed. The caller has reported its loss.
+        A record of another incarnation is removed. The caller has already reported the loss of that incarnation.
         """
         member = self.groups.get(participant.replica_id)
         if member is not None and member.incarnation != participant.incarnation:
@@ -271,7 +275,7 @@ class Job:
             self.count(member)
 
     def is_waited_for(self, member: Group) -> bool:
-        """Return whether the others wait for the group while it is alive and well."""
+        """Return whether the others wait for the group while it is alive and not down."""
         is_first = not self.counts[Kind.CONNECTED] or not self.members
         return is_first or not member.is_reported or member.is_participant
 
@@ -292,7 +296,7 @@ class Job:
             self.emit(GridChanged())
 
     def close(self, member: Group, at: float, now: float) -> None:
-        """Record that the group's stream has closed. The group is lost at `at` unless it reconnects."""
+        """Record that the group's stream has closed. The group is lost at `at` unless it reconnects before then."""
         member.closes_at = at
         self._push(member, now)
 
@@ -305,7 +309,7 @@ class Job:
         quorum_id: int | None = None,
         last_seen_at: float | None = None,
     ) -> None:
-        """Mark a group as lost at `now`. `quorum_id` is the quorum that the loss ends, if any."""
+        """Mark a group as lost at `now`. `quorum_id` is the quorum that ends because of the loss, or None."""
         member.session = member.closes_at = None
         member.drains = False
         self.count(member)
@@ -337,7 +341,7 @@ class Job:
             due_at, _, member = heapq.heappop(self._due)
             if due_at != member.due_at or self.groups.get(member.replica_id) is not member:
                 continue
-            member.due_at = math.inf  # an entry counts once
+            member.due_at = math.inf  # each entry is used once
             if member.is_alive and self._due_at(member, now) <= now:
                 lapsed.append(member)
                 if member.session is not None:
@@ -350,7 +354,7 @@ class Job:
         return lapsed
 
     def next_at(self) -> float | None:
-        """Return a moment at or before the next lapse."""
+        """Return a moment at or before the next lapse, or None if no group can lapse."""
         return self._due[0][0] if self._due else None
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
@@ -432,25 +436,25 @@ class Job:
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
-    """Return whether a join is from a new incarnation. An unnamed one is new if its step decreased."""
+    """Return whether a join is from a new incarnation. Without incarnations, a lower step means a new one."""
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
     return old.participant is not None and participant.step < old.participant.step
 
 
-# Identity: whether a caller may speak for a replica group.
+# Identity: whether a caller may act for a replica group.
 #
-# 1. A manager creates a secret at its start and shows it in each hello. The lighthouse keeps the digest.
+# 1. A manager draws a secret when it starts and sends it in each hello. The lighthouse keeps the digest.
 # 2. While a session of the group is open, or was cut together with most others (`MassSilence`), only a hello with its
 #    secret replaces it, whatever its incarnation. Joins and heartbeats outside the session are refused. Otherwise the
-#    name is free when the session ends by a leave, a closed connection or silence: a group that starts again has a
-#    manager with a new secret, and need not wait any longer.
-# 3. An incarnation belongs to the first manager that used it while the group is remembered, also after its session.
-#    Another manager needs a new incarnation, under which nothing is promised yet.
-# 4. While a quorum of an earlier lighthouse returns (standing.py), its names are reserved for its members. The record
-#    has the digests of their secrets.
-# 5. A supervisor that serves as its group's manager proves with the same secret that its group is in the quorum, so
-#    that its requests count for the whole run (`Supervisors`).
+#    name is free as soon as the session ends (leave, closed connection or silence), because a group that starts again
+#    has a manager with a new secret and must not wait.
+# 3. An incarnation belongs to the first manager that used it, until the group is forgotten, even after its session.
+#    Another manager needs a new incarnation.
+# 4. While a quorum of an earlier lighthouse is RETURNING (standing.py), the names of its members are reserved for them.
+#    The quorum's record has the digests of their secrets.
+# 5. A supervisor that is also its group's manager proves with the same secret that its group is in the quorum, so its
+#    requests count for the whole run (`Supervisors`).
 
 
 def why_impostor(
@@ -462,14 +466,14 @@ def why_impostor(
     is_awaited: bool = False,
     is_cut: bool = False,
 ) -> LighthouseError | None:
-    """Return the error for a caller that does not speak for its group, or None.
+    """Return the error for a caller that may not act for its group, or None.
 
     Args:
         participant: The group as the caller describes it.
         secret: Secret of the caller, "" for a call without a session.
         old: Record of the group.
-        lease: Lease of the standing quorum's member of this name.
-        is_awaited: The lighthouse has restarted, and that member has not reconnected.
+        lease: Lease of the standing quorum's member with this name.
+        is_awaited: Whether the lighthouse has restarted and that member has not reconnected.
         is_cut: Result of `MassSilence.is_cut`.
     """
     name, kept = participant.replica_id, old.secret if old is not None else ""
@@ -528,10 +532,10 @@ def refusal(
         participant: The group that joins.
         job: The job.
         max_replicas: Maximum number of groups.
-        allow_heterogeneous: Groups may have different numbers of ranks.
+        allow_heterogeneous: Whether groups may have different numbers of ranks.
         session: Session of the request, on which a manager may change its incarnation.
-        is_hello: The request opens a session.
-        is_starting: No rank has connected, and ranks without an Agent never will.
+        is_hello: Whether the request opens a session.
+        is_starting: Whether no rank has connected yet. Ranks without an Agent never connect.
     """
     old = job.groups.get(participant.replica_id)
     if (old is None or old.is_reported) and job.present >= max_replicas:
@@ -548,7 +552,7 @@ def refusal(
 
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """Return the loopback members that must leave if `participant` is routable, each with its error."""
+    """Return the loopback members that must leave because `participant` is routable, each with its error."""
     if is_loopback(participant) is not False:
         return []
     members = job.others(participant.replica_id, Kind.LOOPBACK)
@@ -576,13 +580,13 @@ def _duplicate(participant: Participant, old: Group | None) -> DuplicateReplica 
 def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | None:
     """Return the error for a group whose step decreased.
 
-    Groups whose ranks disagree are exempt. They heal, and one rank may still receive what an earlier incarnation had to
-    heal to.
+    Groups whose ranks disagree about their state are exempt: they heal, and one of their ranks may still be receiving
+    an older state that an earlier incarnation had to heal to.
     """
     if not participant.incarnation or participant.ranks_disagree or old is None or old.participant is None:
         return None
     before = old.participant
-    # The group may heal to an older state than its own, chosen some quorums ago if it catches up.
+    # The group may heal to a state older than its own, chosen some quorums ago if it is catching up.
     last = old.last_assignment
     lowest = before.step if last is None else min(before.step, last.max_step if last.lowest is None else last.lowest)
     if before.incarnation != participant.incarnation or participant.step >= lowest:
@@ -612,7 +616,10 @@ def _misfit(participant: Participant, job: Job) -> WrongState | None:
 
 
 def _awaits_first_ranks(member: Group) -> bool:
-    """Return whether no Agent has joined for the group. A run of wrapped functions has no peers."""
+    """Return whether no Agent has joined for the group, which then has no peers.
+
+    This includes groups that run wrapped functions without an Agent.
+    """
     return member.is_starting and member.down != RESTARTING
 
 
@@ -627,7 +634,7 @@ def _loopback(participant: Participant, job: Job) -> WrongState | None:
 
 @dataclass(slots=True)
 class JoinTimer:
-    """Measures since when groups have waited. A short gap, while callers retry, does not restart it."""
+    """Measures for how long groups have been waiting. A short gap, while callers retry, does not restart it."""
 
     grace_s: float
     started_at: float | None = None
@@ -645,11 +652,11 @@ class JoinTimer:
             self._quiet_at = now
 
     def running_since(self, now: float) -> float | None:
-        """Return the start, or None if no group has waited within the grace."""
+        """Return when the wait began, or None if no group has been waiting within the grace period."""
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
     def restart(self, asking: int, now: float) -> None:
-        """Restart after a quorum has formed. `asking` groups were left out and still wait."""
+        """Restart after a quorum has formed. `asking` groups were left out and are still waiting."""
         self.asking = asking
         self.started_at = now if asking else None
         self._quiet_at = now
@@ -699,14 +706,14 @@ class JoinQueue:
             self._set_deadlines()
 
     def take(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
-        """Remove and return the calls of `members`, which form the present quorum. Other calls stay pending."""
+        """Remove and return the calls of `members`, which form the new quorum. Other calls stay pending."""
         calls: list[int] = []
         for member in members:
             assert member.call is not None
             calls.append(member.call)
             member.call = None
         self._set_deadlines()
-        self._participants = self._shrinking = 0  # the rest are of no quorum
+        self._participants = self._shrinking = 0  # the rest are newcomers
         self.anyone.restart(len(self) - len(calls), now)
         self.members.restart(0, now)
         return tuple(calls)
@@ -727,12 +734,12 @@ class JoinQueue:
         return self._participants if self._shrinking else len(self)
 
     def waiting_since(self, now: float, *, of_members: bool) -> float | None:
-        """Return since when groups have waited, or only members of the present quorum. None if they do not wait."""
+        """Return when the wait of all groups, or only of members, began, or None if none is waiting."""
         clock = self.members if of_members else self.anyone
         return clock.running_since(now)
 
     def first_deadline_at(self, *, of_members: bool) -> float | None:
-        """Return when the first call expires, or the first call of a member."""
+        """Return when the first pending call, or the first of a member, expires. Return None if there is none."""
         return self.members_deadline_at if of_members else self.earliest_deadline_at
 
     def list_candidates(self) -> list[Group]:

@@ -1,8 +1,9 @@
-"""Driver of one run: it feeds the `RunMachine`, performs the returned effects in order, and sets one timer.
+"""Driver of one run: feeds events to the `RunMachine`, performs the returned effects and sets one timer.
 
-The driver is synchronous. Time, streams and the store are ports, so the simulator runs the same code. `RankStreams`
-holds the streams of ranks, and `RunEvidence` collects what ranks report about themselves for an incident. A record is
-stored before the messages that depend on it. Changes without such messages are stored a little later, as notes.
+The driver is synchronous. Time, streams and the store are ports, so the simulator runs the same code. Effects are
+performed in order. `RankStreams` holds the streams of ranks, and `RunEvidence` collects what ranks report about
+themselves for an incident. A record is stored before any message that depends on it is sent. Changes on which no
+message depends are stored a little later, as notes.
 """
 
 import itertools
@@ -50,7 +51,7 @@ class Stream(Generic[W, M]):
 
 
 class Streams(dict[int, Stream[W, M]]):
-    """Open streams of a run by number, each with its rank or its supervisor's hello."""
+    """Open streams of a run by session number, each with its rank or with its supervisor's hello."""
 
     def who(self, session: int) -> W | None:
         """Return the stream's rank or hello, or None if it was refused or replaced."""
@@ -66,7 +67,7 @@ class Streams(dict[int, Stream[W, M]]):
             stream.peer.send(message)
 
     def refuse(self, session: int, refusal: M) -> None:
-        """Send a refusal as the last message and end the stream."""
+        """Send a refusal as the last message and close the stream."""
         if (stream := self.pop(session, None)) is not None:
             stream.peer.send(refusal)
             stream.peer.end()
@@ -114,18 +115,18 @@ Deliver = Callable[[Evidence | EvidenceDone], None]
 
 @dataclass(slots=True)
 class _Round:
-    """Open round of evidence."""
+    """Pending request for evidence."""
 
     number: int
     deliver: Deliver
     began_at: float
     size: int
-    waiting: dict[RankId, RankEvidence]  # known facts about the ranks without an answer
+    waiting: dict[RankId, RankEvidence]  # what is known about each rank that has not answered
     limit: Timer
 
 
 class RunEvidence:
-    """Collects evidence from the ranks of a run, and reports it as a manager does for its group."""
+    """Collects evidence from the ranks of a run, and delivers it as a manager does for its group."""
 
     def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
         self._timers = timers
@@ -174,14 +175,14 @@ class RunEvidence:
 
 
 class RateLimit:
-    """Limits how often something may be done. `what` names it in the refusal."""
+    """Limits how often something may be done. `what` describes it in the error."""
 
     def __init__(self, what: str, per_s: float, at_once: int) -> None:
         self._what = what
         self._bucket = TokenBucket(per_s, at_once)
 
     def take(self, now: float) -> None:
-        """Count one use. Raise LimitReached, without counting, above the limit."""
+        """Count one use. Raise LimitReached, without counting, if the limit is reached."""
         if not self._bucket.try_take(now):
             at_once, per_s = self._bucket.at_once, self._bucket.per_s
             raise LimitReached(
@@ -190,7 +191,7 @@ class RateLimit:
 
 
 NOTED_WITHIN_S = 0.2
-NOTES_SHARE = 0.05  # largest share of the loop's time for notes
+NOTES_SHARE = 0.05  # maximum share of the event loop's time for notes
 # A durable write blocks the loop for a millisecond or more. All ranks may write at once when a generation begins.
 KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
@@ -216,15 +217,16 @@ class RunDriver:
 
         Args:
             name: Job and run.
-            machine: The run's machine.
+            machine: The run's state machine.
             store: Storage of the record and keys.
             timers: Clock and timers.
-            check_lateness: Calls `was_late` if the process itself was paused.
-            report: Receives each incident that changes.
+            check_lateness: Calls `was_late` if the process was paused.
+            report: Receives each incident that is new or has changed.
             guarded: Context manager around each write.
             moved: Called after each rank message except hellos.
-            members: Returns a replica group's relation to the job's quorum, by the digest of its secret.
-            exited: Takes the end of a group's process if that belongs to a loss.
+            members: Returns a replica group's relation to the job's quorum, from its replica_id and the digest of its
+                secret.
+            exited: Receives the exit of a group's process. Returns whether it may explain the loss of the group.
         """
         self.name = name
         self.machine = machine
@@ -251,7 +253,7 @@ class RunDriver:
     def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
         """Open a rank's stream and return its number.
 
-        A process without the secret of its rank is refused before it could replace the rank's stream.
+        A process without the secret of the rank is refused before it can replace the rank's stream.
         """
         session, asked = next(self._numbers), entry.rank
         entry = self.machine.placed(entry)
@@ -310,7 +312,7 @@ class RunDriver:
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def counts_for_all(self, session: int) -> bool:
-        """Return whether this supervisor's requests count for the others (rule 4 of `Supervisors`)."""
+        """Return whether this supervisor's requests affect the whole run (rule 4 of `Supervisors`)."""
         entry = self._supervisors.who(session)
         return entry is not None and self.machine.counts_for_all(session, self._membership(entry))
 
@@ -326,7 +328,7 @@ class RunDriver:
         return all((excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded)
 
     def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
-        """Return whether the process was one of a replica group that is, or was, in the quorum."""
+        """Return whether the process belonged to a replica group that is or was in the quorum."""
         group, slot = group_of_supervisor(entry.name), lost.rank.slot
         slots = self.machine.supervisors.slots_of(group)
         group_rank = slots.index(slot) if slot in slots else slot
@@ -362,11 +364,11 @@ class RunDriver:
 
     @property
     def steps(self) -> int:
-        """Number of reported steps. It grows when any rank moves."""
+        """Number of steps that ranks have reported. It grows when any rank completes a step."""
         return self.machine.generations.steps
 
     def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
-        """Collect evidence from the requested ranks, or from all active ones."""
+        """Collect evidence from the requested ranks, or from all active ranks if none is named."""
         generations = self.machine.generations
         here = generations.ranks.here
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
@@ -397,11 +399,11 @@ class RunDriver:
         self._feed(events.ResumeAsked())
 
     def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes, *, slot: int, secret: str) -> None:
-        """Set a key. It is durable when this returns.
+        """Set a key. It is durable when this method returns.
 
         Raises:
-            NotPermitted: The caller is no rank of the run.
-            LighthouseError: Another refusal.
+            NotPermitted: The caller is not a rank of the run.
+            LighthouseError: The key or value is invalid, or a limit is reached.
         """
         if not self.machine.generations.ranks.is_of_slot(slot, secret):
             raise NotPermitted(
@@ -422,18 +424,21 @@ class RunDriver:
         return self.machine.is_quiet and not self._ranks.open and not self._supervisors
 
     def was_late(self, by_s: float) -> None:
-        """Handle a pause of the whole process. Call before any event that waited during the pause."""
+        """Postpone timeouts after the whole process was paused for `by_s` seconds.
+
+        Call this before any event that arrived during the pause.
+        """
         now = self._clock()
         self._perform(self.machine.handle(events.WasLate(by_s), now), now)
 
     def write_notes(self) -> None:
-        """Store changes that are noted and not yet written."""
+        """Store the changes that have not been written yet."""
         if self._note_timer.is_set:
             self._note_timer.cancel()
             self._write_due_notes()
 
     def close(self, reason: str) -> None:
-        """End all streams. No rank counts as lost."""
+        """Close all streams. No rank counts as lost."""
         self._is_closed = True
         self._evidence.close()
         self._timer.cancel()
@@ -451,7 +456,7 @@ class RunDriver:
         self._perform(self.machine.handle(event, now), now)
 
     def _tick(self) -> None:
-        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that, and ends the daemon
+        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that and shuts down
             self._check_lateness()
             now = self._clock()
             self._perform(self.machine.tick(now), now)

@@ -1,24 +1,31 @@
-"""The standing quorum: its managers grant steps themselves, and the lighthouse recalls, resumes and revokes it.
+"""The standing quorum, whose managers start steps without asking the lighthouse each time.
 
-It is a lease with recall, like the delegation of a file to a client.
+A manager *grants* a step when it lets its ranks start that step. It may do so until its *lease* expires, which each
+answered heartbeat renews. The lighthouse sends three orders about the quorum. A *recall* stops the granting, a *resume*
+allows it up to a last step, and a *revoke* ends the quorum at once.
 
-1. The quorum is STANDING while no group wants in or out. Otherwise it is RECALLED, and each member reports the highest
-   step that it has granted. The highest of these is m, and all are RESUMED up to m. No group is ahead or behind in a
-   collective, and no step is lost. Then they join.
-2. It is REVOKED if a member is lost, joins after a failed commit, or joins below m. Members stop, abort, vote and join.
-3. A member whose script ended after its last committed step has left, which is no loss. m is at most that step. A
-   member with a later grant cannot do that step any more. It is notified once no member is in an earlier step, since
-   that step's data may still be in transit between them. When all have done their last step, the quorum is over.
-4. The next quorum may form at once if it includes a member (replica_id and incarnation): that member grants no more,
-   and the others cannot complete a step without it. Otherwise it waits for the leases of all. A member whose manager
-   joined with new ranks has no lease. After a restart of the lighthouse, each member must also have reported, or its
-   lease have expired: if the journal is outdated, a missing member may hold a later quorum.
-5. After a restart of the lighthouse the quorum is RETURNING: its members continue and reconnect. When all have, it
-   stands again. A member that returns revoked, or not within the lease, revokes it. A member that returns recalled,
-   resumed or joining recalls it. Nothing forms before that. Many members may need more than a lease to reconnect, so
-   while some still arrive, the wait extends by up to another lease.
-6. A member that never received its quorum (its connection broke, or the lighthouse died) joins again with the same
-   state, and gets the quorum again.
+1. The quorum is STANDING while no group asks to join or leave. When a group does, the lighthouse recalls the quorum
+   (RECALLED), and each member reports the highest step that it has granted. When all have reported, the lighthouse
+   resumes them (RESUMED) up to m, the highest of these steps. So all members run the same steps, and no step is lost.
+   After step m they join the next quorum.
+2. The quorum is REVOKED if a member is lost, joins after a failed commit, or joins for step m or an earlier one. The
+   members then abort the running step, vote on it and join.
+3. A member whose script ended after its last committed step has left, which is not a loss. m is then at most that step.
+   If another member has granted a later step, it cannot complete that step, and the quorum is revoked. This happens
+   only after the other members have completed step m, because data of that step may still be in transit. If no member
+   has granted a later step, the quorum is over when all have completed step m.
+4. The next quorum may form at once if it includes a member (same replica_id and incarnation): that member no longer
+   grants, and the others cannot complete a step without it. Otherwise it must wait until the leases of all members
+   expire. A member whose manager joined with restarted ranks has no lease. After a restart of the lighthouse, the next
+   quorum also waits until each member has reported or its lease has expired: the journal may be outdated, and a missing
+   member may hold a later quorum.
+5. After a restart of the lighthouse the quorum is RETURNING: its members continue to train while they reconnect. When
+   all have reconnected, the quorum is STANDING again. It is revoked instead if a member reports it as revoked or does
+   not reconnect within the lease, and recalled if a member reports it as recalled or resumed, or joins. Until then no
+   quorum forms. Many members may need more than a lease to reconnect, so the wait is extended by up to another lease
+   while some are still arriving.
+6. A member that never received the quorum, because its connection broke or the lighthouse died, joins again with the
+   same state and is sent the quorum again.
 
 Members repeat what they hold in every message, so no single message is essential.
 """
@@ -32,12 +39,12 @@ from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import HeldQuorum, HoldState, QuorumOrder, QuorumPhase
 
 STILL_COME_S = 1.0
-"""How long after a member reconnects the next one is expected."""
+"""Seconds to wait for the next member after one has reconnected."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResendQuorum:
-    """Order to send the quorum again to the joining member, which never received it, then `order` to all members."""
+    """Instruction to resend the quorum to the joining member, then to send `order` to all members."""
 
     order: QuorumOrder | None = None
 
@@ -63,9 +70,9 @@ class Standing:
         self._returns_until = self._returns_at_most = 0.0
         self._confirmed_at = -math.inf
         self._needs_recall = self._has_leaver = False
-        self._unreported: set[str] = set()  # members without a message to this lighthouse
+        self._unreported: set[str] = set()  # members that have not reported to this lighthouse
         self._awaited: set[str] = set()  # members for which the present phase waits
-        self._free_at: float | None = 0.0  # end of all leases; None if not computed
+        self._free_at: float | None = 0.0  # when all leases have expired; None if not computed
 
     # -- queries
 
@@ -91,14 +98,14 @@ class Standing:
         return self._lease(replica_id, incarnation) is not None
 
     def ends_without(self, replica_id: str, incarnation: str) -> int | None:
-        """Return the quorum_id if losing this member ends the quorum, or None."""
+        """Return the id of the quorum that ends if this member is lost, or None if none ends."""
         return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
 
     def order(self) -> QuorumOrder:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
-        """Return the order for the quorum that a member holds. Revoke any quorum but the present one."""
+        """Return the order for the quorum that a member reports. It revokes any quorum but the present one."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
@@ -106,9 +113,9 @@ class Standing:
         return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
     def free_at(self, chosen: Iterable[Group] = ()) -> float:
-        """Return when the leases end that keep `chosen`, which have joined, from forming a quorum (rule 4).
+        """Return when leases stop keeping `chosen`, groups that have joined, from forming a quorum (rule 4).
 
-        If `chosen` includes a member, only leases of members without a message since the restart count.
+        If `chosen` includes a member, only the leases of members that have not reported since the restart count.
         """
         if self.leases and any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
             return max((self.leases[name].until for name in self._unreported), default=0.0)
@@ -117,7 +124,7 @@ class Standing:
         return self._free_at
 
     def unreported(self, now: float) -> list[str]:
-        """List members without a message since this lighthouse started, whose leases may still run."""
+        """List the members that have not reported since this lighthouse started, and may still have a lease."""
         return sorted(name for name in self._unreported if now < self.leases[name].until)
 
     def returns_until(self) -> float | None:
@@ -128,7 +135,7 @@ class Standing:
     # -- events
 
     def form(self, quorum: Quorum, entries: Mapping[str, JoinState], ends: Mapping[str, float]) -> None:
-        """Make a new quorum stand. `ends` has the end of each member's earlier lease."""
+        """Make a new quorum stand. `ends` maps each replica_id to the moment at which the member's lease expires."""
         self._begin(QuorumPhase.STANDING, quorum)
         for member in quorum.participants:
             name = member.replica_id
@@ -136,16 +143,17 @@ class Standing:
         self._free_at = None
 
     def replace(self) -> None:
-        """Note that a quorum has formed that does not stand."""
+        """Record that the quorum that has just formed is not a standing one."""
         self._begin(QuorumPhase.NONE)
 
     def restore(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
-        """Wait for the members of an earlier lighthouse's quorum.
+        """Wait for the members of an earlier lighthouse's quorum to reconnect.
 
         Args:
-            record: The stored quorum. Without one, any member may hold some quorum.
-            until: When the members have to be back.
-            at_most: Latest extension of `until` while members still arrive. None for no extension.
+            record: The stored quorum. If None, any group may hold an unknown quorum.
+            until: When all members must have reconnected.
+            at_most: Latest moment to which `until` may be extended while members are still arriving. None for no
+                extension.
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
@@ -158,9 +166,10 @@ class Standing:
             self._free_at, self._awaited, self._unreported = until, set(self.leases), set(self.leases)
 
     def distrust(self, until: float, reason: str) -> QuorumOrder | None:
-        """Revoke the quorum and wait, because the journal is outdated.
+        """Revoke the quorum and wait for all leases, because the journal is outdated.
 
-        Unknown members may hold a quorum until `until`, and the present one until its leases end.
+        Members that the journal lacks may hold a quorum until `until`, and those of the present quorum until their
+        leases expire.
         """
         order = self.revoke(reason)
         self._returns_until = self._returns_at_most = max(until, self.free_at())
@@ -168,25 +177,25 @@ class Standing:
         return order
 
     def shift(self, by_s: float) -> None:
-        """Move the waits after a pause of the lighthouse, during which no member could reconnect."""
+        """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
         self._confirmed_at += by_s
 
     def renew(self, replica_id: str, incarnation: str, until: float) -> None:
-        """Extend the member's lease after an answered heartbeat. A revoked quorum has no new leases."""
+        """Extend the member's lease after an answered heartbeat. Leases of a revoked quorum are not extended."""
         lease = self._lease(replica_id, incarnation)
         if lease is not None and self.phase is not QuorumPhase.REVOKED:
             lease.until = max(lease.until, until)
             self._free_at = None if self._free_at is None else max(self._free_at, lease.until)
 
     def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float) -> QuorumOrder | None:
-        """Read what a member holds from its hello or heartbeat, and return the order that follows."""
+        """Handle the quorum state in a member's hello or heartbeat, and return the resulting order."""
         lease = self._reporting(replica_id, incarnation)
         if lease is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
-            # Its script ended while the quorum formed, so it neither does a step of this quorum nor joins again.
+            # Its script ended while the quorum was forming, so it runs no step of this quorum and does not join again.
             if held is not None and held.mode is HoldState.LEAVING:
                 return self._revoke_without(replica_id, "has left")
             return None  # its join has the details
@@ -237,26 +246,26 @@ class Standing:
         return self._note_grant(name, participant.requested_step - 1, is_spent=True) or order
 
     def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
-        """Handle the loss of a member that has disconnected, is down, or has another incarnation."""
+        """Handle the loss of a member: it disconnected, went down, or restarted under another incarnation."""
         if not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, reason)
 
     def end_lease(self, replica_id: str, incarnation: str) -> None:
-        """End the lease of a member whose manager joined with new ranks and grants no more."""
+        """End the lease of a member whose manager joined with restarted ranks. It grants no more steps."""
         lease = self._lease(replica_id, incarnation)
         if lease is not None:
             lease.until = 0.0
             self._free_at = None
 
     def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
-        """Handle a member that left in good order. After the resume, no member waits for it."""
+        """Handle a member that left in good order. A resumed quorum continues, because no member needs it."""
         if self.phase is QuorumPhase.RESUMED or not self._misses(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
 
     def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
-        """Revoke because of a lost member. If its peers gave up the quorum first, name the member now."""
+        """Revoke the quorum because of a lost member. If it is already revoked for another reason, name the member."""
         if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
             return self.order()
@@ -267,7 +276,7 @@ class Standing:
         return self.order()
 
     def _misses(self, replica_id: str, incarnation: str) -> bool:
-        """Return whether the quorum ends with the loss of that member."""
+        """Return whether losing this member ends the quorum."""
         lease = self._lease(replica_id, incarnation)
         if lease is None or lease.has_left:
             return False
@@ -337,7 +346,7 @@ class Standing:
         return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
     def _settle(self) -> QuorumOrder | None:
-        """Once all have reported their grants, resume up to the highest step that all can do."""
+        """When all members have reported their grants, resume the quorum up to the last step that all can complete."""
         if self.phase is not QuorumPhase.RECALLED or self._awaited:
             return None
         granted = [lease.granted or 0 for lease in self.leases.values()]
@@ -351,7 +360,7 @@ class Standing:
         return self._end_when_done() or self.order()
 
     def _end_when_done(self) -> QuorumOrder | None:
-        """Apply rule 3."""
+        """If a member has left, end the quorum once all members have completed their last step (rule 3)."""
         if self.phase is not QuorumPhase.RESUMED or not self._has_leaver or self._awaited:
             return None
         left = next(name for name, lease in self.leases.items() if lease.has_left)

@@ -1,8 +1,8 @@
-"""Status of a job and of a run, as log, CLI, dashboard and metrics show it, and the job's timeline.
+"""Status of a job and of a run, as shown in the log, the CLI, the dashboard and the metrics, and the job's timeline.
 
-`explain` describes in one line why there is or is not a quorum. `TimelineWriter` fills the timeline from the effects
-of the machine and the steps of the members. A status costs O(n log n), so it is built for people and scrapes, never for
-a round.
+`explain` describes in one line why there is or is not a quorum. `TimelineWriter` fills the timeline from the effects of
+the machine and the steps of the members. Building a status costs O(n log n), so it happens for people and scrapes only,
+never while a quorum forms.
 """
 
 from collections import deque
@@ -56,7 +56,7 @@ def job_status(
     data: DataUse | None = None,
     steps_per_s: float | None = None,
 ) -> JobStatus:
-    """Build a job's status. `heals` has the groups that heal."""
+    """Build a job's status. `heals` has the status of each group that is healing."""
     own = machine.job
     members = sorted(own.groups.values(), key=lambda member: member.replica_id)
     return JobStatus(
@@ -83,7 +83,7 @@ def job_status(
 
 
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
-    """Describe the verdict with its numbers."""
+    """Describe the verdict in one line, with its numbers."""
     held = machine.presence.silence.all_excused_for if now < machine.presence.silence.all_excused_until else ""
     silent = machine.presence.silent(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
@@ -99,13 +99,16 @@ def _are_all_starting(machine: QuorumMachine) -> bool:
 
 
 def _ended_step(machine: QuorumMachine) -> int | None:
-    """Return the step at which the job has ended, or None if it goes on or starts again."""
+    """Return the step at which the job ended, or None if it is running or starting again."""
     is_over = machine.decision.verdict is Verdict.NO_JOINS and not _are_all_starting(machine)
     return machine.job_end.step if is_over else None
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """Describe what requests for a quorum wait for, without numbers that change by themselves. "" for nothing."""
+    """Describe what requests for a quorum are waiting for, or return "".
+
+    The text has no numbers that change with time.
+    """
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())
@@ -139,7 +142,7 @@ def _awaited(machine: QuorumMachine) -> str:
 
 
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
-    """Name the groups without a connected rank. The grid names missing ranks of the others."""
+    """List the starting groups without a connected rank. The grid lists the missing ranks of all others."""
     begun = {group.replica_id for group in grid.groups}
     names = [
         m.replica_id for m in machine.job.groups.values() if m.is_alive and m.is_starting and m.replica_id not in begun
@@ -179,7 +182,7 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
 
 
 def _progress(machine: QuorumMachine, steps_per_s: float | None) -> str:
-    """Describe a job with a quorum: how fast it trains, and how many of its groups take part."""
+    """Describe a job with a quorum: how fast it trains, and how many of its groups are training."""
     size = len(machine.quorum.participants) if machine.quorum else 0
     if not machine.job.counts[Kind.HEALTHY]:
         return f"no group is alive; {size} took part"
@@ -240,13 +243,13 @@ TOGETHER_S = 1.0
 
 
 class Timeline:
-    """Newest events of a job, for people. Equal events of several groups within TOGETHER_S share an entry."""
+    """Newest events of a job, for display. Equal events of several groups within TOGETHER_S seconds share an entry."""
 
     def __init__(self, limit: int = ENTRIES_KEPT) -> None:
         self._entries: deque[TimelineEntry] = deque(maxlen=limit)
 
     def note(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:
-        """Add an entry, or add the names to the newest entry if that is equal and recent."""
+        """Add an entry, or add the names to the newest entry if that one is equal and recent."""
         newest = self._entries[-1] if self._entries else None
         if newest is None or not _is_same(newest, at_unix_s, kind, text) or not replica_ids:
             names = tuple(replica_ids)
@@ -269,8 +272,9 @@ def _is_same(newest: TimelineEntry, at_unix_s: float, kind: TimelineKind, text: 
 class TimelineWriter:
     """Fills a job's timeline.
 
-    A participant below its quorum's highest step heals. It has healed once it works on a later step, or joins at that
-    step or above. For a group that catches up, which works on later steps all the time, only its join counts.
+    A participant below its quorum's highest step is healing. It has healed once it works on a later step, or joins at
+    that step or above. A group that catches up works on later steps while it heals, so only its join shows that it has
+    healed.
     """
 
     def __init__(self, job: Job) -> None:
@@ -278,7 +282,7 @@ class TimelineWriter:
         self._job = job
 
     def read(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
-        """Note what the machine has just done."""
+        """Add entries for the machine's newest effects."""
         for effect in effects:
             match effect:
                 case MemberJoined(replica_id):
@@ -299,14 +303,14 @@ class TimelineWriter:
                     pass
 
     def beat(self, replica_id: str, at_unix_s: float) -> None:
-        """Note the end of a heal after a heartbeat of the group."""
+        """Check, after a heartbeat of the group, whether its heal is complete."""
         group = self._job.groups.get(replica_id)
         heal = group.heal if group is not None else None
         if group is not None and heal is not None and not heal.catches_up and group.step > heal.upto:
             self._healed(group, group.step, at_unix_s)
 
     def stall(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
-        """Note a new verdict, or None when something moves again."""
+        """Add an entry for a new stall verdict. With None, add an entry that progress has resumed."""
         if verdict is None:
             self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return
@@ -375,7 +379,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
 
 
 def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
-    """Build the status of a run without processes."""
+    """Build the status of a run that has no processes from its stored record."""
     machine = RunMachine(record=saved.record)
     ranks = machine.generations.ranks
     for rank in ranks.here:
@@ -384,7 +388,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 
 def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
-    """Describe a run's ranks like those of replica groups, without those that have finished and ended."""
+    """Describe a run's ranks like those of replica groups, except ranks that have finished and exited."""
     reported = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
     current = machine.generations.current
     found: list[RunRank] = []
@@ -393,7 +397,7 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
         if state is RankState.FINISHED and not rank.is_here:
             continue
         shown = {RankState.LOST: PlaceState.LOST, RankState.SPARE: PlaceState.SPARE}.get(state)
-        is_bare = machine.generations.terms.is_elastic  # its ranks only launch what trains
+        is_bare = machine.generations.terms.is_elastic  # its ranks only launch the training processes
         is_judged = shown is None and rank.rank in current.active and not current.is_broken and not is_bare
         view = reported.get(rank.rank.slot)
         if view is None or state is not RankState.ACTIVE:
@@ -403,9 +407,10 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
 
 
 def _idle(name: RankName, rank: Rank, reported: RankView | None, state: RankState, now: float) -> RankView:
-    """Describe a rank that does not report its place, because it runs nothing or has just begun.
+    """Describe a rank that reports no progress, because it runs nothing or has just started.
 
-    Its last report still ages, and a stall is far away.
+    The view ages with the rank's last report. Without reported progress, a long time limit keeps the rank from counting
+    as stalled.
     """
     beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
     phase = rank.phase if state is RankState.STARTING and rank.phase else STEP

@@ -1,4 +1,4 @@
-"""Interface of the store that keeps a job's quorum record and its runs, and a store in memory.
+"""Interface of the store that keeps the quorum records and runs of all jobs, and a store in memory.
 
 The daemon chooses a file, etcd, or, with `--journal none`, the store in memory.
 """
@@ -10,7 +10,7 @@ from typing import Protocol
 from lighthouse.job.records import QuorumRecord, Row, RunName, RunRecord, SavedRun
 
 FORGOTTEN_JOBS = 1000
-"""Number of inactive jobs whose last id is kept. All others share the highest."""
+"""Number of inactive jobs for which the last quorum_id is kept. All other jobs share the highest one."""
 FINISHED_RUNS_KEPT = 500
 RUNS_KEPT = 4000
 
@@ -18,31 +18,31 @@ RUNS_KEPT = 4000
 class RecordStore(Protocol):
     """Storage of quorum records, and of runs with their keys.
 
-    One lighthouse owns it at a time. Every method may raise WrongState, InvalidRequest or NotLeader, with a remedy in
-    the message.
+    Only one lighthouse at a time owns the store. Every method may raise WrongState, InvalidRequest or NotLeader, with a
+    remedy in the message.
 
-    A commit makes its record durable before any later message leaves this process. The store writes before it returns,
-    or holds messages until the write is complete (OutputGate). If it raises, the record may or may not be stored:
-    commit again, or end the process.
+    A commit makes its record durable before any later message leaves this process: the store either writes before it
+    returns, or holds messages back until the write is complete (OutputGate). If a commit raises, the record may or may
+    not have been stored. Commit again, or exit the process.
     """
 
     @property
     def term(self) -> int:
-        """Number that grows with each claim of the store. 0 if nothing survives the process."""
+        """Number that grows with each claim of the store. 0 if no record survives the process."""
         ...
 
     def load(self) -> Mapping[str, QuorumRecord]:
-        """Return all records by job, including forgotten jobs (quorum None)."""
+        """Return the records of all jobs, by job. A forgotten job has a record without a quorum."""
         ...
 
     def last_id(self, job: str) -> int:
-        """Return the id that all later quorum_ids of this job must exceed. 0 if nothing is known."""
+        """Return the highest quorum_id that the job may have used, or 0 if none is known. Later ids must exceed it."""
         ...
 
     def commit(self, job: str, record: QuorumRecord) -> None: ...
 
     def forget(self, job: str) -> None:
-        """Drop an inactive job, except for its highest id."""
+        """Drop the record of an inactive job, except for its highest id."""
         ...
 
     def load_run(self, name: RunName) -> SavedRun | None: ...
@@ -52,16 +52,16 @@ class RecordStore(Protocol):
         ...
 
     def commit_key(self, name: RunName, row: Row) -> None:
-        """Store a key of a committed run."""
+        """Store one key. Its run must have been committed before."""
         ...
 
     def run_names(self, newest: int) -> Sequence[RunName]:
-        """Return the `newest` most recent runs, the newest last."""
+        """Return the names of the `newest` most recent runs, the most recent last."""
         ...
 
 
 class MemoryStore:
-    """Store that keeps runs until the process ends, and no quorum (`--journal none`)."""
+    """Store that keeps runs until the process exits, and no quorums (`--journal none`)."""
 
     term = 0
 

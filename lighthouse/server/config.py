@@ -27,7 +27,7 @@ from lighthouse_runtime.process.logs import FORMATS, LEVELS
 from lighthouse_runtime.process.state_folder import state_folder
 
 ENV_PREFIX = "LIGHTHOUSE"
-# Fraction of the heartbeat timeout: leaves room for two usual heartbeats, or one from a crowded host.
+# Fraction of the heartbeat timeout: leaves room for two heartbeats, or for one late heartbeat of a busy host.
 KEEPALIVE_SHARE = 0.4
 MIN_STORE_TTL_S = 2
 
@@ -268,7 +268,7 @@ class LighthouseConfig:
     def keepalive_s(self) -> float:
         """Keepalive time of gRPC connections in seconds.
 
-        It grows with the heartbeat timeout, so that a connection survives a pause that the timeout tolerates.
+        It grows with the heartbeat timeout, so that a connection survives any pause that the timeout tolerates.
         """
         return max(KEEPALIVE_S, KEEPALIVE_SHARE * self.heartbeat_timeout_s)
 
@@ -280,10 +280,10 @@ class LighthouseConfig:
         return StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
 
     def memory(self) -> Journal | MemoryStore:
-        """Return the journal, not yet claimed, or a store in memory if there is none.
+        """Return the journal, not yet claimed, or a store in memory if there is no journal.
 
-        A lighthouse on port 0 has no journal by default. After a restart it would have another port, and so look for
-        another file.
+        A lighthouse on port 0 has no journal by default. Its port changes at each restart, and with it the name of the
+        default file.
         """
         _, port = split_bind(self.bind, "--bind")
         if self.store is not None or self.journal == "none" or (self.journal is None and not port):
@@ -295,7 +295,7 @@ class LighthouseConfig:
         """Return the folder of certificates and tokens, by default next to the journal.
 
         Raises:
-            InvalidRequest: If the default is needed and the user has no home directory.
+            InvalidRequest: The default is needed, but the user has no home directory.
         """
         if self.credentials is not None:
             return self.credentials

@@ -1,9 +1,9 @@
 """The lighthouse daemon.
 
-`serve` runs gRPC and HTTP servers on one event loop until a stop signal arrives. `LighthouseDaemon` connects the parts:
-the registries of jobs, runs and incidents, the store of their records, the listeners and the metrics. With --store, the
-daemon also takes part in leader election: only the leader serves, and a follower refuses each call with the leader's
-address.
+`serve` runs gRPC and HTTP servers on one event loop until a stop signal arrives. `LighthouseDaemon` connects the
+components: the registries of jobs, runs and incidents, the store of their records, the listeners and the metrics. With
+--store, the daemon also takes part in leader election: only the leader serves, and a follower refuses each call with an
+error that names the leader's address.
 """
 
 import asyncio
@@ -72,9 +72,9 @@ PAGE_HEADERS = {
 
 
 class LighthouseDaemon:
-    """The lighthouse daemon, with its gRPC and HTTP servers, its registries and its stores.
+    """The lighthouse daemon, with its gRPC and HTTP servers, registries and stores.
 
-    `grpc_port` and `http_port` are the ports in use after start() has returned.
+    `grpc_port` and `http_port` are the ports in use once start() has returned.
     """
 
     def __init__(self, config: LighthouseConfig, stop: Callable[[int], None]) -> None:
@@ -164,7 +164,7 @@ class LighthouseDaemon:
         return {driver.job for driver in self._jobs} | {run.name[0] for run in self._runs}
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
-        """Return the immutable document for the page and for GET /status."""
+        """Return the document for the dashboard and for GET /status, whose values must not be modified."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
         pace = {driver.job: driver.pace() for driver in self._jobs}
@@ -185,7 +185,7 @@ class LighthouseDaemon:
         """Claim the journal and start the servers.
 
         Raises:
-            LighthouseError: If an address or the journal is in use or unusable.
+            LighthouseError: An address or the journal is in use or unusable.
         """
         try:
             await self._start()
@@ -229,7 +229,7 @@ class LighthouseDaemon:
             )
 
     async def _sample(self) -> None:
-        """Sample each job's progress periodically, for the graphs of the page."""
+        """Sample each job's progress periodically, for the graphs of the dashboard."""
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)
             for driver in self._jobs:
@@ -289,7 +289,7 @@ class LighthouseDaemon:
         return "; ".join(jobs) or "serves, and knows no job"
 
     async def stop(self) -> None:
-        """Refuse new calls, answer waiting ones with an error, and close all connections."""
+        """Refuse new calls, answer pending calls with an error, and close all connections."""
         self._is_ready = False
         await self._grpc.set_serving(False)
         if self._shared is None or self._shared.refusal() is None:
@@ -319,9 +319,9 @@ class LighthouseDaemon:
         return SharedStore(client, config.store_ttl_s, self._lead, self._follow)
 
     def _lead(self) -> None:
-        """Load the records and start serving as the leader.
+        """Load the records and start to serve as the leader.
 
-        As after a restart, standing quorums of the previous leader may still be in use.
+        As after a restart, members may still train under standing quorums of the previous leader.
         """
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())
@@ -356,7 +356,7 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
 
     Args:
         config: The options.
-        announce_fd: File descriptor to which to write the gRPC port once the daemon serves, or None.
+        announce_fd: File descriptor to which the gRPC port is written once the daemon serves, or None.
         stop: Set by a stop signal, or by the daemon if it cannot continue.
     """
     daemon = LighthouseDaemon(config, stop)

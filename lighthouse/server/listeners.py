@@ -53,7 +53,7 @@ class ListenerSecurity:
     """TLS and access rules of all listeners.
 
     Raises:
-        InvalidRequest: If the credentials are unusable.
+        InvalidRequest: The credentials are unusable.
     """
 
     def __init__(self, config: LighthouseConfig) -> None:
@@ -84,7 +84,7 @@ class ListenerSecurity:
 
     @property
     def ca_pin(self) -> str:
-        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA has signed its certificate."""
+        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA signed its certificate."""
         return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
 
     def _port_security(self, bind: str) -> PortSecurity:
@@ -96,9 +96,9 @@ class ListenerSecurity:
         return PortSecurity(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
 
     def announce(self, port: int) -> None:
-        """Write the serving file of the gRPC port, in which this user's other processes find the credentials.
+        """Write the serving file of the gRPC port, through which this user's other processes find the credentials.
 
-        The port also appears in error messages to callers. The daemon calls this once the port is known.
+        The port is also set for error messages to callers. The daemon calls this as soon as it knows the port.
         """
         for port_security in (self.grpc, self.http):
             if isinstance(port_security.access, CredentialAccess):
@@ -117,7 +117,7 @@ class ListenerSecurity:
             )
 
     def greet(self, port: int) -> None:
-        """Log how to join, on the first start, or a warning if the lighthouse is insecure."""
+        """Log on the first start how to get the join string. Log a warning if the lighthouse is insecure."""
         if self._is_exposed and self._config.insecure:
             log.warning(
                 "INSECURE: other hosts reach this lighthouse without TLS: anyone can join jobs and read model weights; "
@@ -138,7 +138,7 @@ class ListenerSecurity:
                 print(f"LIGHTHOUSE_ADDRESS={join.join_string()}", file=sys.stderr, flush=True)
 
     def renew(self) -> None:
-        """Renew or reload certificates, tokens and identities, and log each error once. Call this periodically."""
+        """Renew or reload certificates, tokens and identities, and log each new error once. Call this periodically."""
         files, credentials = self._files, self._credentials
         if files is not None and credentials is not None:
             try:
@@ -175,7 +175,7 @@ def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> Ce
     """Load the certificate files.
 
     Raises:
-        InvalidRequest: If a file is unusable.
+        InvalidRequest: A file is unusable.
     """
     certificate, key = config.tls_cert or credentials.certificate, config.tls_key or credentials.key
     try:
@@ -190,7 +190,7 @@ def _read_identities(path: Path) -> Identities:
     """Read the file of --tls-identities, which maps certificate names to roles.
 
     Raises:
-        InvalidRequest: If the file cannot be read or parsed.
+        InvalidRequest: The file cannot be read or parsed.
     """
     try:
         return parse_identities(path.read_text())
@@ -202,8 +202,8 @@ def _expiry(certificate: Path) -> str:
     """Return a warning if the certificate expires soon, or an empty string.
 
     Raises:
-        OSError: If the file cannot be read.
-        ValueError: If it does not contain a certificate.
+        OSError: The file cannot be read.
+        ValueError: The file does not contain a certificate.
     """
     days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:

@@ -1,8 +1,8 @@
 """Prometheus metrics of the lighthouse.
 
-Each collector reads a status snapshot when Prometheus scrapes, on the daemon's event loop. `Counters` counts what the
-snapshots do not contain. Apart from the names of jobs and runs, all label values come from fixed sets, and a job's
-series disappear with the job, so the number of series is bounded.
+Each collector reads a snapshot of the status when Prometheus scrapes, on the daemon's event loop. `Counters` counts
+what the snapshots do not contain. The number of series is bounded: apart from the names of jobs and runs, all label
+values come from fixed sets, and a job's series disappear with the job.
 """
 
 import time
@@ -37,7 +37,7 @@ OTHER = "other"
 
 
 class Counters:
-    """Counters of the whole lighthouse, not of a job. Not thread-safe."""
+    """Counters of the whole lighthouse, not of one job. Not thread-safe."""
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
@@ -49,7 +49,7 @@ class Counters:
         self._refused[name if name in REFUSALS else OTHER] += 1
 
     def called(self, method: str, status: grpc.StatusCode) -> None:
-        """Count a completed call of an RPC. `method` is its name without the service."""
+        """Count a completed RPC. `method` is its name without the service."""
         self._called[method if method in METHODS else OTHER, status.name.lower()] += 1
 
     def collect(self) -> Iterator[Metric]:
@@ -71,7 +71,7 @@ class LighthouseCollector(Collector):
     Args:
         snapshot: Returns the status. Called once per scrape.
         counters: Counters to include.
-        late_s: Returns the total length of the event loop's pauses in seconds.
+        late_s: Returns the total time in seconds for which the event loop was paused.
         wall: Returns Unix time in seconds.
     """
 
@@ -178,7 +178,7 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
 
 
 def render(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """Return the body and the content type of the answer to a scrape."""
+    """Return the body and the content type of the response to a scrape."""
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
@@ -222,8 +222,8 @@ class RunCollector(Collector):
 class IncidentCollector(Collector):
     """Number of incidents, time to detect them, and time until training recovered.
 
-    `jobs` returns the jobs whose series exist before their first incident. Prometheus computes an increase only for a
-    counter that it has seen at zero.
+    `jobs` returns the jobs whose series start at zero before their first incident, because Prometheus computes an
+    increase only for a counter that it has already seen.
     """
 
     def __init__(self, times: IncidentTimes, jobs: Callable[[], Iterable[str]] = tuple) -> None:
@@ -258,7 +258,7 @@ def _family(name: str, text: str, times: Mapping[Key, Histogram], keys: Collecti
 class PhaseCollector(Collector):
     """Time that ranks have spent in each phase.
 
-    `seconds` returns, by job and phase, the total over all past and present ranks. Called once per scrape.
+    `seconds` returns, by job and phase, the total over all present and former ranks. Called once per scrape.
     """
 
     def __init__(self, seconds: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
@@ -279,7 +279,7 @@ class PhaseCollector(Collector):
 class AccountCollector(Collector):
     """Metrics of the cost of failures: discarded steps, heals, waits and goodput.
 
-    `accounts` returns the account of each job, and `clock` the time by the clock of their timestamps.
+    `accounts` returns the account of each job. `clock` returns the current time of the clock that the accounts use.
     """
 
     def __init__(self, accounts: Callable[[], Mapping[str, JobAccount]], clock: Callable[[], float]) -> None:
@@ -325,7 +325,7 @@ def _histogram(name: str, text: str) -> HistogramMetricFamily:
 class LeadershipCollector(Collector):
     """Metrics of leader election.
 
-    `status` returns None without a shared store. This lighthouse then always counts as the leader.
+    `status` returns None if there is no shared store. This lighthouse then always counts as the leader.
     """
 
     def __init__(self, status: Callable[[], CandidateStatus | None]) -> None:

@@ -1,4 +1,4 @@
-"""HTTP handlers of the page's actions. Each calls the handler of the corresponding RPC.
+"""HTTP handlers of the dashboard's actions. Each calls the handler of the corresponding RPC.
 
 Actions that change a job are recorded in the audit log.
 """

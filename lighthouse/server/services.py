@@ -85,7 +85,10 @@ log = logging.getLogger(__name__)
 
 
 def job_named(call: Call) -> str:
-    """Return the job that a read-only call names. A credential that is bound to a job may read other jobs, too."""
+    """Return the job that a read-only call names.
+
+    A caller whose credential is bound to one job may read other jobs, too.
+    """
     return call.metadata.get(JOB_METADATA_KEY) or DEFAULT_JOB
 
 
@@ -95,10 +98,10 @@ def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
     Args:
         call: The call.
         named: Job in the request. If empty, the call's metadata names the job.
-        replica_id: Replica group on which, or on behalf of which, the call acts. Empty if there is none.
+        replica_id: Replica group on which, or for which, the call acts. Empty if there is none.
 
     Raises:
-        NotPermitted: If the caller is bound to another job or group.
+        NotPermitted: The caller is bound to another job or group.
     """
     job = named or job_named(call)
     check_bounds(call.principal, job, replica_id)
@@ -183,7 +186,7 @@ class RunService:
         *,
         counts_for_all: bool,
     ) -> None:
-        """Record a supervisor's request in the audit log, as an action if it changes the run, or else as a refusal."""
+        """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal."""
         what = type(asked).__name__
         target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
         if counts_for_all and driver.is_changed_by(entry, asked):
@@ -192,7 +195,7 @@ class RunService:
             self._audit.refuse(call.principal, call.caller, what, ALREADY if counts_for_all else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
-        """Return the run that a new process joins. Count the process, and the run if it is new, against the limits."""
+        """Return the run that a new process joins. Charge the process, and a new run, to the peer's limits."""
         self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
@@ -249,14 +252,14 @@ class RunService:
 
 
 def _named(call: Call) -> tuple[str, str]:
-    """Return the job and the run that a call names. Raises NotPermitted like job_of()."""
+    """Return the job and the run that a call names. Raise NotPermitted like job_of()."""
     return job_of(call), call.metadata.get(RUN_METADATA_KEY) or DEFAULT_RUN
 
 
 def _group_of(entry: SupervisorHello, call: Call) -> str:
-    """Return the replica group of a supervisor, for the check that the caller may act for it.
+    """Return the replica group for which a supervisor acts, to check the caller's permission.
 
-    A name such as a/1 is ambiguous: host 1 of group a, or group a/1. It stands for a if the caller is bound to a.
+    A name such as a/1 is ambiguous: host 1 of group a, or group a/1. It means group a if the caller is bound to a.
     """
     group = group_of_supervisor(entry.name)
     return group if group == call.principal.replica_id else entry.name
@@ -287,8 +290,8 @@ class IncidentService:
         """Return the incident with the id `name`.
 
         Raises:
-            UnknownName: If there is no such incident.
-            NotPermitted: If the caller is bound to another job.
+            UnknownName: There is no such incident.
+            NotPermitted: The caller is bound to another job.
         """
         found = self._registry.archive.get(name)
         job_of(call, found.summary.job)
@@ -306,7 +309,7 @@ class IncidentService:
             call: The call.
 
         Raises:
-            LighthouseError: If the caller lacks permission, or a name is unknown.
+            LighthouseError: The caller lacks permission, or a name is unknown.
         """
         driver, ranks = self._jobs.find(job_of(call, job)), read_ranks(of_ranks)
         found: dict[str, tuple[int, ...]] = {}
@@ -323,14 +326,14 @@ class IncidentService:
         return await reply.value
 
 
-# -- encoded messages: each is serialised once for all clients
+# -- serialised messages: each is serialised once for all clients
 
 
 class SessionFrames(Frames[ToManager]):
     """Serialiser of messages to managers.
 
-    Many sessions receive the same quorum with different join numbers. The quorum is serialised once, the number per
-    session.
+    Many sessions receive the same quorum, each with its own join number. The quorum is serialised once, only the number
+    for each session.
     """
 
     def __init__(self) -> None:
@@ -385,7 +388,7 @@ class LighthouseService:
             counters: Counts refused joins.
             hello_within_s: Time limit in seconds for the first message of a session.
             peers: Limits per client address.
-            is_insecure: Other hosts can connect without TLS. For the status.
+            is_insecure: Whether other hosts can connect without TLS, for the status.
             store: Returns the store's state, for the status.
             http_port: Returns the HTTP port, for the status.
         """
@@ -400,7 +403,7 @@ class LighthouseService:
         self._statuses = Snapshots(self._status_bytes)
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
-        """Return the handlers by service and method. `more` are further methods of our own service."""
+        """Return the handlers by service and method. `more` adds methods to our own service."""
         documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
@@ -473,7 +476,7 @@ class LighthouseService:
         """Return the job, the replica group and the reason (one line) of a kill or drain request.
 
         Raises:
-            LighthouseError: If the caller lacks permission, or the group is unknown.
+            LighthouseError: The caller lacks permission, or the group is unknown.
         """
         check_name(request.replica_id)
         driver = self._jobs.find(job_of(call, request.job, request.replica_id))
@@ -484,7 +487,7 @@ class LighthouseService:
         hello = await requests.read_hello(Hello, self._hello_within_s)
         if hello is None:
             return
-        driver = self._enter(hello.participant.replica_id, call)  # not earlier: the registry drops a job without calls
+        driver = self._enter(hello.participant.replica_id, call)  # not earlier: a job without calls is dropped
         number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
         try:
             async for message in requests:
@@ -512,7 +515,7 @@ class LighthouseService:
         try:
             participant, time_left_s = read(), call.require_deadline()
             driver = self._enter(participant.replica_id, call)
-        except LighthouseError as e:  # only these: the driver counts the refusals of its job
+        except LighthouseError as e:  # counted here, because the job's driver does not see these refusals
             self._counters.refused(e)
             raise
         return (await self._answer(driver, participant, time_left_s)).quorum
@@ -532,14 +535,14 @@ class LighthouseService:
     def _limit_progress(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
         """Remove the ranks' progress from a heartbeat if the client's address exceeds its limit.
 
-        Progress is used for display and stall detection only.
+        Progress is used only for display and stall detection.
         """
         ranks = len(request.heartbeat.progress.ranks)
         if ranks and not self._peers.try_charge(call.peer, Resource.RANKS_SHOWN, ranks):
             request.heartbeat.ClearField("progress")
 
     def _enter(self, replica_id: str, call: Call) -> JobDriver:
-        """Return the job that a group joins. Count a new job and a new replica id against the caller's limits."""
+        """Return the job that a group joins. Charge a new job and a new replica_id to the peer's limits."""
         job = job_of(call, replica_id=replica_id)
         driver = self._jobs.peek(job)
         if driver is None:
@@ -549,9 +552,9 @@ class LighthouseService:
         return self._jobs.get(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
-        """Kill a replica group without a session, by calling its manager.
+        """Kill a replica group without a session by calling its manager.
 
-        A manager that disconnects during the call counts as killed.
+        If the manager disconnects during the call, the group counts as killed.
         """
         timeout_s = max(0.1, time_left_s / 3)
         async with AsyncManagerClient(address) as manager:

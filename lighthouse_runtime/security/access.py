@@ -1,4 +1,4 @@
-"""Identification of callers. lighthouse_protocol/rules/access.py defines what each of them may do."""
+"""Identification of callers. lighthouse_protocol/rules/access.py defines what each caller may do."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Caller:
 
     peer: str  # address in gRPC's form, or PROXIED for any request through an HTTP proxy
     metadata: Mapping[str, str]
-    # SPIFFE ids and DNS names of the client certificate, if a CA of this server has signed it.
+    # SPIFFE ids and DNS names in the client certificate, if one of this server's CAs signed it.
     names: Callable[[], tuple[str, ...]] = tuple
 
     @property
@@ -45,7 +45,7 @@ class Access(Protocol):
     """Identifies the callers of one server."""
 
     def principal(self, caller: Caller) -> Principal:
-        """Identify the caller. Raises NotPermitted for an invalid credential."""
+        """Identify the caller. Raise NotPermitted for an invalid credential."""
         ...
 
     def has_good_token(self, caller: Caller) -> bool:
@@ -57,12 +57,12 @@ class Access(Protocol):
 
     @property
     def port(self) -> int:
-        """The lighthouse's gRPC port, for the remedy in error messages."""
+        """The lighthouse's gRPC port, for use in error messages."""
         ...
 
 
 def admit(to: Access, path: str, caller: Caller) -> Principal:
-    """Identify the caller and check that it may use `path`. Raises NotPermitted.
+    """Identify the caller and check that it may use `path`. Raise NotPermitted if it may not.
 
     A refused call to an operator's path is recorded in the audit log.
     """
@@ -80,7 +80,8 @@ def admit(to: Access, path: str, caller: Caller) -> Principal:
 class LoopbackAccess:
     """Access to a server on a loopback address: every caller may do everything.
 
-    The exception is an HTTP proxy on this host. It may forward remote requests, so its requests count as remote.
+    The exception is an HTTP proxy on this host: it may forward requests from other hosts, so its requests count as
+    remote.
     """
 
     port = LIGHTHOUSE_PORT
@@ -113,7 +114,7 @@ class LocalOperatorAccess:
 class CredentialAccess:
     """Access by credentials, for a server that other hosts can reach.
 
-    The token determines a caller's role, or without a token the certificate does (`identities`). A caller with neither
+    The token determines the caller's role. Without a token, the certificate does (`identities`). A caller with neither
     is `anonymous`.
     """
 
@@ -166,7 +167,11 @@ def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str
 
 
 def is_local(peer: str) -> bool:
-    """Return whether `peer`, in gRPC's form, is on this host: a loopback, an address of this host or a UNIX socket."""
+    """Return whether `peer` is on this host: a loopback, one of this host's addresses, or a UNIX socket.
+
+    Args:
+        peer: Address in gRPC's form.
+    """
     if peer.startswith("unix:"):
         return True
     address = address_of(peer)
@@ -174,12 +179,15 @@ def is_local(peer: str) -> bool:
 
 
 def format_peer(peer: str) -> str:
-    """Convert an address from gRPC's form to host:port. Return other texts unchanged."""
+    """Convert an address from gRPC's form to host:port. Return other strings unchanged."""
     return str(address_of(peer) or peer)
 
 
 def address_of(peer: str) -> Address | None:
-    """Parse an address in gRPC's form, such as ipv4:127.0.0.1:4711 or ipv6:%5B::1%5D:4711. Return None for others."""
+    """Parse an address in gRPC's form, such as ipv4:127.0.0.1:4711 or ipv6:%5B::1%5D:4711.
+
+    Return None for other strings.
+    """
     kind, _, rest = peer.partition(":")
     if not kind.startswith("ip"):
         return None

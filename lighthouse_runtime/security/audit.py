@@ -1,6 +1,6 @@
 """Audit log of operators' actions and of refused attempts, in the normal log and in files.
 
-Anyone can cause refusals, so they are written at a limited rate and to a separate file. They cannot displace the
+Anyone can cause refusals, so they are written at a limited rate and to a separate file, where they cannot displace the
 records of actions.
 """
 
@@ -29,8 +29,8 @@ class Audit:
     def __init__(self, path: Path | None) -> None:
         """Set the file for actions.
 
-        Refusals are written next to it, for example to `audit.refused.jsonl` for `audit.jsonl`. Files are readable by
-        this user only and rotated to `<path>.1` ... `<path>.GENERATIONS`.
+        Refusals are written to a file next to it, for example `audit.refused.jsonl` for `audit.jsonl`. Only this user
+        can read the files. They are rotated to `<path>.1` ... `<path>.GENERATIONS`.
 
         Args:
             path: File for actions, or None to write to the normal log only.

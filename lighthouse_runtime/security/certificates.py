@@ -13,7 +13,7 @@ from lighthouse_runtime.security.pinned import SERVER_NAME
 
 CA_LASTS = datetime.timedelta(days=20 * 365)
 SERVER_LASTS = datetime.timedelta(days=90)
-CLOCKS_DIFFER = datetime.timedelta(days=1)  # certificates are valid from this much before, since clocks differ
+CLOCKS_DIFFER = datetime.timedelta(days=1)  # certificates are backdated by this, because clocks differ
 
 
 def make_ca() -> tuple[bytes, bytes]:
@@ -41,7 +41,7 @@ def make_ca() -> tuple[bytes, bytes]:
 
 
 def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple[bytes, bytes]:
-    """Create a server certificate, signed by a CA.
+    """Create a server certificate that is signed by a CA.
 
     Args:
         ca_pem: Certificate of the CA.
@@ -71,7 +71,7 @@ def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple
 
 
 def expires_at(pem: bytes) -> datetime.datetime:
-    """Return when the first certificate in a PEM text expires. Raises ValueError if there is none."""
+    """Return when the first certificate in a PEM file's content expires. Raise ValueError if there is none."""
     return x509.load_pem_x509_certificate(pem).not_valid_after_utc
 
 

@@ -1,8 +1,8 @@
-"""TLS of clients, which verify the server by the pin in a join string or with a CA certificate of the user's own PKI.
+"""TLS settings of clients, which verify the server by the pin in a join string or by a CA of the user's own PKI.
 
 Options or environment variables name the PEM files; a supervisor passes the variables to its training processes. The
-files are read again for each connection. Training processes import this module, so it imports `cryptography` only to
-explain an error.
+files are read again for each connection. Training processes import this module, so it imports the slow `cryptography`
+only to explain an error.
 """
 
 import os
@@ -21,7 +21,7 @@ CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE = "LIGHTHOUSE_TLS_CA", "LIGHTHOUSE_CLIE
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Certificates and key of a client, as PEM."""
+    """Certificates and private key of a client, as PEM."""
 
     roots: bytes
     name: str = ""  # expected name in the server's certificate; empty for the host's name
@@ -54,9 +54,10 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
         waits: Retry while the server is down.
 
     Raises:
-        Unreachable: The server does not answer, or a file is unusable. A retry may help while a file is replaced.
+        Unreachable: The server does not answer, or a file is unusable. Retry if the file may be in the middle of a
+            replacement.
         WrongProtocol: The server does not speak TLS.
-        Untrusted: The certificate is expired or does not match the pin.
+        Untrusted: The certificate has expired or does not match the pin.
     """
     files = coordinator.files
     cert, key = (_read(files.cert, "--client-cert"), _read(files.key, "--client-key")) if files.cert else (None, None)
@@ -78,7 +79,7 @@ def stamp_of_files(files: TlsFiles) -> object:
 
 
 def refused_client_message(address: str, files: TlsFiles) -> str:
-    """Return an error message that explains why a server has closed the connection right after the TLS handshake."""
+    """Return an error message that explains why a server closed the connection right after the TLS handshake."""
     if not files.cert:
         return (
             f"{address} ends the connection after the handshake, as a lighthouse with --tls-client-ca does to a client "

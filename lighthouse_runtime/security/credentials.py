@@ -58,7 +58,7 @@ class Tokens:
 
     @classmethod
     def read(cls, folder: Path) -> "Tokens":
-        """Read the tokens in a folder. Raises InvalidRequest if the file is missing or malformed."""
+        """Read the tokens in a folder. Raise InvalidRequest if the file is missing or malformed."""
         path = folder / FILE
         try:
             found = json.loads(path.read_text())
@@ -73,12 +73,12 @@ class Tokens:
         return tokens
 
     def write(self, folder: Path) -> None:
-        """Write the tokens to a folder. Raises OSError."""
+        """Write the tokens to a folder. Raise OSError if that fails."""
         content = {role.value: list(tokens) for role, tokens in self.by_role.items()}
         write_private(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def rotated(self, role: Role) -> "Tokens":
-        """Return a copy with a new token for `role`. The role's present token stays valid; its predecessor does not."""
+        """Return a copy with a new token for `role`. The present token stays valid, but its predecessor does not."""
         kept = self.by_role[role][: VALID_AT_A_TIME - 1]
         return Tokens({**self.by_role, role: (_new(role), *kept)})
 
@@ -93,7 +93,7 @@ class Tokens:
 
         Args:
             shown: Token that a caller sent.
-            port: gRPC port of the lighthouse, for the remedy in the error.
+            port: gRPC port of the lighthouse, for the error message.
 
         Raises:
             NotPermitted: The token is not valid.
@@ -115,7 +115,11 @@ class Tokens:
 
 
 class TokenFile(WatchedFile[Tokens]):
-    """The tokens in a folder, reread when the file changes. The constructor raises InvalidRequest."""
+    """The tokens in a folder, read again when the file changes.
+
+    Raises:
+        InvalidRequest: The file is missing or malformed when the object is created.
+    """
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / FILE, lambda: Tokens.read(folder))
@@ -156,7 +160,7 @@ class Credentials:
 
 
 def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
-    """Load the credentials in `folder`, or create them if it has none.
+    """Load the credentials in `folder`, or create them if it contains none.
 
     Args:
         folder: Folder of the credentials.
@@ -183,7 +187,11 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """Load or create the tokens only, for a lighthouse with certificates of another PKI. Raises InvalidRequest."""
+    """Load or create only the tokens, for a lighthouse with certificates of another PKI.
+
+    Raises:
+        InvalidRequest: The folder is unusable.
+    """
     try:
         is_new = not (folder / FILE).exists()
         if is_new:
@@ -209,7 +217,12 @@ def _warn_of_readers(folder: Path) -> None:
 
 
 def _make_tokens(folder: Path) -> None:
-    """Create the folder and the tokens unless they exist. Raises OSError or InvalidRequest."""
+    """Create the folder and the tokens unless they exist.
+
+    Raises:
+        OSError: The folder or the file cannot be created.
+        InvalidRequest: The folder contains other files, or other users can read it.
+    """
     make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
     if any(path.name != FILE for path in folder.iterdir()):
@@ -220,13 +233,15 @@ def _make_tokens(folder: Path) -> None:
 
 
 def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
-    """Renew the server certificate if it is missing or expires soon. Without the CA's key, an existing one stays.
+    """Renew the server certificate if it is missing or expires soon.
+
+    Without the CA's key, an existing certificate stays, even if it expires soon.
 
     Returns:
         True if the certificate was renewed.
 
     Raises:
-        OSError, ValueError: Renewal failed.
+        OSError, ValueError: The renewal failed.
     """
     has_key = (credentials.folder / "ca.key").exists()
     if credentials.certificate.exists() and (
@@ -248,12 +263,16 @@ def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
 
 
 def pin_of(pem: bytes) -> str:
-    """Return the pin of a certificate: the SHA-256 of its DER in hexadecimal. Raises ValueError."""
+    """Return the pin of a PEM certificate: the SHA-256 of its DER form, in hexadecimal.
+
+    Raises:
+        ValueError: `pem` is not a certificate.
+    """
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 
 def read_pin(folder: Path) -> str:
-    """Return the pin of the CA in a folder of credentials. Raises InvalidRequest if it has none."""
+    """Return the pin of the CA in a folder of credentials. Raise InvalidRequest if the folder has no CA."""
     try:
         return pin_of((folder / "ca.pem").read_bytes())
     except (OSError, ValueError) as e:
@@ -261,9 +280,9 @@ def read_pin(folder: Path) -> str:
 
 
 class CertificateFiles:
-    """Server certificate for gRPC and HTTP, reread when its files change. Open connections are not affected.
+    """Server certificate for gRPC and HTTP, read again when its files change. Open connections are not affected.
 
-    If the new files are invalid, the old certificate stays in use and `error` gives the reason.
+    If the new files are invalid, the old certificate stays in use, and `error` has the reason.
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
@@ -272,8 +291,8 @@ class CertificateFiles:
         Args:
             certificate: Certificate of the server.
             key: Its private key.
-            client_ca: CAs that sign client certificates, or None to request none. gRPC clients must then have a
-                certificate. For HTTP clients it is optional, since probes and browsers have none.
+            client_ca: CAs that sign client certificates. With None, no client needs a certificate. Otherwise gRPC
+                clients must have one, while HTTP clients may have one, since probes and browsers have none.
 
         Raises:
             OSError, ValueError: A file is unusable. ssl.SSLError is an OSError.
@@ -292,9 +311,10 @@ class CertificateFiles:
         return grpc.dynamic_ssl_server_credentials(self._grpc, fetch, self._client_ca is not None)
 
     def for_http(self) -> ssl.SSLContext:
-        """Return a context that switches each handshake to the newest context.
+        """Return a context that uses the newest certificate for each handshake.
 
-        Reloading the files into one context would not do, because a context cannot drop a CA.
+        Its handshakes switch to another context. Reloading the files into one context does not work, because a context
+        cannot drop a CA.
         """
         front = self._context()
 
@@ -318,7 +338,7 @@ class CertificateFiles:
                 self.error = str(e)
 
     def _fetch(self) -> "grpc.ServerCertificateConfiguration | None":
-        """Return the certificate, or None if it is unchanged. gRPC calls this for each handshake, on its own thread."""
+        """Return the certificate, or None if it has not changed. gRPC calls this in a thread for each handshake."""
         self.reload_if_changed()
         with self._lock:
             if self._is_fetched:
@@ -368,7 +388,12 @@ def _check_owner(folder: Path) -> None:
 
 
 def time_until_expiry(certificate: Path) -> datetime.timedelta:
-    """Return the time until a certificate file expires. Raises OSError or ValueError."""
+    """Return how long a certificate file remains valid, negative if it has expired.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: The file does not contain a certificate.
+    """
     from lighthouse_runtime.security import certificates
 
     return certificates.expires_at(certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)

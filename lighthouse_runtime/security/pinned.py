@@ -1,9 +1,9 @@
 """Fetches the CA certificate whose pin is in a join string.
 
-A first handshake, without verification, gets the certificates of the server and its CA. Nothing is sent over it, and
-the CA certificate is trusted only if its SHA-256 equals the pin. A second handshake, verified with that CA, detects
-expired certificates and wrong clocks, so that the error can explain them. Training processes import this module, so it
-does not use `cryptography`.
+A first, unverified handshake gets the certificates of the server and its CA. No data is sent over this connection, and
+the CA certificate is trusted only if its SHA-256 equals the pin. A second handshake is verified with that CA and
+detects expired certificates and wrong clocks, so that errors can explain them. Training processes import this module,
+so it does not use `cryptography`, whose import is slow.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ def known_roots(coordinator: Coordinator) -> bytes | None:
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """Return the CA certificate as PEM, fetching it from the server on the first call. Blocks.
+    """Return the CA certificate as PEM. The first call fetches it from the server. Blocks.
 
     Args:
         coordinator: Lighthouse with a pin.
@@ -46,7 +46,7 @@ def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = Fal
     Raises:
         Unreachable: The server does not answer.
         WrongProtocol: The server does not speak TLS.
-        Untrusted: The certificate is expired or does not match the pin.
+        Untrusted: The certificate has expired or does not match the pin.
     """
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
     while (roots := known_roots(coordinator)) is None:
@@ -77,7 +77,7 @@ def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
 
 
 def shown_certificates(address: Address, timeout_s: float) -> list[bytes]:
-    """Return the certificates that the server sends, unverified, as DER, its own first.
+    """Return the certificates that the server sends, unverified, as DER. The server's own certificate is the first.
 
     Raises:
         Unreachable: The server does not answer.
@@ -113,7 +113,7 @@ def _verify(address: Address, roots: bytes, ends_at: float) -> None:
 
 
 def connected(address: Address, timeout_s: float) -> socket.socket:
-    """Open a TCP connection. Raises Unreachable, which explains the failure."""
+    """Open a TCP connection. Raise Unreachable with an explanation if that fails."""
     try:
         return socket.create_connection((address.host, address.port or 0), max(0.01, timeout_s))
     except socket.gaierror:
@@ -127,7 +127,7 @@ def connected(address: Address, timeout_s: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Generator[ssl.SSLSocket, None, None]:
-    """Connect and complete the TLS handshake before `ends_at`, a time of time.monotonic()."""
+    """Connect and complete the TLS handshake before `ends_at`, in seconds of time.monotonic()."""
     context.set_alpn_protocols([_HTTP2])
     with connected(address, ends_at - time.monotonic()) as raw:
         raw.setblocking(False)
@@ -165,7 +165,7 @@ def _shake(tls: ssl.SSLSocket, ends_at: float) -> None:
 
 
 def _chain(tls: ssl.SSLSocket) -> list[bytes]:
-    """Return the certificates that the server sent, as DER, its own first."""
+    """Return the certificates that the server sent, as DER. The server's own certificate is the first."""
     if hasattr(tls, "get_unverified_chain"):  # public from Python 3.13 on
         return list(tls.get_unverified_chain())  # pyright: ignore[reportAttributeAccessIssue]
     inner: Any = tls._sslobj  # pyright: ignore[reportAttributeAccessIssue]
@@ -173,13 +173,13 @@ def _chain(tls: ssl.SSLSocket) -> list[bytes]:
 
 
 def port_of(address: str) -> int | None:
-    """Return the port in HOST:PORT, or the last one in a list of addresses. Return None if there is none."""
+    """Return the port in HOST:PORT, or in the last address of a list, or None if there is none."""
     port = address.rpartition(":")[2]
     return int(port) if port.isascii() and port.isdigit() else None
 
 
 def http_port_message(address: str) -> str:
-    """Return an error message for a gRPC client that has connected to an HTTP port."""
+    """Return an error message for a gRPC client that connected to an HTTP port."""
     return (
         f"{address} is unreachable: this is an HTTP port, not a gRPC port; the defaults of a lighthouse are "
         f"{LIGHTHOUSE_PORT} for gRPC and {LIGHTHOUSE_HTTP_PORT} for HTTP"
@@ -187,7 +187,7 @@ def http_port_message(address: str) -> str:
 
 
 def no_tls_message(address: str) -> str:
-    """Return an error message for a client with a join string that has connected to a port without TLS."""
+    """Return an error message for a client with a join string that connected to a port without TLS."""
     return (
         f"{address} does not speak TLS, which the join string requires: this port is an HTTP or torchft port, or the "
         "lighthouse was started with --insecure or on a loopback address; pass HOST:PORT instead of the join string, "
@@ -196,7 +196,7 @@ def no_tls_message(address: str) -> str:
 
 
 def utc_now() -> str:
-    """Return the current time as a text such as 2025-01-31 12:00 UTC."""
+    """Return the current time as a string such as "2025-01-31 12:00 UTC"."""
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
 
 

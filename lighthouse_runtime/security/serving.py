@@ -1,7 +1,7 @@
 """Files through which a user's processes find the credentials of the user's lighthouses on the same host.
 
-A lighthouse writes one file per port at every start. It does not remove the file when it exits, so that clients waiting
-for its restart keep using TLS. Another program on that port cannot impersonate it, because the file pins the CA.
+A lighthouse writes one file per port at each start. It does not remove the file when it exits, so that clients that
+wait for its restart keep using TLS. Another program on that port cannot impersonate it, because the file pins the CA.
 """
 
 import json
@@ -26,7 +26,7 @@ _FILE = re.compile(r"serving-(\d{1,5})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Content of a lighthouse's file. `ca_pin` is empty without TLS, and with the user's own PKI."""
+    """Content of a lighthouse's serving file. `ca_pin` is empty without TLS, and with the user's own PKI."""
 
     ca_pin: str
     credentials: Path
@@ -40,7 +40,7 @@ def write_serving_file(port: int, serving: Serving | None) -> None:
     """Write the serving file of a port, or remove it if `serving` is None.
 
     Raises:
-        OSError: Writing failed.
+        OSError: The file cannot be written.
         InvalidRequest: The user has no home directory.
     """
     path = _path(port)
@@ -70,7 +70,7 @@ def read_serving_file(port: int) -> Serving | None:
 
 
 def served_ports() -> tuple[int, ...]:
-    """Return the ports with a valid file, the most recently written first."""
+    """Return the ports that have a valid serving file, the most recently written first."""
     try:
         files = [(path.stat().st_mtime, path.name) for path in state_folder(_OPTION).iterdir()]
     except (OSError, InvalidRequest):
@@ -81,7 +81,7 @@ def served_ports() -> tuple[int, ...]:
 
 
 def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:
-    """Add the credentials in the port's file if `coordinator` is a loopback without credentials."""
+    """Add the credentials from the port's serving file if `coordinator` is a loopback address without credentials."""
     if not _may_be_given(coordinator):
         return coordinator
     serving = read_serving_file(coordinator.addresses[0].port or 0)
@@ -100,7 +100,7 @@ def _may_be_given(coordinator: Coordinator) -> bool:
 
 
 class Locator:
-    """A coordinator to which the credentials of a lighthouse on this host are added, and kept up to date."""
+    """Finds the credentials for a coordinator on this host, and follows their changes."""
 
     def __init__(self, coordinator: Coordinator, role: Role) -> None:
         """Set the coordinator. `role` selects which of the lighthouse's tokens to use."""
@@ -117,9 +117,9 @@ class Locator:
         return self._found
 
     def wait(self, timeout_s: float) -> Coordinator:
-        """Wait until a server listens, and then return find(). Raises Unreachable after `timeout_s`.
+        """Wait until a server is listening, and return find(). Raise Unreachable after `timeout_s` seconds.
 
-        The server writes its credentials before it listens.
+        The server writes its serving file before it listens.
         """
         if not self._may_change:
             return self._given

@@ -14,7 +14,7 @@ CHECKED_EVERY_S = 0.5
 
 
 class WatchedFile(Generic[T]):
-    """Parsed content of a file, up to date within CHECKED_EVERY_S. If a new version is invalid, the old one stays."""
+    """Parsed content of a file, at most CHECKED_EVERY_S old. If a new version is invalid, the old content stays."""
 
     def __init__(self, path: Path, read: Callable[[], T]) -> None:
         """Read the file.

@@ -1,4 +1,4 @@
-"""The gRPC server of both daemons, with health checks, reflection and graceful shutdown."""
+"""The gRPC server of the lighthouse and the manager, with health checks, reflection and graceful shutdown."""
 
 from collections.abc import Mapping, Sequence
 
@@ -16,14 +16,14 @@ from lighthouse_runtime.server.streams import OutputGate
 
 # grpcio queues a call before any of our code sees it, and cancels queued calls of all clients at random when 1,000 are
 # waiting. A call that its client has reset stays in the queue and counts here, so one connection cannot fill the queue.
-# A process of ours has one connection and fewer than ten streams; RFC 9113 advises against less than 100.
+# Our own processes use one connection and fewer than ten streams; RFC 9113 advises against a limit below 100.
 MAX_STREAMS_PER_CONNECTION = 100
 
-# Clients ping while idle, some every 60 s. grpcio's defaults end their connections after 240 s ("too_many_pings").
+# Idle clients ping, some every 60 s. grpcio's defaults close their connections after 240 s ("too_many_pings").
 # grpcio ignores a misspelt option silently, so a test checks each.
 _OPTIONS: list[tuple[str, int]] = [
     ("grpc.so_reuseport", 0),
-    ("grpc.http2.bdp_probe", 0),  # sends a ping with nearly every message: a third of a heartbeat's cost
+    ("grpc.http2.bdp_probe", 0),  # it sends a ping with nearly every message, a third of a heartbeat's cost
     ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
     ("grpc.max_send_message_length", MAX_RESPONSE_BYTES),
     ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
@@ -60,8 +60,9 @@ class GrpcServer:
             services: Methods by full service name.
             reflected: Services that gRPC reflection lists.
             access: Authorises callers. Health checks and reflection are open to all.
-            observe: Receives the method and status of every answered call, and of every stream that did not break.
-            peers: Limits per caller. None for no limits.
+            observe: Receives the method and status of each answered call, and of each stream that closed without
+                breaking.
+            peers: Limits per peer. None for no limits.
             gate: Delays output until it may be sent. Health checks and reflection bypass it.
             keepalive_s: Seconds after which an unresponsive connection is closed.
         """
@@ -80,7 +81,7 @@ class GrpcServer:
         """Listen on `bind` (HOST:PORT), with TLS if `credentials` are given.
 
         Returns:
-            The port.
+            The port in use.
 
         Raises:
             InvalidRequest: The server cannot listen on `bind`.
@@ -105,7 +106,7 @@ class GrpcServer:
             await self._health.set(name, status.SERVING if is_serving else status.NOT_SERVING)
 
     def break_streams(self, error: LighthouseError) -> None:
-        """Close all streams with the status of `error`, discarding queued messages. New streams are accepted."""
+        """Discard queued messages and close all streams with the status of `error`. New streams are still accepted."""
         self._serving.break_streams(error)
 
     async def stop(self, grace_s: float) -> None:

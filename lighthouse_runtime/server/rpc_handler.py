@@ -1,7 +1,7 @@
-"""Execution of RPCs on a server: limits per peer, access control, parsing, the handler, and the status of the answer.
+"""Execution of RPCs on a server: limits per peer, access control, parsing, the handler, and the response's status.
 
 A handler receives a parsed request and a Call, and returns a message or bytes. A stream's handler also receives a
-Sender, and returns when the stream has ended. A LighthouseError determines the gRPC status (wire/codec.py). Any other
+Sender, and returns when the stream has closed. A LighthouseError determines the gRPC status (wire/codec.py). Any other
 exception is logged and becomes INTERNAL.
 """
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 # Peers and their limits (lighthouse_protocol/rules/rate_limits.py). Refusals are logged at a bounded rate.
 
-IPV6_PREFIX = 64  # a host or site owns all addresses of such a network
+IPV6_PREFIX = 64  # one host or site usually owns a whole network of this size
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Peers:
         self._refusals = SparseLog(log, "caller_refused")
 
     def enter(self, address: str) -> Peer:
-        """Count a call or stream as open until Peer.leave(). Raises LimitReached."""
+        """Count a call or stream as open until Peer.leave(). Raise LimitReached if the peer has too many."""
         peer = self._table.get(peer_name(address), _now())
         peer.enter()
         return peer
@@ -84,14 +84,14 @@ class Peers:
         self._refusals.warning("refused: %s", refusal)
 
     def stream_limits(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
-        """Return the limits on a new stream: on messages from the peer, and on large messages to it."""
+        """Return a new stream's limits: the meter for messages from the peer, and the gate for large messages to it."""
         gate = self._writes.get(peer)
         if gate is None:
             gate = self._writes[peer] = WriteGate(parent=self._writes_to_all)
         return StreamMeter(peer, self.limits), gate
 
     def charge(self, address: str, resource: Resource, amount: float = 1.0) -> None:
-        """Take `amount` of `resource` for a peer. Raises LimitReached if less is left."""
+        """Take `amount` of `resource` for a peer. Raise LimitReached if less is left."""
         now = _now()
         self._table.get(peer_name(address), now).charge(resource, now, amount)
 
@@ -102,7 +102,7 @@ class Peers:
 
     @asynccontextmanager
     async def expensive_read(self, address: str) -> AsyncGenerator[None]:
-        """Allow each peer `limits.reads` expensive answers at a time. Further ones wait to enter the context."""
+        """Limit each peer to `limits.reads` expensive responses at a time. Others wait to enter this context."""
         name = peer_name(address)
         gate = self._gates.get(name)
         if gate is None:
@@ -149,7 +149,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Context of a call, for its handler. The caller is already authorised to use the method (rules/access.py)."""
+    """Context of a call, for its handler. The caller is authorised to use the method (rules/access.py)."""
 
     time_left_s: float | None  # None without a deadline
     peer: str  # address in gRPC's form
@@ -162,7 +162,7 @@ class Call:
         return format_peer(self.peer)
 
     def require_deadline(self) -> float:
-        """Return the seconds left until the deadline. Raises InvalidRequest if the call has none."""
+        """Return the seconds left until the deadline. Raise InvalidRequest if the call has no deadline."""
         if self.time_left_s is None:
             raise InvalidRequest("no deadline; set one on the call (grpc-timeout)", field="deadline")
         return self.time_left_s
@@ -201,9 +201,9 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class RpcHandlers:
     """Creates gRPC handlers and keeps track of open streams.
 
-    A request is parsed only if `access` admits the caller, `gate` accepts calls, and `peers` is below its limits.
-    Without `peers` there are no limits. `observe` receives the method and status of every answered call, and of every
-    stream that did not break.
+    A request is parsed only if `access` admits the caller, `gate` accepts calls, and the peer is below the limits of
+    `peers`. Without `peers` there are no limits. `observe` receives the method and status of each answered call, and of
+    each stream that closed without breaking.
     """
 
     def __init__(self, observe: Observer, access: Access, gate: OutputGate, peers: Peers | None = None) -> None:
@@ -215,7 +215,7 @@ class RpcHandlers:
         self._is_closed = False
 
     def rpc_handler(self, service: str, name: str, entry: Entry) -> grpc.RpcMethodHandler[Any, Any]:
-        """Return the gRPC handler of a method. Raises KeyError if rules/access.py does not list the method."""
+        """Return the gRPC handler of a method. Raise KeyError if rules/access.py does not list the method."""
         path = f"{service}/{name}"
         needed(f"/{path}")
         match entry:
@@ -234,13 +234,13 @@ class RpcHandlers:
                 return grpc.stream_stream_rpc_method_handler(self._streaming(path, stream))
 
     def end_streams(self, why: str) -> None:
-        """Close all streams after their queued messages, and refuse new ones."""
+        """Close all streams once their queued messages are sent, and refuse new ones."""
         self._is_closed = True
         for sender in tuple(self._open_streams):
             sender.end(Unreachable(why)) if self._gate.is_open else sender.abort(Unreachable(why))
 
     def break_streams(self, error: LighthouseError) -> None:
-        """Close all streams with the status of `error`, discarding queued messages. New streams are accepted."""
+        """Discard queued messages and close all streams with the status of `error`. New streams are still accepted."""
         for sender in tuple(self._open_streams):
             sender.abort(error)
 
@@ -298,11 +298,11 @@ class RpcHandlers:
         return serve
 
     def _error_to_send(self, error: LighthouseError) -> LighthouseError:
-        # While the gate refuses calls, admitted callers receive its error instead.
+        # While the gate refuses calls, authorised callers receive its error instead.
         return error if isinstance(error, NotPermitted) else self._gate.refusal() or error
 
     def _permitted(self, path: str, context: _Context) -> Call:
-        """Authorise the caller and return the call's context. Raises NotPermitted."""
+        """Authorise the caller and return the call's context. Raise NotPermitted if this fails."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         peer = unquote(context.peer())
         principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))
@@ -323,8 +323,8 @@ class RpcHandlers:
     @contextlib.asynccontextmanager
     async def _open(self, context: _Context, peer: Peer | None) -> AsyncGenerator[Sender, None]:
         try:
-            # Otherwise grpc.aio sends the metadata with the first message. Ending the stream meanwhile would send it
-            # again with the status (TOO_MANY_OPERATIONS), and the peer would not notice the end.
+            # Otherwise grpc.aio sends the metadata with the first message. Closing the stream meanwhile would send it
+            # again with the status (TOO_MANY_OPERATIONS), and the peer would not notice that the stream has closed.
             await context.send_initial_metadata(())
         except grpc.aio.BaseError:  # the caller has disconnected
             raise asyncio.CancelledError from None
@@ -369,7 +369,7 @@ def _names(context: _Context) -> tuple[str, ...]:
 
 
 async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
-    """Run `work`. Log any exception other than LighthouseError and raise InternalError instead."""
+    """Run `work`. Log any exception other than LighthouseError, and raise InternalError instead."""
     try:
         return await work()
     except LighthouseError:
@@ -397,7 +397,7 @@ def _parse(kind: type[Message], body: bytes) -> Message:
 
 
 class FutureReply(Generic[T]):
-    """Implements lighthouse_runtime.ports.Reply. Awaiting `value` returns the answer or raises the refusal."""
+    """Implementation of lighthouse_runtime.ports.Reply. Awaiting `value` returns the answer or raises the refusal."""
 
     def __init__(self) -> None:
         self.value: asyncio.Future[T] = asyncio.get_running_loop().create_future()

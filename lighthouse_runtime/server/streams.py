@@ -1,7 +1,7 @@
 """Server side of open streams: sending, receiving, and delaying output until it may be sent.
 
-If a peer disconnects, grpc.aio cancels the handler; if a peer is killed, the requests just end. This module ends the
-iteration over the requests in both cases, and also if this server closes the stream. `Sender.ending` has the reason.
+If a peer disconnects, grpc.aio cancels the handler; if a peer is killed, its requests just stop. In both cases, and if
+this server closes the stream, the iteration over the requests ends normally. `Sender.ending` then has the reason.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from lighthouse_runtime.net.outbox import (
 
 # Output gate: keeps messages in order behind records that are not durable yet.
 #
-# A record takes time to reach the store, while the rules continue. Output after the record waits here until the store
+# A record takes time to reach the store, while the server continues. Output after the record waits here until the store
 # has acknowledged it, so peers see a server that is merely slow. If the server does not lead, it must send nothing, and
 # all calls are refused.
 
@@ -84,7 +84,7 @@ class OutputGate:
     def deliver(self, callback: Callable[[], None]) -> None:
         """Call `callback` once all earlier blocks are released, or at once if there are none.
 
-        It is never called if drop() empties the queue first, or if calls are refused when its turn comes.
+        It is never called if drop() clears the queue first, or if calls are refused when its turn comes.
         """
         if self._queue:
             self._queue.append(callback)
@@ -95,7 +95,7 @@ class OutputGate:
         """Wait until all earlier blocks are released.
 
         Raises:
-            LighthouseError: The error of drop(), or of refusal() if calls are refused.
+            LighthouseError: The error passed to drop(), or that of refusal() if calls are refused.
         """
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -113,7 +113,7 @@ class OutputGate:
         self.check()
 
     def drop(self, error: LighthouseError) -> None:
-        """Discard all queued output. Pending wait_delivered() calls raise `error`."""
+        """Discard all queued output. Make pending calls of wait_delivered() raise `error`."""
         self._queue.clear()
         for future in self._waiting:
             if not future.done():
@@ -133,24 +133,24 @@ class OutputGate:
                 first()
 
 
-FIRST_WITHIN_S = 5.0  # limit for the first message of a new stream
-FLUSH_S = 10.0  # limit for the peer to read the rest of an ended stream
+FIRST_WITHIN_S = 5.0  # time limit for the first message of a new stream
+FLUSH_S = 10.0  # time limit for the peer to read the rest of a closed stream
 
 M = TypeVar("M")
 T = TypeVar("T")
 
 
 class Ending(StrEnum):
-    """The reason why a stream has ended."""
+    """The reason why a stream has closed."""
 
-    PEER = "peer"  # the peer has ended its half, or was killed
-    BROKEN = "broken"  # the peer cancelled, or the connection is lost
+    PEER = "peer"  # the peer closed its half, or was killed
+    BROKEN = "broken"  # the peer cancelled, or the connection broke
     OURS = "ours"  # end() was called, the handler returned, or the server is stopping
     SLOW = "slow"  # the peer does not read
 
 
 class Sender:
-    """Sending side of a stream. Create it in the task that serves the stream, and use it on the event loop only."""
+    """Sending side of a stream. Create it in the task that serves the stream, and use it only on the event loop."""
 
     def __init__(
         self,
@@ -164,7 +164,7 @@ class Sender:
         Args:
             context: gRPC's context of the stream.
             meter: Limits on the peer's messages. None for no limits.
-            gate: Shared limit on large messages to the peer.
+            gate: Shared limit on large messages to the peer. None for no limit.
             output: Gate that delays messages until they may be sent.
         """
         self.ending: Ending | None = None
@@ -205,7 +205,10 @@ class Sender:
             self._end(Ending.SLOW)
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """Close the stream after queued messages, with the status of `error` if given. Later calls do nothing."""
+        """Close the stream once queued messages are sent, with the status of `error` if given.
+
+        Does nothing if the stream is closed already.
+        """
         self._output.deliver(lambda: self._end_with(error))
 
     def abort(self, error: LighthouseError) -> None:
@@ -220,7 +223,7 @@ class Sender:
 
     # Used by the server.
     async def read(self) -> bytes | None:
-        """Return the next request, or None if the stream has ended."""
+        """Return the next request, or None if the stream has closed."""
         if self.ending is not None:
             return None
         self._is_reading = True
@@ -246,11 +249,11 @@ class Sender:
         return body
 
     def mark_broken(self) -> None:
-        """Record that the stream is broken, because the task that serves it was cancelled."""
+        """Mark the stream as broken, because the task that serves it was cancelled."""
         self._lose()
 
     async def finish(self) -> None:
-        """Close the stream and flush queued messages, for up to FLUSH_S.
+        """Close the stream and flush queued messages for up to FLUSH_S seconds.
 
         Raises:
             CancelledError: The peer has disconnected.
@@ -319,9 +322,9 @@ class Requests(AsyncIterator[M | None]):
         return self._read(body)
 
     async def read_hello(self, kind: type[T], within_s: float) -> T | None:
-        """Return the first message, or None if the stream ends without one.
+        """Return the first message, or None if the stream closes without one.
 
-        If no message arrives within `within_s` seconds, this closes the stream with the status of InvalidRequest.
+        If no message arrives within `within_s` seconds, close the stream with the status of InvalidRequest.
 
         Raises:
             InvalidRequest: The first message is not a `kind`.
@@ -343,7 +346,7 @@ class Requests(AsyncIterator[M | None]):
 
 
 class Frames(Generic[M]):
-    """Serialiser of a stream's messages. Caches the newest one, because many peers receive the same message."""
+    """Serialiser of a stream's messages. Caches the last one, because many peers receive the same message."""
 
     def __init__(self, to_wire: Callable[[M], Message]) -> None:
         self._to_wire = to_wire
@@ -360,7 +363,7 @@ class Frames(Generic[M]):
 
 
 class StreamPeer(Generic[M]):
-    """Implements lighthouse_runtime.ports.Peer with a stream."""
+    """Implementation of lighthouse_runtime.ports.Peer for a stream."""
 
     def __init__(self, sender: Sender, frames: Frames[M]) -> None:
         self._sender = sender
