@@ -42,7 +42,7 @@ def do_nothing():
 
 manager, rank, how = sys.argv[1:]
 link = ManagerConnection(manager, int(rank), "w" + rank, lambda *_: None, returns_within_s=60.0)
-link._ensure_watched()
+link.ensure_watched()
 globals()[how]()
 """
 

@@ -291,7 +291,7 @@ while not pathlib.Path(sys.argv[1]).exists():
 here, address = "w" + os.environ["LIGHTHOUSE_ATTEMPT"], os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
 manager = manager_at(address, os.environ["LIGHTHOUSE_MANAGER_SECRET"]).join_string()
 link = ManagerConnection(manager, 0, here, lambda *_: None, returns_within_s=60)
-link._ensure_watched()
+link.ensure_watched()
 time.sleep(600)
 """
 

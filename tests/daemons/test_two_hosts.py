@@ -147,7 +147,7 @@ rank = int(os.environ["RANK"])
 address = os.environ["LIGHTHOUSE_MANAGER_ADDRESS"]
 place = manager_at(address, os.environ["LIGHTHOUSE_MANAGER_SECRET"]).join_string()
 manager = ManagerConnection(place, rank, f"w{rank}", lambda *_: None, returns_within_s=60)
-manager._ensure_watched()
+manager.ensure_watched()
 stuck_in_a_futex() if rank == 2 else waits()
 """
 

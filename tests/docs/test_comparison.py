@@ -25,7 +25,9 @@ def test_each_page_has_the_rows_of_the_table() -> None:
             [row.what, f"[{row.benchmark}]({benchmarks_page}#{row.section})", f"`python -m benchmarks.{row.benchmark}`"]
             for row in ROWS[:count]
         ]
-        assert re.search(r"Measured on \d{4}-\d\d-\d\d, \d+ cores .* commit [0-9a-f]{10}\.", measured)
+        assert re.search(
+            r"Measured on [\d-]{10}, .* commit [0-9a-f]{10}\.|from the runs that the linked sections", measured
+        )
         results.add(tuple(tuple(cells[1:3]) for cells in rows[:IN_README]))
     assert len(results) == 1, "README.md and comparison.md come from different runs"
 
