@@ -777,13 +777,13 @@ class Model:
         group.work = (group.quorum, group.granted, COMPUTES)
 
     def _check_alone(self, w: World, g: int) -> None:
-        """No step is granted beside a later quorum without a common member. After a roll-back it may be."""
+        """No step is granted while a later quorum without a common member is active. After a roll-back it may be."""
         held = w.quorums[w.groups[g].quorum]
         for later in w.quorums[w.groups[g].quorum + 1 :]:
             if not later.is_told or held.has_lost_record:
                 continue
             has_common = bool(set(held.members) & set(later.members))
-            text = f"group {NAMES[g]} grants a step of quorum {held.quorum_id} beside quorum {later.quorum_id}"
+            text = f"group {NAMES[g]} grants a step of quorum {held.quorum_id} while quorum {later.quorum_id} is active"
             self._check("S3", holds=has_common, text=text)
             if has_common:
                 return
