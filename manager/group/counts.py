@@ -83,7 +83,7 @@ class StepCounts:
         self._note_totals()
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        """Record the heal totals of a rank's process. Ignore them if they contain fewer heals than the recorded ones."""
+        """Record the heal totals of a rank's process. Ignore totals with fewer heals than the recorded ones."""
         rank = self._group.ranks[group_rank]
         known = rank.heals
         if known is not None and known[0] != rank_incarnation:

@@ -192,7 +192,7 @@ class MissingChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitChanged:
-    """Requests for a quorum have begun to wait, or continue to wait after some were answered, or none waits any more."""
+    """Requests for a quorum have begun to wait, some were answered while others still wait, or none waits any more."""
 
     is_waiting: bool
 
