@@ -1,8 +1,8 @@
-"""Internals of an Agent: its components, and its step on the script's thread. Training scripts do not call them.
+"""The Agent's internals: its components, and the part of a step that runs on the script's thread.
 
-agent_client.training and the integrations use it as `agent.internals`. A module adds itself to each step (`add_part`)
-and reports its forward and backward passes. From their order, `Internals` detects steps that the script has left out
-(rules/loop_order.py).
+agent_client.training and the integrations use them as `agent.internals`; training scripts do not. A module registers
+itself (`add_part`) and reports its forward and backward passes. From their order, `Internals` detects steps that the
+script has abandoned (rules/loop_order.py).
 """
 
 import itertools
@@ -69,23 +69,23 @@ SKIP_HINT = (
 
 
 class Internals:
-    """Parts of an Agent, and its methods for modules, optimizers and samplers."""
+    """Components of an Agent, and its methods for modules, optimizers and samplers."""
 
     def __init__(
         self, agent: Closable, manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace
     ) -> None:
-        """Create the parts and connect them, so that revokes from the manager reach collectives and transfers.
+        """Create the components, and connect them so that a revoke from the manager aborts collectives and transfers.
 
-        Nothing has been opened if this raises ConfigurationError.
+        If this raises ConfigurationError, nothing was opened.
         """
         self._agent = agent
-        """Lives as long as the threads of its parts, so that the interpreter's exit closes it."""
+        """Referenced so that the Agent stays alive as long as its threads, and is closed when the interpreter exits."""
         self.state = state
         self.place = place
         self.ranks = place.group_world_size
         self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
         self.catch_up: CatchUpDriver | None = None
-        """Only with `heal_mode="catch_up"`."""
+        """Set only with `heal_mode="catch_up"`."""
         if config.heal_mode == "catch_up":
             self.catch_up = CatchUpDriver(
                 state, machine, lambda assignment: self.healing.fetch_in_background(assignment)
@@ -124,14 +124,14 @@ class Internals:
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
         self.requests_late = False
-        """True if a step's quorum is requested when the step begins, and not with the vote of the previous step."""
+        """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
-        """The FaultTolerantOptimizer that has voted last, and the machine's `moves` at that time."""
+        """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
         self.parts: list[StepPart] = []
         self._quorum: Future[None] | None = None
-        """Done when the quorum is known, its process group exists and a peer's state has arrived."""
+        """Completes when the quorum is known, its process group is connected and a peer's state, if any, has arrived."""
         self._uncalled_commit: int | None = None
-        """Committed step whose callbacks have not been called."""
+        """Committed step whose `on_commit` callbacks have not been called yet."""
         self._has_begun_late = False
         self._begun_version = 0
         self._drawn: tuple[int, set[int]] = (-1, set())
@@ -144,12 +144,12 @@ class Internals:
             self.manager.ensure_watched()
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
-        """Abort collectives and transfers. Runs on the watch's thread."""
+        """Abort the collectives and transfers of a revoked quorum. Runs on the watch's thread."""
         self.peers.revoke(quorum_id, reason)
         self.healing.revoke(quorum_id, reason)
 
     def _abort_group(self, reason: str) -> None:
-        """Abort everything that waits for the group. Runs on the watch's thread."""
+        """Abort everything that is waiting for other ranks of this group. Runs on the watch's thread."""
         self._revoke(None, reason)
         if self.place.group is not None:
             self.place.group.abort()
@@ -173,33 +173,37 @@ class Internals:
             self.place.manager_process.stop()
         close_attached(self._agent)
 
-    # -- what modules and optimizers ask for once
+    # -- settings that modules and optimizers change once
 
     def add_part(self, part: StepPart) -> None:
         self.parts.append(part)
 
     def request_late(self) -> None:
-        """Request each quorum when its step begins, for steps that are long and depend on their quorum.
+        """Request each quorum when its step begins. Use this if steps are long, as with LocalSGD.
 
-        A group that heals in such a step adds zeros, since it has computed none of it.
+        A group that heals in such a step contributes zeros, because it has not computed anything in it.
         """
         self.manager.asks_ahead = False
         self.runner.requester.counts_at_once = False
         self.requests_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
-        """Return the driver that steps `optimizer` after a commit, or None without `heal_mode="catch_up"`."""
+        """Return the driver that steps `optimizer` after a commit, or None unless `heal_mode` is "catch_up"."""
         if self.catch_up is not None:
             self.catch_up.attach(optimizer)
         return self.catch_up
 
     def refuse_catch_up(self, what: str) -> None:
-        """Raise ConfigurationError if this rank may catch up, which `what` does not support."""
+        """Raise ConfigurationError if `heal_mode` is "catch_up", because `what` does not support it."""
         if self.catch_up is not None:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
-        """Retry a step that has lost a peer under the next quorum, with `reduce_again` and the same gradients."""
+        """Register `reduce_again`, which reduces the gradients of the current step once more.
+
+        If a peer is lost in a step, the Agent gets another quorum and calls this, so that the script need not compute
+        the gradients again.
+        """
         world_size = self.machine.world_size
         if world_size.depends_on_quorum:
             raise ConfigurationError(
@@ -214,7 +218,7 @@ class Internals:
         return self.place.group.store if self.place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
-        """Return a process group of this replica group's ranks, for a torch module that replicates inside it."""
+        """Return a process group of this replica group's ranks, for a torch module that communicates inside it."""
         group = self.place.group or GlooGroup(
             HashStore(), 0, 1, self._host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
         )
@@ -224,7 +228,7 @@ class Internals:
 
     @property
     def catches_up(self) -> bool:
-        """True if this rank computes with an older state than its peers."""
+        """True if this rank is catching up, that is, computing with an older state than its peers."""
         return self.catch_up is not None and self.catch_up.machine.follows
 
     @property
@@ -242,7 +246,7 @@ class Internals:
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Wait for the first quorum. Return this rank's place among all ranks of the last one, and their number."""
+        """Return this rank's index among all ranks of the last quorum, and their number. Wait for the first quorum."""
         self.wait_first_quorum()
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
@@ -252,9 +256,9 @@ class Internals:
         return self.machine.ended, self.machine.moves, self.machine.accumulates
 
     def record_source(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
-        """Record the source of the current step's batches. The quorum of the step is known.
+        """Record the source of the current step's batches. The step's quorum must be known.
 
-        `is_whole_step` is False if the step has other batches of this rank.
+        `is_whole_step` is False if this rank also draws other batches for the step.
         """
         self.runner.comparison.data = data
         if is_whole_step:
@@ -262,10 +266,14 @@ class Internals:
 
     @never_compiled
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record the samples on which this rank trains next. `batch` returns their indices.
+        """Record that this rank has drawn a batch.
+
+        Args:
+            number: Number of the batch.
+            batch: Returns the sample indices, a one-dimensional tensor.
 
         Returns:
-            False if the step of this batch had been left out and is discarded now.
+            False if the batch shows that the script had abandoned the current step, which is discarded now.
         """
         machine = self.machine
         if self._drawn[0] != machine.ended:
