@@ -83,8 +83,8 @@ class StepAttempt:
         """Call `act`. If it fails, mark the step as failed, abort it on the peers, and return False.
 
         Raises:
-            ModelMismatch, AgentError: No later quorum can repair the failure. The manager receives a report before the
-            peers notice.
+            ModelMismatch, AgentError: Retrying under another quorum would fail again. The manager is notified before
+                the peers see closed connections.
         """
         try:
             act()
@@ -112,7 +112,7 @@ class StepAttempt:
 
     @property
     def limit_s(self) -> float:
-        """Time limit in seconds for a collective or a vote. It is longer if the others must wait for a healing group."""
+        """Time limit of a collective or a vote in seconds. It is longer if the others must wait for a healing group."""
         assignment = self._machine.assignment
         heals = assignment is not None and assignment.has_healing
         return self._config.timeout_s + (self._config.heal_timeout_s if heals else 0.0)

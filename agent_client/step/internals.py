@@ -129,7 +129,7 @@ class Internals:
         """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
         self.parts: list[StepPart] = []
         self._quorum: Future[None] | None = None
-        """Completes when the quorum is known, its process group is connected and a peer's state, if any, has arrived."""
+        """Completes when the quorum is known, its process group is connected and a needed state has arrived."""
         self._uncalled_commit: int | None = None
         """Committed step whose `on_commit` callbacks have not been called yet."""
         self._has_begun_late = False
@@ -296,11 +296,12 @@ class Internals:
     # -- one step
 
     def begin_step(self, *, has_computed: bool | None = None) -> None:
-        """Begin a step if none is in progress, and end a backward pass that was abandoned.
+        """Begin a step if none is in progress.
 
         Args:
-            has_computed: Whether the script has computed before. A peer's state must not arrive then. None means that
-                a backward pass tells, and that an abandoned one is to be ended.
+            has_computed: Whether the script has already computed something for this step, so that no peer's state may
+                be installed. With None, this is true inside a backward pass; and if an earlier backward pass was
+                abandoned, its step is voted on first, which discards it.
         """
         machine = self.machine
         if has_computed is None:
@@ -314,14 +315,14 @@ class Internals:
         self.call_on_commit()
         may_heal = self.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
         self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
-        if not machine.was_committed and not has_computed:  # the loss may be scaled already
+        if not machine.was_committed and not has_computed:  # otherwise the loss may already be scaled
             self.scalers.restore()
         self._begin_with_state()
         self._request_quorum(heals_first=heals_first)
         if heals_first:
             self._heal_first()
         elif self.state.moves_in_forward and not has_computed:
-            self.wait_quorum()  # then the copy for a peer is complete
+            self.wait_quorum()  # so that the copy for a healing peer is complete before the state changes
 
     def _begin_with_state(self) -> None:
         machine = self.machine
@@ -338,7 +339,7 @@ class Internals:
         self._begun_version = self._state_version()
 
     def _digest_state(self) -> StepDigest | None:
-        """Take a digest of the state at the beginning of a step, if it is compared and this rank holds it."""
+        """Return a digest of the state at the beginning of a step, or None if it is not compared in this step."""
         machine, every = self.machine, self.runner.comparison.check_every
         if not every or machine.step % every or not self.holds_state:
             return None
@@ -346,7 +347,7 @@ class Internals:
         return StepDigest(machine.tag, digest, self._state_digests.count)
 
     def _state_version(self) -> int:
-        """Return a number that changes when the script moves the parameters."""
+        """Return a number that changes when the script modifies the parameters."""
         first = next(iter(self.state.model.parameters()), None)
         return 0 if first is None else first._version
 
@@ -362,7 +363,7 @@ class Internals:
         except GroupDrained:
             raise
         except AgentError as e:
-            self.exit_report.send(e)  # before the peers notice closed connections
+            self.exit_report.send(e)  # send this before the peers see closed connections
             self.peers.drop()
             raise
 
@@ -371,7 +372,7 @@ class Internals:
             self._wait_for("quorum", self._quorum)
 
     def wait_first_quorum(self) -> None:
-        """Begin a step and wait for its quorum, unless there was a quorum before."""
+        """Begin a step and wait for its quorum, unless there has already been a quorum."""
         if self.runner.last is None:
             self.begin_step()
             self.wait_quorum()
@@ -389,7 +390,7 @@ class Internals:
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """Record that a forward pass of `part` begins, and begin the step if none is in progress.
 
-        If the pass shows that the script has left out the current step, discard that step first.
+        If the pass shows that the script has abandoned the current step, discard that step first.
         """
         self._discard_if_left_out(part, accumulates=accumulates)
         self.begin_step()
@@ -400,7 +401,7 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass reduces. `end_backward` follows, unless the pass is abandoned."""
+        """Record that a backward pass begins to reduce. `end_backward` follows, unless the pass is abandoned."""
         self.machine.is_in_backward = True
 
     @never_compiled
@@ -410,10 +411,10 @@ class Internals:
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
-        """Replace a tensor by that of the first participant that counts, in place.
+        """Replace the content of a tensor with that of the first participant that counts.
 
-        `packed` is a one-dimensional uint8 tensor, with the same length at all participants. Byte 0 is 1 at every
-        caller.
+        Args:
+            packed: One-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
         """
         entry = self.progress.numbers.over()
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
@@ -428,7 +429,7 @@ class Internals:
                 "the outcome of this rank's last vote is unknown, so it cannot vote on another step; "
                 "end this process so that its group restarts: see the first error for the cause"
             )
-        if machine.is_in_backward:  # the peers must notice at once, since they wait for this rank's reductions
+        if machine.is_in_backward:  # notify the peers immediately, because they wait for this rank's reductions
             machine.abandon_backward()
             self.peers.drop()
             for part in self.parts:
@@ -445,7 +446,7 @@ class Internals:
         if is_committed:
             self._note_data()
         if self._has_begun_late and machine.must_heal_next:
-            self.begin_step()  # a loop that begins its steps by a reduction would be late in the next one, too
+            self.begin_step()  # a loop that begins its steps with a reduction would be too late in the next one, too
         return is_committed
 
     def _check_script(self) -> None:
@@ -499,13 +500,13 @@ class Internals:
 
     @never_compiled
     def call_on_commit(self) -> None:
-        """Call the functions of `on_commit` once, after the last committed step is applied."""
+        """Call the `on_commit` callbacks for the last committed step, unless they were already called."""
         step, self._uncalled_commit = self._uncalled_commit, None
         if step is not None:
             for callback in self.commit_callbacks:
                 callback(step)
 
-    # -- steps that the script leaves out
+    # -- steps that the script abandons
 
     def _discard_if_left_out(self, part: StepPart, *, accumulates: bool) -> None:
         machine, order = self.machine, part.order
@@ -523,7 +524,7 @@ class Internals:
         part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """Discard the step if a redrawn batch shows that the script has left it out. Return whether it has."""
+        """Discard the step if drawing a batch twice shows that the script has abandoned it. Return whether it has."""
         for part in self.parts:
             self._sync_order(part)
         if not any(part.order.has_reduced for part in self.parts):
@@ -543,7 +544,7 @@ class Internals:
             part.order.gave_up()
 
     def _finish_with_peers(self) -> None:
-        """Take part in everything that the peers wait for in this step, since they may commit it."""
+        """Take part in all remaining collectives of this step, so that the peers can commit it."""
         for part in self.parts:
             part.agree()
         if self.runner.comparison.compares_end:
@@ -551,9 +552,10 @@ class Internals:
             self.runner.comparison.compares_end = False
 
     def _starts_over(self) -> bool:
-        """Check whether the gradients reduced in this step are gone, and no GradScaler has skipped the step.
+        """Return whether the script has reset the gradients that were reduced in this step.
 
-        A loop that accumulates still has them, and SAM has moved the parameters.
+        A loop that accumulates still has them. If the parameters have changed, as with SAM, or if a GradScaler skipped
+        the step, the script may have reset them on purpose, so the result is False.
         """
         reduced = [part for part in self.parts if part.order.has_reduced]
         gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
@@ -564,7 +566,7 @@ class Internals:
         return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If that is not possible, abort the step on the peers."""
+        """Reduce zeros instead of this rank's gradients. If this is not possible, abort the step in all groups."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:
@@ -577,5 +579,5 @@ class Internals:
 
 
 def is_in_backward() -> bool:
-    """Check whether this thread runs a backward pass, in which a recomputed forward pass begins no step."""
+    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]
