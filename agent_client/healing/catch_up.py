@@ -301,7 +301,7 @@ class CatchUpDriver:
 
     @never_compiled
     def _select_steps(self) -> Sequence[PendingStep[_Step]]:
-        """Keep this step, and return the steps to apply now. If the snapshot has arrived, install it and return none."""
+        """Keep this step, and return the steps to apply now. If the snapshot has arrived, only install it."""
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:

@@ -19,7 +19,7 @@ def has_room(size: int) -> bool:
 
 
 def available_bytes() -> int:
-    """Return the number of bytes that this process can still allocate. Page cache that can be dropped counts as free."""
+    """Return how many bytes this process can still allocate. Droppable page cache counts as free."""
     return min([_of_host(), *_of_cgroups()])
 
 

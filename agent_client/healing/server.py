@@ -154,10 +154,13 @@ class Listener(TCPServer):
         return True
 
     def _makes_room(self, client_address: Any) -> bool:
-        """Make room for a client by closing a connection whose peer has not proved its membership. Return whether it did.
+        """Make room for a client by closing a connection whose peer has not proved its membership.
 
         The connection must belong to another host that has more of these than the client's host would then have
         connections. So a host cannot lock out readers by opening idle connections.
+
+        Returns:
+            Whether a connection was closed.
         """
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
@@ -293,10 +296,10 @@ class StateServer:
         self._changed = threading.Condition()
         self._held: StateOffer | None = None
         self._withdrawn: StateOffer | None = None
-        """The state for whose readers `withdraw` waits."""
+        """The state whose readers `withdraw` is waiting for."""
         self._kept: dict[StateKey, StateOffer] = {}
         self._refused: tuple[StateKey, str, str] | None = None
-        """Key, reason and secret of the state that cannot be sent."""
+        """Key of the state that cannot be sent, the reason, and the secret of its quorum."""
         self._closed_to = (0, -1)
         self._is_closed = False
         handler = partial(_Handler, self, stall_timeout_s, max_wait_s)

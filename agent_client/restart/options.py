@@ -1,6 +1,6 @@
-"""Options of a Wrapper, and the place of this process in its run.
+"""Options of a Wrapper, and the position of this process in its run.
 
-`Options` holds and checks what a script passes to the decorator. `Launch` reads the variables of a supervisor or of
+`Options` validates what a script passes to the decorator. `Launch` reads the environment variables of a supervisor or of
 torchrun, which identify this process and its lighthouse.
 """
 
@@ -31,16 +31,16 @@ NO_NAME = "none"
 @dataclass(frozen=True, slots=True)
 class Launch:
     lighthouse: str
-    """An address, several addresses, or a join string."""
+    """An address, several addresses, or a join string (address and token). Empty if there is no lighthouse."""
     job: str
     run: str
     slot: int
-    """Number of this rank's place in the run. Without a supervisor it is RANK."""
+    """Number that identifies this rank in the run, from 0, across restarts. Without a supervisor, it is RANK."""
     slots: int
-    """Number of slots. Without a supervisor it is WORLD_SIZE."""
+    """Number of slots in the run. Without a supervisor, it is WORLD_SIZE."""
     incarnation: str
     attempt: int
-    """Number of earlier starts of this slot."""
+    """Number of times that this slot was started before."""
     stride: int
     active: int | None
     """Number of ranks that train, if the supervisor sets it."""
@@ -56,7 +56,7 @@ class Launch:
         supervised, slot = reader.text("LIGHTHOUSE_INCARNATION"), reader.number("LIGHTHOUSE_SLOT", "RANK") or 0
         offset, restarts = reader.number("LIGHTHOUSE_SLOT_OFFSET"), reader.number("TORCHELASTIC_RESTART_COUNT")
         incarnation, stride = supervised or uuid.uuid4().hex, 1
-        if offset is not None:  # started by torchrun under a supervisor
+        if offset is not None:  # torchrun under a supervisor
             incarnation, slot = f"{supervised}.{os.getpid()}", offset + (reader.number("RANK") or 0)
         elif not supervised and restarts is not None:  # torchrun restarts its ranks together
             incarnation, stride = f"{incarnation}.torchrun-{restarts}", DEFAULT_STRIDE
@@ -78,7 +78,7 @@ class Launch:
 
     @property
     def lighthouse_address(self) -> str:
-        """First address in `lighthouse`, without a token, or empty if there is none."""
+        """First address in `lighthouse`, without a token, or an empty string if there is none."""
         if not self.lighthouse:
             return ""
         return str(parse_coordinator(self.lighthouse, "LIGHTHOUSE_ADDRESS").addresses[0])
@@ -98,7 +98,7 @@ class Launch:
 
 
 def run_of(variables: Mapping[str, str]) -> str:
-    """Return the id of the run. For a torchrun job without a name, derive one that is unique to the job."""
+    """Return the id of the run. If it is a torchrun job without an id, derive an id that is unique to the job."""
     reader = Variables(variables)
     run = reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN
     if run != NO_NAME or reader.text("LIGHTHOUSE_RUN_ID"):
@@ -113,7 +113,7 @@ def run_of(variables: Mapping[str, str]) -> str:
 
 Hook = Callable[[State], object]
 Duration = timedelta | float
-"""A plain number counts seconds."""
+"""Duration as a timedelta, or as a number of seconds."""
 
 _STORE_NAMES = frozenset(
     {"host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"}
