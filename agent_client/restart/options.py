@@ -1,7 +1,7 @@
 """Options of a Wrapper, and the position of this process in its run.
 
-`Options` validates what a script passes to the decorator. `Launch` reads the environment variables of a supervisor or of
-torchrun, which identify this process and its lighthouse.
+`Options` validates what a script passes to the decorator. `Launch` reads the environment variables that a supervisor or
+torchrun sets, which identify this process and its lighthouse.
 """
 
 import dataclasses

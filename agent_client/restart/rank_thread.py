@@ -309,8 +309,8 @@ class RankThread(DriverThread):
         self._interrupter.kill(reason)
 
 
-# The process becomes the supervisor by exec, which discards imported modules and allocated memory, including CUDA's. The
-# script starts again from its beginning in a child process.
+# The process becomes the supervisor by exec, which discards imported modules and allocated memory, including CUDA's.
+# The script starts again from its beginning in a child process.
 
 _LOOPBACK = "127.0.0.1"
 

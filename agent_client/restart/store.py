@@ -250,7 +250,7 @@ class State:
     iteration: int = 0
     """Number of the generation. Without `use_global_iteration`, the number of this process's attempt."""
     global_iteration_counter: int = 0
-    """Number of the last generation in which a restarted process took part for the first time."""
+    """Number of the last generation that began with a restarted process."""
     job_restart_counter: int = 0
     """Number of incidents in the run. An incident is a failure after which the ranks restart."""
     ranks_restart_counter: int = 0
