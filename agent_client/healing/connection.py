@@ -1,4 +1,4 @@
-"""Connections for copying a state: sockets with a deadline, checks of responses, and throttling of background work.
+"""Connections for copying a state: sockets with a deadline, validation of responses, and throttled background work.
 
 `connect` tries all addresses of a host. `check_source` and `check_answer` must be called before any byte of a response
 is used. `Pace` slows down a thread whose transfer no group is waiting for.

@@ -33,7 +33,7 @@ WAITING = "(waiting)"
 
 
 class ActivitySample(NamedTuple):
-    """What the Agent's own thread is doing when a sample is taken. `waits_for`, `busy` or both are empty."""
+    """What the Agent's own thread is doing when a sample is taken. At least one of `waits_for` and `busy` is empty."""
 
     collective: Collective | None
     waits_for: str

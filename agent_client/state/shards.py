@@ -24,7 +24,7 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """Replaces the shards in a state by descriptions, and descriptions by shards."""
+    """Replaces the shards in a state with descriptions, and descriptions with shards."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """Find the meshes of the parameters.

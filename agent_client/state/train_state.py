@@ -76,7 +76,7 @@ class TrainState:
         self._marks: list[tuple[Tensor, int, int]] = []
         """Parameters with their version counters and addresses when the step began. Writes change one of the two."""
         self._samples: list[tuple[Tensor, Tensor]] = []
-        """Parameters that no optimizer updates, with some elements from when the step began. Only in the first steps."""
+        """Parameters that no optimizer updates, with elements from when the step began. Only in the first steps."""
         self._steps_begun = 0
         self._looked_for_schedulers = False
         self._moving: dict[str, State] = {}

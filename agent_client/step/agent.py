@@ -415,10 +415,10 @@ class Agent:
 
     @never_compiled
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks of this replica group, in place. All ranks of the group must call it.
+        """Sum a tensor over the ranks of this replica group, in place. All ranks of the group must call this.
 
         Args:
-            tensor: Tensor with the same shape, dtype and kind of device at all ranks of the group.
+            tensor: Tensor of any shape. Shape, dtype and device type must be the same on all ranks of the group.
 
         Returns:
             `tensor`.

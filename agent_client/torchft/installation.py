@@ -1,4 +1,4 @@
-"""Replaces torchft's native classes by ours.
+"""Replaces torchft's native classes with ours.
 
 `install` registers a module under the name of torchft's native module, and replaces classes that were already imported.
 It also replaces the gradient hook of torchft's DistributedDataParallel (ddp_hook.py).

@@ -102,8 +102,9 @@ def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: Manage
 def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
     """Return the secret that all hosts of the group share.
 
-    The secret comes from the environment, or is derived from a join token. If neither exists, a group on a single host
-    uses a random one, and a group on several hosts uses an empty string, which is allowed only over loopback.
+    It comes from the environment if it is set there. Otherwise, a group on a single host uses a random secret, and a
+    group on several hosts derives it from the join token. Without a join token it is empty, which is allowed only if
+    the hosts connect over loopback.
     """
     try:
         secret = secret_from()

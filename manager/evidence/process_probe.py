@@ -196,7 +196,7 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
 
 
 def _written(file: int, ends_at: float, within_s: float) -> str:
-    """Return the content of the stacks file once it has stopped growing."""
+    """Wait until the file of stacks has stopped growing, and return its content."""
     size, rests_at = 0, ends_at
     while (now := time.monotonic()) < min(ends_at, rests_at):
         if (grown := os.fstat(file).st_size) > size:

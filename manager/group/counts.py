@@ -46,7 +46,7 @@ class StepCounts:
         self._began_at = None if has_healing else now
 
     def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
-        """Record that the lighthouse revoked a quorum. `is_group_lost` says whether a lost group was the reason."""
+        """Record that the lighthouse revoked a quorum. `is_group_lost` is True if a lost group was the reason."""
         self._revoked_id = quorum_id
         if is_group_lost:
             self._lost_id = quorum_id

@@ -55,7 +55,7 @@ class PendingVote:
     """Quorum of the step, or None if the caller did not send it. The vote is then for the current attempt."""
 
     wants_next: bool = False
-    """Whether the decision may carry a grant of the next step."""
+    """True if the decision may carry a grant of the next step."""
 
     @property
     def is_bound(self) -> bool:

@@ -31,13 +31,13 @@ class OpenWatch:
     rank_incarnation: str
 
     has_left: bool = False
-    """Whether the process has announced that it will exit normally."""
+    """True if the process has announced that it will exit normally."""
 
     mates: set[int] = field(default_factory=set[int])
     """Other ranks of the group that may still read this process's data. It does not exit before this set is empty."""
 
     is_released: bool = False
-    """Whether the process was sent `Released`, which allows it to exit."""
+    """True if the process was sent `Released`, which allows it to exit."""
 
 
 @dataclass(slots=True)
@@ -50,15 +50,15 @@ class LostRank:
     """Rank incarnations of the group's other ranks at the time of the loss."""
 
     has_left: bool
-    """Whether the rank exited normally."""
+    """True if the rank exited normally."""
 
     reason: str = field(default="", compare=False)
 
     is_restarted: bool = field(default=False, compare=False)
-    """Whether a supervisor has started another process for the rank."""
+    """True if a supervisor has started another process for the rank."""
 
     is_given_up: bool = field(default=False, compare=False)
-    """Whether the rank did not return in time, so that the other ranks were sent `RankGone`."""
+    """True if the rank did not return in time, so that the other ranks were sent `RankGone`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Rank:
     """Rank incarnation of the last watch. Kept after the watch has closed, because the process may be reconnecting."""
 
     has_asked: bool = False
-    """Whether the rank has requested a quorum since its last loss. A rank without a watch is then present."""
+    """True if the rank has requested a quorum since its last loss. A rank without a watch is then present."""
 
     heard_at: float = 0.0
     """When the rank last had a call in progress. Used for the rank timeout of ranks without a watch."""
@@ -119,7 +119,7 @@ class Rank:
     since then, to which the rank may have healed."""
 
     is_dismissed: bool = False
-    """Whether the rank was refused with `Drained`, so that it requests no other quorum."""
+    """True if the rank was refused with `Drained`, so that it requests no other quorum."""
 
     # -- the vote on the current step
 
@@ -127,10 +127,10 @@ class Rank:
     """Vote that is waiting for the decision."""
 
     knows_decision: bool = False
-    """Whether the rank has received the decision on the current step."""
+    """True if the rank has received the decision on the current step."""
 
     is_without_step: bool = False
-    """Whether a request or a no has shown that the rank does not hold the step's result and will not vote yes."""
+    """True if a request or a no has shown that the rank does not hold the step's result and will not vote yes."""
 
     # -- the standing quorum
 
@@ -138,13 +138,13 @@ class Rank:
     """Assignment in the quorum's first step, by `init_sync`. A cache, because computing it takes O(participants)."""
 
     has_voted: bool = False
-    """Whether the rank has voted on a granted step of the quorum."""
+    """True if the rank has voted on a granted step of the quorum."""
 
     catch_up: CatchUp | None = None
     """Catch-up state from the rank's request for the highest granted step, or None if it has not asked for it yet."""
 
     wants_next: bool = False
-    """Whether the rank's last vote in the current attempt asked for a grant of the next step."""
+    """True if the rank's last vote in the current attempt asked for a grant of the next step."""
 
 
 @dataclass(slots=True)
@@ -167,17 +167,17 @@ class StandingQuorum:
     """Last step that all ranks have committed under this quorum, or -1 if there is none."""
 
     is_late: bool = False
-    """Whether the group learned that it must heal only after it had begun to compute. It contributes zeros to the
+    """True if the group learned that it must heal only after it had begun to compute. It contributes zeros to the
     first step and then joins again."""
 
     wants_next: bool = False
-    """Whether the group has finished or failed to catch up, and therefore needs another quorum."""
+    """True if the group has finished or failed to catch up, and therefore needs another quorum."""
 
     knows_lost: bool = False
-    """Whether the ranks have received the name of the lost group that caused the revoke."""
+    """True if the ranks have received the name of the lost group that caused the revoke."""
 
     is_revoked_by_order: bool = False
-    """Whether the lighthouse revoked the quorum while the quorum still allowed grants."""
+    """True if the lighthouse revoked the quorum while the quorum still allowed grants."""
 
     @property
     def held(self) -> HeldQuorum:
@@ -198,7 +198,7 @@ class Attempt:
     """True for a commit, False for a discard, None while undecided."""
 
     is_bound: bool = False
-    """Whether a vote on the attempt has named its quorum."""
+    """True if a vote on the attempt has named its quorum."""
 
     @property
     def is_inherited(self) -> bool:
@@ -231,7 +231,7 @@ class ReplicaGroup:
         """First step of the last quorum."""
 
         self.had_peers: bool | None = None
-        """Whether the last quorum of the same processes had other participants, or None if unknown."""
+        """True if the last quorum of the same processes had other participants, or None if unknown."""
 
         self.step = 0
         """Lowest step that the group's state may have: its own at the last join, or one that it has healed to."""

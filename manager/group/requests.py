@@ -84,7 +84,7 @@ def assign(
     1. Participants whose step is below `max_step` heal. At step 0 with `init_sync`, all participants heal from one of
        them (`_origin`).
     2. If n participants are up to date, the i-th participant that heals (from 0) copies the state from number
-       (i + group_rank) mod n of them. The next MAX_OTHER_SOURCES participants are its replacement sources.
+       (i + group_rank) mod n of these n. The next MAX_OTHER_SOURCES of them are its replacement sources.
     3. A participant that heals contributes to the same step if every participant supports this (`heals_first` is not
        None) and it heals before it computes. If it would heal too late for that, it gets no source, contributes zeros
        to this step, and heals under another quorum, which then follows after one step (`is_for_one_step`).
@@ -241,8 +241,8 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
     first step. This group contributes zeros to the step and votes no, which does not discard the step in other groups.
     Like the other groups, it joins after all its ranks have voted.
 
-    The group joins only when all its ranks have asked. If the ranks hold different states, the group joins and heals.
-    Clients other than Agents cannot heal in this way: if the steps of their requests differ, all are refused.
+    The group joins only when all its ranks have requested a quorum. If the ranks hold different states, the group joins
+    and heals. Clients other than Agents cannot heal in this way: if the steps of their requests differ, all are refused.
 
     Args:
         group: The records of the replica group.
@@ -377,7 +377,7 @@ class QuorumRequests:
             group.incarnation += 1
             if group.had_peers:
                 group.had_peers = None
-            group.step = min(group.step, request.holds.step)  # reported if a session opens before the join
+            group.step = min(group.step, request.holds.step)  # a session that opens before the join reports it
         group.wait(request, is_gathering=True)
         rank.last_request = request
 
@@ -471,7 +471,7 @@ class QuorumRequests:
         group.standing = standing = StandingQuorum(quorum, mode, formed_for=step, granted=step, upto=step)
         mine = self._assign(standing, 0, init_sync)
         standing.is_late = mine.place is None and not (mine.heals or mine.catches_up)
-        group.lease_until = group.renewed_until  # the previous lighthouse may have granted a longer lease
+        group.lease_until = group.renewed_until  # an earlier lighthouse may have given a longer lease
 
     def renew(self, until: float) -> None:
         self._group.renewed_until = until
@@ -592,8 +592,7 @@ class QuorumRequests:
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
         """Return a rank's assignment in the highest granted step.
 
-        After the quorum's first step, the only groups that still heal are those that catch up, and they do not
-        contribute.
+        After the quorum's first step, only groups that catch up still heal, and these do not contribute.
         """
         standing = self._group.standing
         assert standing is not None

@@ -1,7 +1,7 @@
 """The supervisor's connection to the guard process.
 
 `GuardClient` starts the guard (guard.py), sends it orders, and receives the exits of the processes that it started. If
-the guard is killed, its children die with it. Their descendants become children of the supervisor, which is a
+the guard is killed, its children die with it. Orphaned descendants become children of the supervisor, which is a
 subreaper and kills them.
 """
 
@@ -205,7 +205,7 @@ class GuardClient:
     async def _kill_orphans(self) -> None:
         """Kill the processes that a killed guard left behind.
 
-        The guard's children died with it. Their children are now children of this process, which is a subreaper.
+        The guard's children died with it. The other descendants are now children of this process, a subreaper.
         """
         clock = asyncio.get_running_loop().time
         ends_at = clock() + END_TIMEOUT_S

@@ -60,7 +60,7 @@ class SupervisorDriver:
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def manager_ended(self, status: int) -> None:
-        """Handle the exit of the group's manager. `status` is 0 after a drain; otherwise it cannot use the lighthouse."""
+        """Handle the exit of the group's manager: with status 0 after a drain, or else after a fatal error."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))
         else:

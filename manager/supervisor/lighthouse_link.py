@@ -38,7 +38,7 @@ class SupervisorLink:
         connect: Creates a client.
         search: Selects the lighthouse to which `connect` connects.
         entry: The first message of each stream.
-        on_message: Receives each message. If the stream fails for good in another way, it receives a HelloRejected.
+        on_message: Receives each message, or a HelloRejected if another final error closes the stream.
         heartbeat: Returns the next heartbeat, given the loop's time.
     """
 

@@ -1,7 +1,8 @@
 """Runs the ranks of this host, and contains the base class of its supervisor.
 
-`LocalHost` runs the health check, starts the ranks through the guard process, and reports their exits. `Launch` combines
-the settings of one `lighthouse-manager run`. `HostSupervisor` is the base class of `HeadHost` and `WorkerHost`.
+`LocalHost` runs the health check, starts the ranks through the guard process, and reports their exits. `Launch`
+combines the settings of one `lighthouse-manager run`. `HostSupervisor` is the base class of `HeadHost` and
+`WorkerHost`.
 """
 
 import asyncio
@@ -208,7 +209,7 @@ class Launch:
 
     @property
     def serves_store(self) -> bool:
-        """Return whether this supervisor runs the store. If several use the same master, only the one with slot 0 does."""
+        """Return whether this supervisor runs the store. If several share a master, only the one with slot 0 does."""
         settings = self.settings
         return self.config.store == "auto" and (settings.master_addr is None or settings.slot_offset == 0)
 

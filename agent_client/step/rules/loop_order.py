@@ -125,7 +125,7 @@ class PassOrder:
         self.has_reduced, self._forwards = True, 0
 
     def forward(self) -> None:
-        """Record a forward pass whose backward pass will reduce."""
+        """Record a forward pass whose backward pass will reduce gradients."""
         self._forwards += 1
         self._most = max(self._most, self._forwards)
 

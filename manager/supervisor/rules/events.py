@@ -1,6 +1,6 @@
 """Events and effects of the supervision machine.
 
-Events report what happened to hosts, ranks and the run. Effects tell the driver what to do.
+Events report what happened to hosts, ranks and the run. Effects are what the driver must do in response.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """State machine that starts, stops and restarts the ranks of a replica group on all of its hosts. No I/O.
 
-A *unit* is a set of ranks that restart together: the whole group, or a single rank. An *attempt* is one start of a unit.
-The *run* comprises all replica groups of the job.
+A *unit* is a set of ranks that restart together: the whole group, or a single rank. An *attempt* is one start of a
+unit. The *run* comprises all replica groups of the job.
 
 1. A unit starts when all of its hosts are ready. It restarts when none of its ranks is running any more and its delay
    has passed, if restart_policy.py permits it.

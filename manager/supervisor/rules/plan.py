@@ -61,7 +61,7 @@ def failure_behind(status: int, words: Sequence[str]) -> Failure | None:
 
     Args:
         status: Exit status of torchrun.
-        words: The last words of its output.
+        words: The last lines of its output.
     """
     found = _FAILURE.findall("\n".join(words)) if status == 1 else []
     return Failure(*map(int, found[-1])) if found else None
@@ -153,7 +153,7 @@ class LaunchPlan:
         return f"{folder}/attempt_{attempt}/rank_{rank}.log"
 
     def environment(self, rank: int, attempt: int, incarnation: str) -> dict[str, str]:
-        """Return the environment variables of a rank's process, or of torchrun, which sets those of its ranks itself."""
+        """Return the environment variables of a rank's process, or of torchrun, which sets its ranks' variables."""
         ours = self._common(attempt) | self._run(incarnation)
         if self.torchrun is not None:
             return ours | self._torchrun()
