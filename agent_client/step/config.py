@@ -26,7 +26,7 @@ class AgentConfig:
     """Options of an Agent. `Agent.from_env` takes each field as a keyword argument.
 
     Raises:
-        ConfigurationError: A field has a value that it does not take. The message names the field.
+        ConfigurationError: A field has an invalid value. The message names the field.
 
     Example:
         ```python
@@ -112,7 +112,11 @@ DEFAULTS = AgentConfig()
 
 
 def config_of(options: Mapping[str, Any]) -> AgentConfig:
-    """Make an AgentConfig of keyword arguments."""
+    """Create an AgentConfig from keyword arguments.
+
+    Raises:
+        ConfigurationError: An option is unknown or has an invalid value. The message names it.
+    """
     known = [field.name for field in fields(AgentConfig)]
     for name in options:
         if name not in known:

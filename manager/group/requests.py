@@ -242,7 +242,8 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
     Like the other groups, it joins after all its ranks have voted.
 
     The group joins only when all its ranks have requested a quorum. If the ranks hold different states, the group joins
-    and heals. Clients other than Agents cannot heal in this way: if the steps of their requests differ, all are refused.
+    and heals. Clients other than Agents cannot heal in this way, so if the steps in their requests differ, all are
+    refused.
 
     Args:
         group: The records of the replica group.

@@ -40,7 +40,7 @@ _SLACK_S = 10.0
 
 
 class WorkerHost(HostSupervisor):
-    """Supervisor of a host other than 0."""
+    """Supervisor of a host other than host 0. It starts and stops ranks on the orders of host 0."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         super().__init__(launch, guard)
