@@ -5,8 +5,8 @@ sample reads the counts. The Flight Recorder describes the collectives that are 
 entries takes about 40 ms, so it is read only after a time without progress, and on a separate thread, because torch may
 hang while it describes a collective that hangs.
 
-When the manager requests evidence, a process reports its Python stacks and its latest collectives. It can do so only
-if it can run Python code. If C code holds the GIL, the manager sends a real-time signal instead, and faulthandler writes
+When the manager requests evidence, a process reports its Python stacks and its latest collectives. It can do so only if
+it can run Python code. If C code holds the GIL, the manager sends a real-time signal instead, and faulthandler writes
 the stacks to an anonymous file, which requires no lock. This is a last resort, because faulthandler reads the stacks of
 running threads, and crashed in tests after a few hundred signals.
 
