@@ -449,7 +449,7 @@ def _classify(error: Exception) -> tuple[type[Exception], str]:
 
 
 class _Transfer:
-    """The tensors that are being received, and a reader thread for each source."""
+    """Receives the tensors of one state, with a reader thread for each source."""
 
     def __init__(
         self,

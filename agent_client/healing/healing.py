@@ -88,7 +88,7 @@ Sources = dict[str, FindAddress]
 
 
 class StateOwner(Protocol):
-    """The part of `StepMachine` that healing uses."""
+    """Interface to the part of `StepMachine` that healing uses."""
 
     step: int
     tag_quorum_id: int | None

@@ -164,7 +164,7 @@ class TorchCollective:
         self.is_inside = True
 
     def runs(self, work: Work | None) -> None:
-        """Set torch's Work of the collective, or None if the collective has completed."""
+        """Set torch's Work object of the collective, or None if the collective has completed."""
         self.work, self.is_inside = work, work is not None
 
     def goes_on(self, clock: Callable[[], float]) -> bool:

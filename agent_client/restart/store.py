@@ -241,7 +241,7 @@ class RestartAbort(SystemExit):
 
 @dataclasses.dataclass
 class State:
-    """Position of this process in its run, and the run's counters. Hooks of a Wrapper receive it."""
+    """Position of this process in its run, and the run's counters. It is passed to the hooks of a Wrapper."""
 
     rank: int = 0
     """Rank among the active ranks."""

@@ -29,7 +29,10 @@ _served: dict[int, object] = {}
 
 
 def serve_store(options: Options, launch: Launch) -> None:
-    """Serve the TCPStore of `store_kwargs` if this process is responsible for it."""
+    """Serve the TCPStore of `store_kwargs`, by default if this process has slot 0. Do nothing if it is served already.
+
+    `is_master` in `store_kwargs` overrides the default.
+    """
     if not options.store_kwargs:
         return
     given: dict[str, Any] = {"wait_for_workers": False, **options.store_kwargs}

@@ -185,7 +185,7 @@ class Source(Protocol):
 
 
 class TruncatedState(CorruptState):
-    """The bytes ended before the state did."""
+    """The bytes end before the state is complete."""
 
 
 class _Reader:

@@ -103,7 +103,7 @@ class Digests:
 
 
 def _weights(count: int) -> Tensor:
-    """Return splitmix64 of the positions, computed with unsigned shifts."""
+    """Return the weights of the positions 0 to `count` - 1: splitmix64, computed with unsigned shifts."""
     weights = torch.arange(1, count + 1) * _wrapped(MULTIPLIER)
     for bits, multiplier in _MIXES:
         shifted = (weights >> bits) & ((1 << (64 - bits)) - 1)

@@ -194,7 +194,7 @@ def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: 
 
 
 def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
-    """Write DCP's own index of a checkpoint, for other readers."""
+    """Write DCP's own index of a checkpoint, so that other programs can load it with DCP."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.storage import WriteResult
 

@@ -233,7 +233,7 @@ class Internals:
 
     @property
     def holds_state(self) -> bool:
-        """True if this rank holds the complete state of the machine's step."""
+        """True if this rank holds the complete state of the current step."""
         return not (self.catches_up or self.machine.is_torn)
 
     @property

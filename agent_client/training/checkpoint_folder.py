@@ -176,7 +176,7 @@ class CheckpointFolder:
         return running is None or not wait_for([running], timeout_s).not_done
 
     def close(self) -> None:
-        """Wait up to 10 minutes for a save in progress. `Agent.close` calls it."""
+        """Wait up to 10 minutes for a save in progress. `Agent.close` calls this method."""
         if not self.wait():
             log.warning("%s: a save is still running after %g s; it may not be complete", self._folder, CLOSE_WAIT_S)
 

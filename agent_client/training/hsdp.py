@@ -143,7 +143,7 @@ class ManagedGroup(ProcessGroup):
         return "lighthouse"
 
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Average over the participants, in place."""
+        """Average the tensors over the participants, in place."""
         if self.agent is None:
             raise RuntimeError("the managed process group has no agent yet: set its `agent` before the first step")
         operation = opts.reduceOp if isinstance(opts, AllreduceOptions) else opts
@@ -160,7 +160,13 @@ class ManagedGroup(ProcessGroup):
 
 
 def managed_mesh(replicas: ManagedGroup, shards: DeviceMesh, name: str = "replicate") -> DeviceMesh:
-    """Return `shards` with one more dimension in front, called `name`, for the replica groups."""
+    """Return a mesh with the dimensions of `shards`, preceded by a dimension `name` for the replica groups.
+
+    Args:
+        replicas: Process group of the new dimension.
+        shards: Mesh of the ranks of this replica group.
+        name: Name of the new dimension.
+    """
     torchs: Any = distributed_c10d  # torch looks up groups and their names in this module
     torchs._register_process_group(replicas.group_name, replicas)
     world = torchs._world

@@ -138,7 +138,7 @@ class StepLoader:
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a StatefulDataLoader before the batches begin. The position is the Agent's."""
+        """Load the state of a StatefulDataLoader. Call this before the first batch. The position stays the Agent's."""
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 

@@ -260,7 +260,7 @@ class LighthousePort(Protocol):
 
 
 class EvidenceSource(Protocol):
-    """Collects evidence of what the ranks are doing, and sends it to the lighthouse."""
+    """Interface to the collector of evidence of what the ranks are doing."""
 
     def opened(self, watch: Watch) -> None: ...
 
@@ -386,7 +386,7 @@ class GroupDriver:
         return self._begin(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
-        """Begin a rank's vote, like `ask`. `fields` are the other fields of PendingVote."""
+        """Begin a rank's vote. The arguments and the result are those of `ask`, with the fields of PendingVote."""
         vote = PendingVote(call=next(self._numbers), **fields)
         return self._begin(_Call(reply), vote, _answer_within_s(time_left_s))
 

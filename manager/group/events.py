@@ -148,7 +148,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class QuorumAnswered:
-    """Answer a rank's request."""
+    """Answer a rank's request for a quorum with an assignment."""
 
     call: int
     assignment: Assignment
@@ -246,7 +246,7 @@ class SilenceChanged:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The lighthouse kills the group."""
+    """Make the ranks exit, because the lighthouse kills the group."""
 
     reason: str
     behind: Set[int] = NO_RANKS  # stalled ranks that caused the kill; empty if an operator requested it
@@ -261,7 +261,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class HasLeft:
-    """The group has left the lighthouse, and no rank needs this manager any more."""
+    """Stop the manager. The group has left the job, and no rank needs this manager any more."""
 
     reason: str
 

@@ -102,7 +102,7 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._connection: _Connection | None = None
-        self._abandoned: set[_Connection] = set()  # abandoned connections, to close at the next welcome
+        self._abandoned: set[_Connection] = set()  # sessions have ended or moved; closed at the next welcome
         self._closing: set[_Connection] = set()
         self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
@@ -235,7 +235,7 @@ class LighthouseLink:
                 return
 
     def _close_abandoned(self) -> None:
-        """Close the abandoned connections."""
+        """Close the connections whose sessions have ended or moved."""
         for connection in self._abandoned:
             connection.session.cancel()
         self._closing = {connection for connection in self._closing | self._abandoned if not connection.over.done()}

@@ -42,12 +42,12 @@ class RankPresence:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every rank is watched."""
+        """Return whether every rank has an open watch."""
         return all(rank.watch is not None for rank in self._group.ranks)
 
     @property
     def has_ranks(self) -> bool:
-        """Return whether any rank is present, watched or not."""
+        """Return whether any rank is present, with or without a watch."""
         return any(rank.watch is not None or rank.has_asked for rank in self._group.ranks)
 
     @property
@@ -88,7 +88,7 @@ class RankPresence:
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watch numbers of these processes."""
+        """Return the watch numbers of these processes, given by their rank incarnations."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:

@@ -371,7 +371,7 @@ class QuorumRequests:
     # -- joins
 
     def gather(self, request: QuorumRequest) -> None:
-        """Store a request for the join."""
+        """Store a rank's request until all ranks have asked and the group can join."""
         group, rank = self._group, self._group.ranks[request.group_rank]
         last = rank.last_request
         if last is not None and last.rank_incarnation != request.rank_incarnation:

@@ -66,7 +66,7 @@ class Votes:
         self._begin(Attempt(quorum_id, step, is_opened=True))
 
     def withdraw(self, call: int) -> None:
-        """Remove the vote of an ended call, unless the vote is bound."""
+        """Remove the vote that arrived with a call that has ended, unless the vote is bound."""
         for rank in self._group.ranks:
             if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
                 rank.vote = None

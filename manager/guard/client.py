@@ -59,7 +59,7 @@ class Ended:
 
 
 class GuardClient:
-    """The guard as a child process. Create it before gRPC is used, and `run` it on the event loop."""
+    """Runs the guard as a child process. Create it before gRPC is used, and call `run` on the event loop."""
 
     def __init__(self, *, observes: bool = False, is_all: bool = False) -> None:
         """Start the guard.

@@ -200,7 +200,7 @@ class Guard:
         )
 
     def _end_all(self) -> None:
-        """Kill all descendants of the guard, including new ones."""
+        """Kill all descendants of the guard, including processes that they start meanwhile."""
         ends_at = time.monotonic() + _UNKILLABLE_S
         while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
             process_tree.kill(left)

@@ -86,7 +86,7 @@ class CatchUpMachine(Generic[T]):
 
     @property
     def begins(self) -> Tag:
-        """Tag of the state to which the first kept step applies."""
+        """First tag of the chain: the state to which the first kept step must be applied."""
         return self._begins
 
     @property

@@ -167,7 +167,7 @@ class RankMachine:
     # -- events and time
 
     def start(self, now: float) -> Sequence[events.RankEffect]:
-        """Return the first effects. Call it once, before any other method."""
+        """Return the first effects. Call this once, before any other method."""
         return self._connect(now)
 
     def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:

@@ -44,7 +44,7 @@ class StepPart(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Abandon a backward pass that has begun to reduce. The vote will be no.
+        """Abandon a backward pass that has begun to reduce. This rank will then vote no.
 
         Raises:
             AgentError: This module cannot continue.

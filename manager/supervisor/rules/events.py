@@ -33,7 +33,7 @@ class RankEnded:
 
 @dataclass(frozen=True, slots=True)
 class RankSilent:
-    """The group's manager has lost a rank whose process may still exist."""
+    """The group's manager counts a rank as lost, but its process may still exist."""
 
     rank: int
     lost_at: float  # when the manager recorded the loss
