@@ -1,1 +1,1 @@
-"""Transfer of training state over HTTP to a healing group, which can catch up while training. Needs no shared disk."""
+"""Copies the training state to a healing group over HTTP, without a shared disk. A group can also heal in parallel."""

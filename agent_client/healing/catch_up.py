@@ -1,11 +1,12 @@
-"""Catching up: carries out the decisions of `CatchUpMachine` (rules/catch_up.py) with tensors and an optimizer.
+"""Performs the decisions of `CatchUpMachine` (rules/catch_up.py) with tensors and an optimizer.
 
-This rank keeps a step's gradients at the point at which the optimizer would apply them: after the averaging, and after
-changes by the script, such as clipping, which are the same in every group. So the backward pass needs no hook, and the
-gradients that the rank applies later are bitwise equal to its peers'. Of a sharded model (FSDP2), it keeps the
-gradients of its shards. The ranks of a group apply them in different steps, so the optimizer must not communicate.
+While this rank is catching up, it keeps a step's gradients instead of applying them. It takes them at the point at
+which the optimizer would apply them: after the averaging, and after changes by the script that are the same in every
+group, such as clipping. So the backward pass needs no hook, and the gradients are bitwise equal to those of the peers.
+For a sharded model (FSDP2), each rank keeps the gradients of its shards. The ranks of a group apply them in different
+steps, so the optimizer must not communicate.
 
-Schedulers belong to the held state, but the script keeps moving them in each step. `ScheduleReplay` counts these moves,
+Schedulers belong to the state, but the script steps them in every training step. `ScheduleReplay` counts these calls,
 undoes them, and repeats them when the kept step is applied.
 
 `request_fields` and `answered` run on the Agent's background thread. Everything else runs on the script's thread,
@@ -38,13 +39,13 @@ log = logging.getLogger(__name__)
 @runtime_checkable
 class Replayable(Protocol):
     def replay_step(self) -> None:
-        """Repeat the change that the script makes to this object after each committed step."""
+        """Make the change to this object that the script makes after each committed step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """Number of moves by the script in one step, by entry of the TrainState."""
+    """How often the script has stepped each scheduler around one training step, by entry of the TrainState."""
 
     between: dict[str, int]  # between the last step and the beginning of this step
     inside: dict[str, int]
@@ -52,7 +53,11 @@ class StepCounts:
 
 class ScheduleReplay:
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Check that each entry of the TrainState is `Replayable`, or a scheduler that counts its steps."""
+        """Store the objects. Raise if one is neither `Replayable` nor a scheduler that counts its steps.
+
+        Args:
+            others: Entries of the TrainState other than the model and the optimizers.
+        """
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
@@ -69,21 +74,21 @@ class ScheduleReplay:
         self._begun = self._counts()
 
     def save(self) -> None:
-        for name in self._others.keys() - self.saved.keys():  # registered after the start
+        for name in self._others.keys() - self.saved.keys():  # registered after the catch-up began
             _check(name, self._others[name])
         self.saved = {name: copy.deepcopy(other.state_dict()) for name, other in self._others.items()}
         self._settings = [_settings(group) for group in self._groups]
         self._at_save = self._counts()
 
     def undo(self) -> StepCounts:
-        """Restore the states of the last `save`, and return the moves since then."""
+        """Restore the states of the last `save`, and return how often each was stepped since then."""
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}
         for name, other in self._others.items():
             other.load_state_dict(copy.deepcopy(self.saved[name]))
             if name not in now:
-                between[name] = 1  # a Replayable counts nothing; the script moves it once after each step
+                between[name] = 1  # a Replayable does not count; the script changes it once after each step
         for group, settings in zip(self._groups, self._settings, strict=True):
             group.update(copy.deepcopy(settings))
         return StepCounts(between, inside)
@@ -122,12 +127,12 @@ class _Step:
     buffers: list[Tensor]  # the model's buffers at the end of the step, which a scheduler may read
     moves: StepCounts
     is_first: bool = False
-    """True for the first step of the chain. The snapshot already contains the moves before this step."""
+    """True for the first step of the chain. The snapshot already includes the scheduler steps before it."""
 
 
 class CatchUpDriver:
     def __init__(self, state: TrainState, owner: StateOwner, fetch: Callable[[Assignment], BackgroundFetch]) -> None:
-        """Create the machine. `fetch` starts the transfer of the snapshot from the source in an assignment."""
+        """Create the driver. `fetch` starts the transfer of a snapshot from the source that an assignment names."""
         self.machine: CatchUpMachine[_Step] = CatchUpMachine()
         self._state = state
         self._owner = owner
@@ -138,7 +143,7 @@ class CatchUpDriver:
         self._snapshot: dict[str, Any] | None = None
         self._batches = 0
         self._buffers: list[Tensor] = []
-        """The model's buffers at the end of the last kept step that was applied."""
+        """The model's buffers as they were after the last kept step that was applied."""
 
     def attach(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
@@ -146,7 +151,7 @@ class CatchUpDriver:
 
     @property
     def held(self) -> tuple[Tag, int]:
-        """Tag of the state that this rank holds, and the number of batches that have contributed to it."""
+        """Tag of this rank's state, and the number of batches that have contributed to it."""
         if self.machine.held is not None:
             return self.machine.held, self._batches
         return self._owner.tag, self._owner.batches_committed
@@ -154,7 +159,7 @@ class CatchUpDriver:
     def request_fields(self) -> CatchUp:
         self._poll()
         machine = self.machine
-        is_wanted = not (machine.heals_blocking or self._owner.is_torn)  # a torn state needs a blocking heal
+        is_wanted = not (machine.heals_blocking or self._owner.is_torn)  # a torn state must heal in blocking mode
         return CatchUp(is_wanted, machine.held, machine.has_source)
 
     def close(self) -> None:
@@ -172,7 +177,7 @@ class CatchUpDriver:
         self._schedules.begin()
 
     def answered(self, assignment: Assignment) -> None:
-        """Act on a quorum, or on the next step of one: start or cancel a transfer, or return to the held state."""
+        """Prepare for a step, given its assignment: start or cancel a transfer, or return to the held state."""
         self._poll()
         owner, machine = self._owner, self.machine
         held, was_following = machine.held or owner.tag, machine.follows
@@ -194,7 +199,7 @@ class CatchUpDriver:
 
     @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:
-        """Apply the gradients of a committed step, or keep them and apply the kept ones that are due."""
+        """Apply the gradients of a committed step. While catching up, keep them, and apply those that are due."""
         assert self._optimizer is not None
         if not self.machine.follows:
             self._optimizer.step()
@@ -213,7 +218,7 @@ class CatchUpDriver:
             self.machine.failed(is_hopeless=True)
 
     def torn(self) -> None:
-        """Record that a step was applied only partly or not at all, so this rank holds no complete state."""
+        """Record that a step was applied only partly or not at all, so that this rank holds no complete state."""
         if self.machine.follows:
             self._drop_transfer("the state is torn")
             self.machine.torn()
@@ -238,15 +243,21 @@ class CatchUpDriver:
         if self._transfer is not None:
             self._transfer.cancel(reason)
             self._transfer = None
-        if self.machine.transfer is not Transfer.ARRIVED:  # an arrived snapshot will be installed
+        if self.machine.transfer is not Transfer.ARRIVED:  # if it has arrived, it will be installed
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """Work with the held state again, with the schedulers as they were when the `first` kept step began."""
+        """Stop catching up, and work with the held state again.
+
+        Args:
+            held: Tag of the held state.
+            assignment: The assignment of the step.
+            first: The first kept step, if any. The schedulers are reset to when it began.
+        """
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches
-        if assignment.heals and not assignment.catches_up:  # the blocking heal replaces the schedulers, too
+        if assignment.heals and not assignment.catches_up:  # a blocking heal also replaces the schedulers
             return
         self._schedules.undo()
         for step in first:
@@ -290,7 +301,7 @@ class CatchUpDriver:
 
     @never_compiled
     def _select_steps(self) -> Sequence[PendingStep[_Step]]:
-        """Keep this step, and return the steps to apply now. Install the snapshot instead if it has just arrived."""
+        """Keep this step, and return the steps to apply now. If the snapshot has arrived, only install it."""
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:
@@ -328,7 +339,7 @@ class CatchUpDriver:
             self._schedules.move(step.moves.between)
 
     def _install_buffers(self) -> None:
-        # The forward passes of later steps have changed the buffers since.
+        # The forward passes of later steps have changed the buffers in the meantime.
         for buffer, content in zip(self._state.model.buffers(), self._buffers, strict=True):
             buffer.detach().copy_(content)
 
@@ -338,6 +349,6 @@ class CatchUpDriver:
 
 
 def _copy_to_cpu(gradient: Tensor) -> Tensor:
-    """Return the gradient in separate CPU memory. A view into a bucket of DDP would be overwritten in the next step."""
+    """Return a copy in CPU memory, because the next step would overwrite a view into a DDP bucket."""
     is_whole = gradient.untyped_storage().nbytes() == gradient.nbytes
     return gradient if gradient.device.type == "cpu" and is_whole else gradient.detach().to("cpu", copy=True)

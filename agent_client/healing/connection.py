@@ -1,7 +1,7 @@
-"""Connections for the transfer of state: sockets with a deadline, checks of a response, and a pace for background work.
+"""Connections for copying a state: sockets with a deadline, validation of responses, and throttled background work.
 
-`connect` opens a socket to a host of which any address may answer. `check_source` and `check_answer` are called before
-any byte of a response is used. `Pace` slows down a thread for whose transfer no group waits.
+`connect` tries all addresses of a host. `check_source` and `check_answer` must be called before any byte of a response
+is used. `Pace` slows down a thread whose transfer no group is waiting for.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from lighthouse_protocol.rules.access import is_proven
 
 
 class StateKey(NamedTuple):
-    quorum_id: int  # the quorum that assigned the readers
+    quorum_id: int  # quorum that assigned the source and its targets
     step: int
     group_rank: int
 
@@ -28,15 +28,15 @@ class StateKey(NamedTuple):
 
 
 class DeadlineSocket(socket.socket):
-    """A socket with a time limit for all its operations together, and one for each of them."""
+    """A socket with one time limit for all its operations together, and another for each operation."""
 
-    deadline: float = 0.0  # end of all operations, by time.monotonic()
-    silence_s: float = 0.0  # limit of each operation
+    deadline: float = 0.0  # when all operations must have ended, by time.monotonic()
+    silence_s: float = 0.0  # time limit of each operation in seconds
     is_proven: bool = False  # the peer has proved that it is a member of the quorum; only set by a server
-    is_cut: bool = False  # the server has closed it to make room
+    is_cut: bool = False  # the server has closed the connection to make room for another
 
     def begin(self, within_s: float, silence_s: float = math.inf) -> None:
-        """Set the limits: `within_s` for all following operations together, and `silence_s` for each."""
+        """Set the time limits in seconds: `within_s` for all following operations together, `silence_s` for each."""
         self.deadline, self.silence_s = time.monotonic() + within_s, silence_s
 
     def connect(self, address: Any) -> None:
@@ -59,9 +59,13 @@ class DeadlineSocket(socket.socket):
 
 
 def connect(host: str, port: int, deadline: float, silence_s: float) -> DeadlineSocket:
-    """Connect to the first address of `host` that answers. The addresses share the remaining time equally.
+    """Connect to the first address of `host` that answers.
 
-    The limits also apply to later operations of the socket.
+    Args:
+        host: Name or address. If a name has several addresses, each gets an equal share of the remaining time.
+        port: The port.
+        deadline: When all operations of the socket must have ended, by time.monotonic().
+        silence_s: Time limit of each operation in seconds.
     """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
@@ -93,12 +97,12 @@ def host_in_url(host: str) -> str:
 
 
 _MAX_REFUSAL_BYTES = 2000
-CANNOT_BE_SENT = 410  # HTTP status: a retry would not help
+CANNOT_BE_SENT = 410  # HTTP status if the source has the state but cannot send it
 NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
 
 
 class StateUnavailable(Exception):
-    """No source serves this state."""
+    """The source, or no source, can send this state."""
 
 
 class StateRefused(StateUnavailable):
@@ -112,9 +116,15 @@ def check_challenge(response: HTTPResponse) -> str:
 
 
 def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
-    """Check that the response comes from a member of the quorum: its proof must cover `words`.
+    """Check that the response comes from a member of the quorum.
 
-    Nothing is checked if `secret`, the quorum's, is empty. Raises StateUnavailable.
+    Args:
+        response: The response.
+        secret: The quorum's secret. If it is empty, nothing is checked.
+        *words: The values that the proof in the response must cover.
+
+    Raises:
+        StateUnavailable: The proof is missing or wrong.
     """
     matters = response.status < 300 or response.status == CANNOT_BE_SENT
     if secret and matters and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
@@ -122,7 +132,7 @@ def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
-    """Check that the source sends a state, and the length of the body unless `length` is None."""
+    """Check that the response contains a state, and that its body has `length` bytes unless `length` is None."""
     _check_status(response, 200)
     if length not in (None, response.length):
         raise CorruptState(f"asked for {length} bytes, the answer has {response.length}")
@@ -139,24 +149,24 @@ def _check_status(response: HTTPResponse, expected: int) -> None:
 
 NICENESS = 10
 WORKS_S = 0.002
-"""Minimum CPU seconds between two rests."""
+"""CPU time in seconds after which the thread rests."""
 
 
 class Pace:
-    """Slows down a thread for whose result no group waits, to leave CPU and memory bandwidth to the training threads.
+    """Slows down a thread whose result no group is waiting for, to leave CPU and memory bandwidth to the training.
 
-    The thread gets a lower priority and, with `rest`, works at most half of the time. The priority alone would not
-    help: the thread would use every idle core, and its memory traffic slows down all threads.
+    The thread gets a lower priority and, with `rest`, works at most half of the time. The priority alone is not enough,
+    because the thread would still use idle cores, and its memory traffic slows down all threads.
     """
 
     def __init__(self) -> None:
-        """Lower the priority of the calling thread, if the system has priorities of threads (Linux)."""
+        """Lower the priority of the calling thread if the system supports this (Linux)."""
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
         self._rested_at = time.thread_time()
 
     def rest(self) -> None:
-        """Sleep for the CPU time that the thread has used since its last rest, if it is at least WORKS_S."""
+        """Sleep for as long as the CPU time that the thread has used since its last rest, if it is at least WORKS_S."""
         worked_s = time.thread_time() - self._rested_at
         if worked_s >= WORKS_S:
             time.sleep(worked_s)

@@ -1,11 +1,12 @@
-"""Download of one state from one or more sources. `rules/stripes.py` assigns the pieces to the sources.
+"""Downloads one state from one or more sources. `rules/stripes.py` assigns the pieces to the sources.
 
-The calling thread reads the manifest of the lead: the head and the checksum of each piece, which define the state. One
-thread per source, including the lead, reads pieces. With several sources, a piece is copied to its place after it has
-arrived completely, so two sources of the same piece cannot mix. A sole source's pieces are read directly into place.
+One of the sources is the *lead*, whose checksums define the state. The calling thread reads the lead's manifest, which
+consists of the head of the encoding and the checksum of each piece. One thread per source, including the lead, reads
+pieces. With several sources, a piece is received completely before it is copied to its place, so that data from two
+sources cannot mix. With a single source, pieces are read directly into place.
 
-The lead alone sends a small state, or a state for a target that catches up, over the connection of its manifest. If the
-lead fails, another source leads. Errors name every source.
+If the state is small, or the target is catching up, only the lead sends pieces, over the connection that carried its
+manifest. If the lead fails, another source becomes the lead. Errors name every source.
 
 A rank that may already hold the same state passes it as `own`. If all checksums are equal, no piece is read.
 """
@@ -77,11 +78,11 @@ log = logging.getLogger(__name__)
 
 
 WAIT_SHARE = 0.9
-"""Share of the time limit that a source may spend waiting for its snapshot, so that a refusal still arrives in time."""
+"""Share of the time limit for which a source may wait until it has the state. A refusal must still arrive in time."""
 
 
 class Requests:
-    """Connections of one transfer, under one deadline. `cancel` closes them and is thread-safe."""
+    """Opens the connections of one transfer, all with the same deadline. `cancel` closes them and is thread-safe."""
 
     def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
         self.key = key
@@ -105,7 +106,7 @@ class Requests:
         return max(0.0, min(limit_s, self.deadline - time.monotonic()))
 
     def connect(self, address: str, silence_s: float) -> "Connection":
-        """Connect to a source. `silence_s` limits each operation. Raises ConnectionError after `cancel`."""
+        """Connect to a source. `silence_s` limits each operation, in seconds. Raises ConnectionError after `cancel`."""
         host, port = split_address(address)
         connection = Connection(self, address, connect(host, port, self.deadline, silence_s))
         with self._lock:
@@ -144,11 +145,11 @@ class Connection:
         self._socket = opened
         self._http = http.client.HTTPConnection(*split_address(address))
         self._http.sock = opened
-        self._http.auto_open = 0  # http.client would reconnect without a deadline
+        self._http.auto_open = 0  # do not let http.client reconnect, which it does without a deadline
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Send a request with a proof, and check the source's proof. The last response must have been read."""
+        """Send a request with a proof, and check the source's proof. The previous response must be read completely."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         nonces, headers = self._challenge(), {}
@@ -161,7 +162,7 @@ class Connection:
         return response
 
     def _challenge(self) -> tuple[str, str]:
-        """Return the source's nonce, valid for one request on this connection, and a new one for the target."""
+        """Request a nonce from the source, for one request on this connection. Return it and a new nonce of our own."""
         if not self._requests.secret:
             return "", ""
         self._http.request("GET", "/challenge")
@@ -186,12 +187,12 @@ class Connection:
 
 
 def key_path(key: StateKey, wait_s: float) -> str:
-    """Return the end of a request's path: the key, and how long the source may wait for the state."""
+    """Return the last part of a request's path: the key, and how long the source may wait for the state."""
     return f"{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={wait_s:.3f}"
 
 
 MIN_STRIPED_BYTES = 32 * 2**20
-"""The lead alone sends a smaller state, which arrives before a second source could begin."""
+"""A smaller state is requested from the lead only, because it arrives before a second source could begin."""
 
 REPORT_BYTES = 2**19
 """Maximum number of bytes between two reports of progress."""
@@ -199,11 +200,11 @@ REPORT_BYTES = 2**19
 FindAddress = Callable[[], str]
 """Looks up the address of a source, http://host:port."""
 OnBytes = Callable[[str, int, int], None]
-"""Receives the name of the lead, the number of received bytes, and the total. Called in one thread at a time."""
+"""Receives the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
 
 
 class Fetch:
-    """One transfer of a state, whose tensors arrive on the CPU."""
+    """One download of a state. The received tensors are on the CPU."""
 
     def __init__(
         self,
@@ -221,21 +222,23 @@ class Fetch:
         on_received: OnBytes = lambda source, received, total: None,
         own: State | None = None,
     ) -> None:
-        """Prepare the transfer. Its time begins here.
+        """Prepare the download, and start its time limit.
 
         Args:
-            sources: Sources by name, in the order in which they may lead.
+            sources: Function that looks up each source's address, by name. The first source is the lead, and the next
+                ones replace it in this order.
             key: Key of the state.
-            timeout_s: Limit of the transfer, except for the resolution of host names.
-            accept: Raises StateMismatch if the received state does not fit. Another source leads then.
-            expect: The same for the layout (meta tensors), before any tensor is read.
-            silence_s: How long a source may send nothing while there is another source.
-            wait_s: How long a source may wait until it has the state. Default: most of its time limit.
+            timeout_s: Time limit in seconds for the download, not including the resolution of host names.
+            accept: Called with the received state. It raises StateMismatch if the state does not fit, and another
+                source then becomes the lead.
+            expect: Called with the layout, a state of meta tensors, before any tensor is read. It raises like `accept`.
+            silence_s: Time in seconds for which a source may send nothing while there is another source.
+            wait_s: Time in seconds for which a source may wait until it has the state. Default: most of the time limit.
             max_bytes: Maximum size of the encoded state.
-            is_background: No group waits for the transfer, so it yields CPU time and uses one connection.
-            secret: Source and target prove to each other that they know it, unless it is empty.
+            is_background: Whether no group is waiting. The download then yields CPU time and uses one connection.
+            secret: The quorum's secret. Source and target prove to each other that they know it, unless it is empty.
             on_received: Receives the progress.
-            own: State of this rank, if it may hold the same tensors as the requested one.
+            own: State of this rank, if it may be equal to the requested one.
         """
         if not sources:
             raise ValueError("a transfer needs a source")
@@ -251,19 +254,19 @@ class Fetch:
         self._on_received = on_received
         self._transfer: _Transfer | None = None
         self._tries = dict.fromkeys(sources, 0)
-        """Attempts to lead that ended with a broken connection."""
+        """Number of attempts, by source, in which its connection broke while it was the lead."""
         self._failed: dict[str, tuple[type[Exception], str]] = {}
-        """Sources that can no longer lead, with the class and text of their failure."""
+        """Sources that can no longer be the lead, with the class and message of their failure."""
         self._difference = ""
 
     def run(self) -> State:
-        """Receive the state and return it after `accept` has checked it.
+        """Receive the state, check it with `accept`, and return it.
 
         Raises:
             TimeoutError: The state did not arrive in time.
-            StateUnavailable: The transfer was cancelled, or no source can send the state. Another quorum may have one.
-            StateRefused, StateMismatch, CorruptState, ValueError: Every source failed in this way. A ValueError is a
-                malformed address.
+            StateUnavailable: The download was cancelled, or no source has the state. Sources of another quorum may.
+            StateRefused, StateMismatch, CorruptState: Every source failed in this way.
+            ValueError: Every source's address is malformed.
         """
         if self._is_background:
             Pace()
@@ -285,7 +288,7 @@ class Fetch:
         return [name for name in self._sources if name not in self._failed]
 
     def _next_lead(self) -> str | None:
-        # A source that was passed over comes last. With it, the transfer starts again.
+        # A source that was rejected as a sender of pieces comes last. The download then starts again with it as lead.
         rejected = self._transfer.failures if self._transfer is not None else {}
         lead = min(self._remaining, key=lambda name: (name in rejected, self._tries[name]), default=None)
         if lead is not None and self._tries[lead]:
@@ -376,7 +379,7 @@ class Fetch:
         if transfer is not None:
             transfer.end()
 
-    # -- what a failure means
+    # -- failures
 
     def _fail(self, lead: str, error: Exception) -> None:
         kind, reason = _classify(error)
@@ -429,12 +432,12 @@ _FAILURES = (
 
 
 def _is_broken(error: Exception) -> bool:
-    """Check whether the connection ended or could not be opened, so that another attempt may help."""
+    """Return whether the connection broke or could not be opened, so that another attempt may succeed."""
     return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
 
 
 def _classify(error: Exception) -> tuple[type[Exception], str]:
-    """Return the class of the error to raise if every source fails like this, and the text after a source's name."""
+    """Return the class of the error to raise if every source fails like this, and the message about one source."""
     if isinstance(error, TimeoutError):
         return StateUnavailable, "sends nothing"
     if _is_broken(error):
@@ -446,7 +449,7 @@ def _classify(error: Exception) -> tuple[type[Exception], str]:
 
 
 class _Transfer:
-    """The tensors that are being received, and a reader thread for each source."""
+    """Receives the tensors of one state, with a reader thread for each source."""
 
     def __init__(
         self,
@@ -500,7 +503,7 @@ class _Transfer:
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head, connection: Connection | None) -> None:
-        """Use the checksums of `lead` from now on. The first call starts the readers, which reuse `connection`."""
+        """Use the checksums of `lead` from now on. The first call starts the readers. The lead's uses `connection`."""
         with self._changed:
             if connection is not None and self._readers:
                 connection.close()
@@ -542,7 +545,7 @@ class _Transfer:
             shares = ", ".join(f"{name} {nbytes / 2**20:.0f} MiB" for name, nbytes in self._plan.shares.items())
             log.info("the state of %s came from %s", self._requests.key, shares)
 
-    # -- with the lock
+    # -- called with the lock held
 
     def _perform(self, event: Event | None) -> None:
         now = time.monotonic()
@@ -572,7 +575,7 @@ class _Transfer:
     def _is_closed_to(self, source: str) -> bool:
         return self._is_ended or self._requests.is_over or source in self._plan.rejected
 
-    # -- a source's thread
+    # -- run on a source's thread
 
     def _read(self, source: str) -> None:
         pace = Pace() if self._is_background else None

@@ -1,18 +1,19 @@
-"""Both sides of healing in one rank, and the log of a heal.
+"""Healing in one rank, as the *source* that sends its state or as the *target* that receives one, and its log.
 
-A rank that is ahead serves the state of its step to the peers that heal. They read it in place: its next write waits
-until the readers have finished, up to `timeout_s`, or until the quorum is revoked. Ranks without an assigned target
-also serve their state: they send parts of a large state, and replace a source that fails.
+A rank that is up to date serves the state of its step to the peers that heal. They read it in place. Before the rank
+next changes its state, it waits until the readers have finished, for up to `timeout_s` or until the quorum is revoked.
+Ranks without an assigned target also serve their state: they send parts of a large state, and replace a source that
+fails.
 
-A source serves a copy in two cases. If its state moves during the step (`TrainState.stands_still` is False), the copy
-replaces the state until the next step. For a target that catches up, the source retains the copy after the step;
-without memory for the copy, it refuses.
+A source serves a copy in two cases. If its state changes during the step (`TrainState.stands_still` is False), it
+serves a copy until the next step. For a target that is catching up, the source keeps a copy beyond the step, or refuses
+if it has no memory for one.
 
-A target that heals in the blocking way fetches and installs before it computes anything in the step. So when a source
-has completed a collective over all participants, every target has received the state or failed. No rank writes its
-state before that, so peers can read an up-to-date state in place until the vote.
+In blocking mode, a target fetches and installs the state before it computes anything in the step. So once a source has
+completed a collective over all participants, every target has received the state or failed. No rank changes its state
+before that, so the peers can read it in place until the vote.
 
-A target that catches up fetches on a separate thread (`BackgroundFetch`), and no other group waits for it.
+A target that is catching up fetches on a separate thread (`BackgroundFetch`), and no other group waits for it.
 """
 
 import logging
@@ -41,14 +42,14 @@ log = logging.getLogger(__name__)
 
 
 LOG_INTERVAL_S = 1.0
-_RANK, _PROCESS = 0, ""  # GroupHeal can track several ranks; this log has one
+_RANK, _PROCESS = 0, ""  # GroupHeal can track several ranks; here there is only one
 
 
 @contextmanager
 def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
-    """Log the transfer that the block runs, and mark its end or, after an exception, its failure.
+    """Log the transfer inside the block, and mark it as done or, after an exception, as failed.
 
-    With `is_beside`, the lines use the words for catching up.
+    With `is_beside`, the log lines say that the rank is catching up.
     """
     heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
     _log_progress(heal, mark)
@@ -81,13 +82,13 @@ def _log_progress(heal: GroupHeal, mark: HealMark) -> None:
 
 ADDRESS_TIMEOUT_S = 5.0
 SILENCE_SHARE = 0.1
-"""Share of the heal timeout for which a source may send nothing while there is another source."""
+"""Share of the heal timeout for which a source may send nothing, if there is another source."""
 
 Sources = dict[str, FindAddress]
 
 
 class StateOwner(Protocol):
-    """The part of `StepMachine` that healing uses."""
+    """Interface to the part of `StepMachine` that healing uses."""
 
     step: int
     tag_quorum_id: int | None
@@ -104,7 +105,7 @@ class StateOwner(Protocol):
     def work_at(self, step: int, tag_quorum_id: int | None) -> None: ...
 
     def installing(self) -> None:
-        """Mark the state as torn until `installed`, because it is being overwritten."""
+        """Mark the state as incomplete until `installed` is called, because it is being overwritten."""
         ...
 
     def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
@@ -114,7 +115,7 @@ MAX_REASON_CHARS = 300
 
 
 class DoesNotFit(StateMismatch):
-    """The source sent the right state, but this rank has another model or optimizer. No later state will fit either."""
+    """The source's state does not fit this rank's model or optimizer. No other source's state will fit, either."""
 
 
 @contextmanager
@@ -149,12 +150,12 @@ class BackgroundFetch:
 
 @dataclass(frozen=True, slots=True)
 class _KeptCopy:
-    targets: frozenset[str]  # replica_ids of the groups that this rank must serve
-    until: float  # by time.monotonic()
+    targets: frozenset[str]  # replica_ids of the groups to which this rank must send the copy
+    until: float  # when to drop the copy, by time.monotonic()
 
 
 class Healing:
-    """Both sides of healing in one rank. Only `revoke` is thread-safe."""
+    """Serves this rank's state to peers, and fetches a peer's state. Only `revoke` is thread-safe."""
 
     def __init__(
         self, state: TrainState, group_rank: int, host: str, timeout_s: float, activity: Activity | None = None
@@ -167,7 +168,7 @@ class Healing:
         self._is_read_in_place = False
         self._kept: dict[StateKey, _KeptCopy] = {}
         self._quorum_id = 0
-        """The last quorum in which this rank served or fetched."""
+        """Id of the last quorum under which this rank served or fetched a state."""
         self._received: dict[str, Any] | None = None
         self._lock = threading.Lock()
         self._fetch: Fetch | None = None
@@ -179,7 +180,7 @@ class Healing:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Offer this step's state if a participant heals. Call `release` for the last step first."""
+        """Serve this step's state if a participant heals. Call `release` for the previous step first."""
         self._quorum_id = assignment.quorum_id
         self._is_read_in_place = False
         self._forget_kept(assignment)
@@ -190,7 +191,7 @@ class Healing:
         if offers or beside:
             try:
                 self._offer(assignment, machine, beside, offers=offers)
-            except (TypeError, ValueError) as error:  # ends the healing group: a retry would not help
+            except (TypeError, ValueError) as error:  # makes the healing group exit, because a retry would not help
                 self._server.withdraw()
                 log.error("cannot send the state to the healing group: %s", error)
                 self._server.refuse(self._key(assignment), str(error)[:MAX_REASON_CHARS], assignment.secret)
@@ -202,13 +203,13 @@ class Healing:
         self._server.withdraw()
 
     def release(self, *, is_committed: bool) -> None:
-        """Wait until no peer reads the state in place. After a discarded step, end the readers at once."""
+        """Wait until no peer is reading the state in place. After a discarded step, disconnect the readers instead."""
         if self._is_read_in_place:
             self._server.withdraw(self._timeout_s if is_committed else 0.0)
             self._is_read_in_place = False
 
     def fetch(self, assignment: Assignment) -> None:
-        """Receive a peer's state if this rank heals. Raises the errors of `Fetch.run`."""
+        """Fetch a peer's state if the assignment tells this rank to heal. Raises the errors of `Fetch.run`."""
         self._quorum_id, self._received = assignment.quorum_id, None
         if not assignment.heals:
             return
@@ -229,16 +230,16 @@ class Healing:
         machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
     def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
-        """Start to receive the state of the assigned source while the steps continue."""
+        """Start to fetch the state of the assigned source on another thread, while training continues."""
         name, find = next(iter(self._sources(assignment).items()))
         mark = self._activity.heal_begins(name, assignment.max_step)
         fetch = self._new_fetch(assignment, {name: find}, mark.received, is_background=True)
         return BackgroundFetch(fetch, mark, self._activity)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """End the transfers of that quorum and earlier ones in both directions, or all transfers if it is None.
+        """Cancel the transfers, in both directions, of this quorum and earlier ones, or all transfers if it is None.
 
-        Later transfers under these quorums are refused.
+        New transfers under these quorums are refused.
         """
         ended = self._quorum_id if quorum_id is None else quorum_id
         with self._lock:
@@ -327,7 +328,7 @@ class Healing:
         )
 
     def _own(self, assignment: Assignment) -> dict[str, Any] | None:
-        # At step 0 all groups may have loaded the same weights.
+        # At step 0, all groups may have loaded the same weights, so compare before fetching.
         return None if assignment.max_step else {"train": self._state.in_place(), "agent": {}}
 
     def _sources(self, assignment: Assignment) -> Sources:
@@ -360,7 +361,7 @@ class Healing:
                 raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
 
     def _check_layout(self, announced: object) -> None:
-        # Runs before the first tensor is received, so a state of another model fails at once.
+        # Runs before the first tensor is received, so that the state of a different model fails immediately.
         if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
             with _unfit():
                 self._state.check_layout(train)

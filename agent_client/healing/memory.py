@@ -1,4 +1,4 @@
-"""Memory that is still available to this process, limited by its host and its control groups (containers, Slurm)."""
+"""Determines how much memory this process can still allocate, given its host and its cgroups (containers, Slurm)."""
 
 import os
 from collections.abc import Iterator
@@ -9,17 +9,17 @@ _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 
 ROOM_FOR_A_COPY = 2.0
-"""A state is copied only if this multiple of its size is free."""
+"""A state is copied only if at least this many times its size is free."""
 
 
 def has_room(size: int) -> bool:
-    """Check that each rank of this host has memory for a copy of `size` bytes."""
+    """Return whether there is memory for a copy of `size` bytes for each rank on this host."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return available_bytes() > ROOM_FOR_A_COPY * ranks_here * size
 
 
 def available_bytes() -> int:
-    """Return how many bytes this process can still allocate. Page cache that can be dropped counts as free."""
+    """Return how many bytes this process can still allocate. Droppable page cache counts as free."""
     return min([_of_host(), *_of_cgroups()])
 
 
@@ -43,7 +43,7 @@ def _of_cgroups() -> Iterator[int]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file, or None without the file or without a limit ("max")."""
+    """Return the number in a file, or None if the file does not exist or contains "max" (no limit)."""
     try:
         text = path.read_text().strip()
     except OSError:

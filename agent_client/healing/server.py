@@ -1,4 +1,4 @@
-"""HTTP server for live state: a source publishes one snapshot under a key, and a target fetches exactly that snapshot.
+"""HTTP server for a training state. A source publishes a state under a key, and a target fetches exactly that state.
 
     GET /challenge
     200  Lighthouse-Nonce: a nonce, valid for the next request on this connection
@@ -9,20 +9,20 @@
     GET /pieces/{layout}/{start}-{stop},.../{quorum_id}/{step}/{group_rank}?wait_s=...
     200  these bytes of the encoding, counted from the end of the head. `layout` is a digest of the tensors' dtypes and
          shapes, and is equal for states whose pieces have the same positions
-    409  another key or none is on offer: JSON {"asked": key, "held": key or null}. Sent after up to `wait_s`, because a
-         target may ask before the source has its snapshot, or at once if the source will never offer the state
+    409  another state or none is available: JSON {"asked": key, "held": key or null}. Sent after up to `wait_s`,
+         because a target may ask before the source has its state, or immediately if the source will never have it
     410  the state contains something that cannot be sent, named in the text; with the source's Lighthouse-Proof
     403  the target has not proved that it is a member of the quorum
     412  the state under this key has another layout
     503  too many connections
 
-Each side proves its membership in the quorum before a byte of the state is sent or used, so strangers can neither read
-nor provide weights. A proof covers the address that the target has called, and is valid for one request on one
-connection, so copying or relaying it is useless. The state itself is not encrypted and needs the same trusted network
-as the gradients.
+Each side proves that it is a member of the quorum before a byte of the state is sent or used, so other processes can
+neither read nor provide weights. A proof covers the address that the target called, and is valid for one request on one
+connection, so it is useless to copy or relay it. The state itself is not encrypted and needs a trusted network, as the
+gradients do.
 
-`StateServer` tracks the readers of each state. It can wait for them, or end them by shutting down their connections,
-which also wakes a thread that blocks while it sends.
+`StateServer` tracks the readers of each state. It can wait for them, or disconnect them by shutting down their sockets,
+which also wakes a thread that is blocked in a send.
 """
 
 import itertools
@@ -80,9 +80,9 @@ _ACCEPT_RETRY_S = 0.05
 
 
 class Listener(TCPServer):
-    """Accepts connections in a daemon thread, and serves each in another.
+    """TCP server that accepts connections in a daemon thread and serves each in another.
 
-    The number of connections is limited, in total and per host, so that strangers cannot exhaust this process's
+    The number of connections is limited, in total and per host, so that other processes cannot exhaust this process's
     threads. A connection whose peer has proved its membership is never closed to make room for another. A forked child
     closes its copies of the sockets, so that peers notice when the parent dies.
     """
@@ -91,9 +91,13 @@ class Listener(TCPServer):
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, handler: Any, on_cut: Callable[[], None] = lambda: None) -> None:
-        """Listen on `host` (empty: all addresses) and `port` (0: a free one), and start to accept.
+        """Start to listen and to accept connections.
 
-        After a connection was marked with `is_cut`, `on_cut` is called, so that a waiting handler checks the mark.
+        Args:
+            host: Listen address, or an empty string for all addresses.
+            port: Listen port, or 0 for a free one.
+            handler: Class that handles a connection.
+            on_cut: Called after a connection was marked with `is_cut`, so that a waiting handler checks the mark.
         """
         self._on_cut = on_cut
         self._connections: dict[DeadlineSocket, threading.Thread] = {}
@@ -150,10 +154,13 @@ class Listener(TCPServer):
         return True
 
     def _makes_room(self, client_address: Any) -> bool:
-        """Make room for a client by closing a connection of another host whose peer has not proved its membership.
+        """Make room for a client by closing a connection whose peer has not proved its membership.
 
-        The other host must have more of these than the client's host would then have connections. So strangers cannot
-        keep a reader out with idle connections.
+        The connection must belong to another host that has more of these than the client's host would then have
+        connections. So a host cannot lock out readers by opening idle connections.
+
+        Returns:
+            Whether a connection was closed.
         """
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
@@ -231,7 +238,7 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 class NotHeldError(Exception):
-    """The requested state is not on offer. `held` is the state of the current step, if there is one."""
+    """The requested state is not available. `held` is the key of the current state, or None if there is none."""
 
     def __init__(self, held: StateKey | None) -> None:
         super().__init__(f"held: {held}")
@@ -254,7 +261,7 @@ class StrangerError(Exception):
 class StateOffer:
     key: StateKey
     encoding: Encoding
-    unread: int | None = None  # bytes to send before a copy is dropped; None for the current state
+    unread: int | None = None  # number of bytes to send before a copy is dropped; None for the current state
     secret: str = field(default="", repr=False)  # readers must prove that they know it, unless it is empty
     readers: set[DeadlineSocket] = field(default_factory=set[DeadlineSocket])
 
@@ -275,19 +282,24 @@ class StateServer:
         max_wait_s: float = 60.0,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        """Start to listen on `bind_host` (empty: all addresses). Peers reach this host at `advertise`.
+        """Start to listen.
 
-        `stall_timeout_s` is the maximum time that a reader may take for one chunk, `max_wait_s` that of a request for
-        its key.
+        Args:
+            bind_host: Listen address, or an empty string for all addresses.
+            advertise: Address at which peers reach this host.
+            port: Listen port, or 0 for a free one.
+            stall_timeout_s: Time in seconds within which a reader must receive one chunk.
+            max_wait_s: Maximum time in seconds that a request may wait until its state is available.
+            chunk_bytes: Size of a chunk in bytes.
         """
         self._chunk_bytes = chunk_bytes
         self._changed = threading.Condition()
         self._held: StateOffer | None = None
         self._withdrawn: StateOffer | None = None
-        """The state for whose readers `withdraw` waits."""
+        """The state whose readers `withdraw` is waiting for."""
         self._kept: dict[StateKey, StateOffer] = {}
         self._refused: tuple[StateKey, str, str] | None = None
-        """Key, reason and secret of the state that cannot be sent."""
+        """Key of the state that cannot be sent, the reason, and the secret of its quorum."""
         self._closed_to = (0, -1)
         self._is_closed = False
         handler = partial(_Handler, self, stall_timeout_s, max_wait_s)
@@ -295,12 +307,15 @@ class StateServer:
         self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
 
     def publish(self, key: StateKey, state: State, secret: str = "") -> None:
-        """Offer `state` as the current one. It is not copied, and must not change before `withdraw`.
+        """Make `state` the current state. It is not copied, so it must not change until `withdraw` has returned.
 
-        Readers must prove that they know `secret`. If it is empty, any client can read the state.
+        Args:
+            key: Key under which readers request the state.
+            state: The state.
+            secret: Secret that readers must prove to know. If it is empty, any client can read the state.
 
         Raises:
-            TypeError, ValueError: The state cannot be sent. The offer is unchanged.
+            TypeError, ValueError: The state contains something that cannot be sent. The previous state stays current.
         """
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
         with self._changed:
@@ -310,10 +325,12 @@ class StateServer:
             self._changed.notify_all()
 
     def withdraw(self, grace_s: float = 0.0) -> None:
-        """Withdraw the current state. Its readers may finish within `grace_s`, then their connections end.
+        """Stop serving the current state. Disconnect readers that have not finished after `grace_s` seconds.
 
-        When this returns, no thread reads the state, so it may change again. Raises TimeoutError if a reader does not
-        end, for example because the device of a tensor hangs.
+        When this returns, no thread is reading the state, so it may change again.
+
+        Raises:
+            TimeoutError: A reader's thread does not end, for example because a tensor's device hangs.
         """
         with self._changed:
             held, self._held = self._held, None
@@ -326,7 +343,7 @@ class StateServer:
                 self._withdrawn = None
 
     def keep(self, key: StateKey, state: State, reads: int, secret: str = "") -> None:
-        """Offer a copy in addition, until it was read `reads` times, or until `forget`. It must not change."""
+        """Also serve a copy, until it was read `reads` times or `forget` is called. The copy must not change."""
         encoding = encode(state, chunk_bytes=self._chunk_bytes)
         with self._changed:
             self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
@@ -338,25 +355,28 @@ class StateServer:
                 _cut_off(held.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer requests for this state with the reason why it cannot be sent. Call `refuse_up_to`, too."""
+        """Refuse requests for this state, and give the reason why it cannot be sent. Call `refuse_up_to` as well."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()
 
     def refuse_up_to(self, quorum_id: int, step: int) -> None:
-        """Refuse requests up to that quorum and step at once if their state is not on offer. It never will be."""
+        """Refuse requests for states up to this quorum and step immediately, unless the state is available.
+
+        Without this, a request waits, because its state might still be published.
+        """
         with self._changed:
             self._closed_to = max(self._closed_to, (quorum_id, step))
             self._changed.notify_all()
 
     def cut_off(self) -> None:
-        """End the readers of the current state without waiting, even while `withdraw` waits for them."""
+        """Disconnect the readers of the current state immediately, even while `withdraw` is waiting for them."""
         with self._changed:
             for held in (self._held, self._withdrawn):
                 _cut_off(held.readers if held else set())
 
     def close(self) -> None:
-        """End all connections, threads and the socket. Requests that wait for a state are refused. Idempotent."""
+        """Close the socket and all connections, and end all threads. Refuse requests that are waiting. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -365,15 +385,24 @@ class StateServer:
         self.withdraw()
         self._listener.close()
 
-    # -- for the handlers
+    # -- called by the handlers
 
     @contextmanager
     def reading(
         self, key: StateKey, wait_s: float, reader: DeadlineSocket, may_read: Callable[[str], bool]
     ) -> Generator[StateOffer, None, None]:
-        """Yield the state under `key` once it is on offer, and count `reader` as its reader while the block runs.
+        """Yield the state under `key` once it is available, and register `reader` as its reader for the block.
 
-        `may_read` receives the secret of the state, and returns whether the reader has proved that it knows the secret.
+        Args:
+            key: The requested key.
+            wait_s: How long to wait for the state, in seconds.
+            reader: The connection of the reader.
+            may_read: Returns whether the reader has proved that it knows the secret, which is passed in.
+
+        Raises:
+            NotHeldError: The state did not become available in time.
+            CannotBeSentError: The state contains something that cannot be sent.
+            StrangerError: `may_read` returned False.
         """
         held = self._await(key, wait_s, reader, may_read)
         try:
@@ -384,7 +413,7 @@ class StateServer:
                 self._changed.notify_all()
 
     def was_read(self, held: StateOffer, count: int) -> None:
-        """Record that a reader has received `count` bytes. Drops a copy that was read completely."""
+        """Record that a reader has received `count` bytes. Drop a copy once it was read completely."""
         with self._changed:
             if held.unread is None:
                 return
@@ -418,7 +447,7 @@ class StateServer:
         return bool(self._changed.wait_for(is_done, timeout_s))
 
     def _wake(self) -> None:
-        # Waiting requests then check whether their connection was cut.
+        # Wake the waiting requests, so that they check whether their connection was cut.
         with self._changed:
             self._changed.notify_all()
 
@@ -449,7 +478,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*request)
 
     def handle_one_request(self) -> None:
-        # The limit covers the whole request, so a client cannot hold the connection by sending slowly.
+        # The limit covers the whole request, so that a client cannot occupy the connection by sending slowly.
         self.connection.begin(min(HEADERS_TIMEOUT_S, self._stall_timeout_s))
         super().handle_one_request()
 
@@ -513,7 +542,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _write(self, held: StateOffer, chunks: Iterable[bytes | memoryview]) -> None:
-        pace = Pace() if held.unread is not None else None  # no group waits for the reader of a copy
+        pace = Pace() if held.unread is not None else None  # no group is waiting for the reader of a copy
         for chunk in chunks:
             self.wfile.write(chunk)
             if pace is not None:

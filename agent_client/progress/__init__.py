@@ -1,1 +1,1 @@
-"""A rank's progress (phases, waits and collectives), and evidence of what it is doing when it hangs."""
+"""Records a rank's progress (phases, waits and collectives), and collects evidence of what it is doing if it hangs."""

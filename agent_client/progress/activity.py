@@ -1,8 +1,8 @@
-"""What the Agent's own thread is doing, recorded by that thread and readable from any thread.
+"""Records what the Agent's background thread is doing. Any thread can read the record.
 
-That thread may be in a collective, wait for a quorum or for peers, or receive a peer's state, while the script's thread
-computes or waits for it. Collectives that torch's modules run inside the group are recorded here, too
-(collectives/observed.py).
+The background thread may be running a collective, waiting for a quorum or for peers, or receiving a peer's state, while
+the script's thread is computing or waiting for it. Collectives that torch's modules run inside the group are also
+recorded here (collectives/observed.py).
 
 The Agent's and the script's thread record independently and without a lock, because recording replaces a single tuple.
 Text is formatted only when a sample is taken.
@@ -25,11 +25,11 @@ from lighthouse_protocol.messages.progress import (
 )
 
 KEPT_S = 15.0
-"""How long a finished heal is still reported, so that every reader sees that it has finished."""
+"""Time in seconds for which a finished heal is still reported, so that every reader sees that it has finished."""
 
 
 class HealMark:
-    """Progress of one heal. The thread that receives the state updates it; any thread may read it, without a lock."""
+    """Progress of one heal. The thread that receives the state updates it. Any thread may read it, without a lock."""
 
     def __init__(self, number: int, source: str, step: int, clock: Callable[[], float]) -> None:
         self.number = number
@@ -65,20 +65,21 @@ class HealMark:
 
 
 REJECTED_KEPT_S = 30.0
-"""How long a rejected step is reported. A lighthouse that is unreachable for less than this still opens an incident."""
+"""Time in seconds for which a rejected step is reported. A lighthouse that is unreachable for a shorter time still
+receives the report and opens an incident."""
 
 Shape: TypeAlias = "str | Sequence[int]"
 
 
 class Activity:
-    """What the Agent's own thread is doing, and totals of this process."""
+    """Record of what the Agent's background thread is doing, and totals of this process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.numbers = CollectiveIds()
         self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
-        self.torchs: tuple[TorchCollective, ...] = ()  # those still running, and the newest
+        self.torchs: tuple[TorchCollective, ...] = ()  # torch's collectives that are still running, and the newest one
         self.script_groups = ScriptGroups(clock)
         self.healed: HealTotals | None = None
         self.heal: HealMark | None = None  # the newest
@@ -116,9 +117,9 @@ class Activity:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
 
     def _read_torchs(self) -> tuple[Collective | None, float]:
-        """Return one of torch's collectives, and when one was last entered or left.
+        """Return the oldest of torch's collectives that is still running, because the others wait for it.
 
-        Return the oldest one that is still running, because the others wait for it, or else the newest one.
+        If none is running, return the newest one. The second value is the time at which one was last entered or left.
         """
         entered = self.torchs
         if not entered:
@@ -163,7 +164,7 @@ class TorchCollective:
         self.is_inside = True
 
     def runs(self, work: Work | None) -> None:
-        """Set torch's Work of the collective, or None if the collective has completed."""
+        """Set torch's Work object of the collective, or None if the collective has completed."""
         self.work, self.is_inside = work, work is not None
 
     def goes_on(self, clock: Callable[[], float]) -> bool:

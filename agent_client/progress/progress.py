@@ -1,13 +1,13 @@
-"""Progress of this rank: its step, the open phases, and the line at which the script runs.
+"""Records the progress of this rank: its step, its open phases, and the current line of the script.
 
 `Progress` records the marks that a script with an Agent makes: steps, named phases, ticks and declared waits.
 `ScriptProgress` derives progress without an Agent, from the counts of torch's collectives and the stack of the main
 thread.
 
-One thread makes marks and any thread takes samples. A mark appends a time to a queue, which takes a few hundred
+One thread makes marks, and any thread may take samples. A mark appends a time to a queue, which takes a few hundred
 nanoseconds and never waits for a lock. Taking a sample processes the queued marks (progress/rules.py). If no sample is
-taken for a long time, the marking thread processes them itself, which bounds the queue. progress/activity.py records
-what the Agent's own thread is doing.
+taken for a long time, the marking thread processes the marks itself, which bounds the queue. progress/activity.py
+records what the Agent's background thread is doing.
 """
 
 import os
@@ -35,7 +35,7 @@ from lighthouse_protocol.messages.progress import (
     ProgressSample,
 )
 
-MAX_UNREAD = 4096  # marks
+MAX_UNREAD = 4096  # maximum number of queued marks
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
@@ -92,9 +92,9 @@ class Progress:
         return phase
 
     def waiting_for(self, what: str) -> Block:
-        """Return a context manager in which the rank waits for other ranks.
+        """Return a context manager that marks a wait for other ranks.
 
-        However long the wait takes, this rank is not suspected of hanging.
+        During the wait, this rank is never reported as behind.
         """
         return self._waits.get(what) or self._new(what, self._waits, is_wait=True)
 
@@ -136,11 +136,11 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager in which the Agent waits for `what`, while the script may compute."""
+        """Return a context manager that marks a wait of the Agent for `what`. The script may be computing meanwhile."""
         return ActivityBlock(self.own, what, is_wait=True)
 
     def busy(self, what: str) -> Block:
-        """Return a context manager in which the Agent does slow work, for which the script will wait."""
+        """Return a context manager that marks slow work of the Agent, for which the script will have to wait."""
         return ActivityBlock(self.own, what, is_wait=False)
 
     # -- on any thread
@@ -238,7 +238,7 @@ class ScriptPlace:
         self._lines: list[tuple[Line, float]] = []  # outermost first, each with the time since which it is on the stack
 
     def locate(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
-        """Return the line, and the function of torch.distributed that it called, or an empty text for either.
+        """Return the line, and the function of torch.distributed that it called. Either may be an empty string.
 
         `frame` is the innermost frame of the main thread at `now`, after `still_s` without progress.
         """

@@ -1,12 +1,13 @@
-"""Rules of progress: phase times from marks, and the numbering of collectives. No I/O.
+"""Rules of progress: how phase times follow from marks, and how collectives are numbered. No I/O.
 
-The time of a phase excludes nested phases and waits, which count on their own. The first step of a process compiles and
-warms up, so the longest times until its end are discarded.
+A *mark* is the time at which a phase begins, advances or ends. The time of a phase excludes nested phases and waits,
+which are counted separately. In its first step, a process compiles and warms up, so the longest times until the end of
+that step are discarded.
 
-A collective has the same number at all ranks, because all ranks run their collectives in the same order. It is numbered
-when the script requests it, whichever thread runs it later. Collectives over the replica groups are numbered from the
-start of the quorum. Between two of them, collectives inside the group have a count of their own, because the number of
-these may differ between groups.
+A collective has the same number on all ranks, because all ranks run their collectives in the same order. It is numbered
+when the script requests it, even if another thread runs it later. Collectives over the replica groups are numbered from
+the start of the quorum. Collectives inside the group are numbered separately between two of these, because their number
+may differ between groups.
 """
 
 from collections import Counter
@@ -33,7 +34,7 @@ WAITING = "(waiting)"
 
 
 class ActivitySample(NamedTuple):
-    """What the Agent's own thread is doing when a sample is taken. `waits_for`, `busy` or both are empty."""
+    """What the Agent's own thread is doing when a sample is taken. At least one of `waits_for` and `busy` is empty."""
 
     collective: Collective | None
     waits_for: str
@@ -52,7 +53,7 @@ class Name:
     name: str
     is_wait: bool = False
     total: int | None = None
-    """Expected number of ticks in the newest visit, or None if unknown."""
+    """Expected number of ticks in the phase's current or last visit, or None if unknown."""
 
 
 @dataclass(slots=True)
@@ -200,10 +201,10 @@ class Entry(NamedTuple):
 
 
 class Number(NamedTuple):
-    """Number of a collective, as reported.
+    """Reported number of a collective.
 
-    A collective over the replica groups uses up two numbers: one for its part inside the group, which runs first, and
-    one for its part over the groups.
+    A collective over the replica groups has two numbers: one for its part inside the group, which runs first, and one
+    for its part over the groups.
     """
 
     quorum_id: int

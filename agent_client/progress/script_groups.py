@@ -1,13 +1,13 @@
-"""What a process is doing: counts of torch's collectives, the Flight Recorder, and Python stacks.
+"""Finds out what a process is doing, from counts of torch's collectives, the Flight Recorder, and Python stacks.
 
 torch counts the collectives of each process group in C++, including those of DDP and FSDP, so counting is free until a
 sample reads the counts. The Flight Recorder describes the collectives that are still running. Reading all of its
 entries takes about 40 ms, so it is read only after a time without progress, and on a separate thread, because torch may
 hang while it describes a collective that hangs.
 
-When the manager requests evidence, a process reports its Python stacks and its newest collectives. It can do so only
-while it runs Python. If C code holds the GIL, the manager sends a real-time signal instead, and faulthandler writes the
-stacks to an anonymous file, for which it needs no lock. This is a last resort, because faulthandler walks the stacks of
+When the manager requests evidence, a process reports its Python stacks and its latest collectives. It can do so only if
+it can run Python code. If C code holds the GIL, the manager sends a real-time signal instead, and faulthandler writes
+the stacks to an anonymous file, which requires no lock. This is a last resort, because faulthandler reads the stacks of
 running threads, and crashed in tests after a few hundred signals.
 
 This module never imports torch. It uses torch only if the script has imported it.
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 NEWEST_ENTRIES = 20
 MAX_FRAMES = 100
 RECORDED_WITHIN_S = 1.0
-# The C library reserves the first few real-time signals, and other programs pick theirs from either end.
+# The C library reserves the first few real-time signals, and other programs use signals from either end of the range.
 _SIGNALS = range(signal.SIGRTMIN + 10, signal.SIGRTMAX - 4)
 _RECORDER = "torch._C._distributed_c10d"
 
@@ -137,7 +137,7 @@ def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
 
 
 def recorded() -> tuple[str, str]:
-    """Return the newest collectives as JSON, or an empty text and the reason why there are none."""
+    """Return the newest collectives as JSON, or an empty string and the reason why there are none."""
     try:
         text = flight_recorder()
     except Exception as e:  # whatever this version of torch raises
@@ -147,7 +147,7 @@ def recorded() -> tuple[str, str]:
 
 
 def flight_recorder() -> str:
-    """Return the newest collectives as JSON, oldest first, or an empty text."""
+    """Return the newest collectives as JSON, oldest first, or an empty string."""
     entries = [entry for dump in read_recorders(with_entries=True) for entry in dump.get("entries") or ()]
     return shortened(sorted(entries, key=lambda entry: entry.get("time_created_ns", 0)), time.time())
 

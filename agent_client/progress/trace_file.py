@@ -1,6 +1,6 @@
-"""Trace of a rank: a file per process, with a line for each phase, wait or collective that it enters or leaves.
+"""Writes a trace of a rank: one file per process, with a line for each phase, wait or collective that begins or ends.
 
-Decisions on steps and digests of states are traced, too.
+The trace also contains decisions on steps and digests of states.
 
     2026-11-22T07:41:03.118201Z step 812 enters validation
     2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
@@ -66,7 +66,7 @@ class Lines:
         try:
             os.write(self._descriptor, line.encode())
         except OSError as e:
-            # Keep the descriptor open: another thread may be about to write to it, and its number may be reused.
+            # Keep the descriptor open, because another thread may be about to write, and the number could be reused.
             self._has_failed = True
             log.warning("%s: tracing stopped: %s", self._path, e.strerror)
 

@@ -1,4 +1,4 @@
-"""In-process restart: runs a function again in the same process after a fault in any rank of its run."""
+"""In-process restart: runs a function again in the same process after a failure of any rank of its run."""
 
 from agent_client.restart.call import CallWrapper
 from agent_client.restart.rank_thread import fork_and_monitor

@@ -1,8 +1,8 @@
-"""One call of a wrapped function: its attempts in turn, until all ranks have finished or the run is stopped.
+"""Runs one call of a wrapped function: attempt after attempt, until all ranks have finished or the run is stopped.
 
-`WrappedCall` runs the attempts, interrupts them, and cleans up between two of them. Attempts get
-their numbers from the lighthouse (rank_thread.py) or from `LocalAttempts`, which counts the faults of this process.
-`CallWrapper` is what the function receives.
+`WrappedCall` runs the attempts, interrupts them, and cleans up between two attempts. The attempts are numbered by the
+lighthouse (rank_thread.py) or by `LocalAttempts`, which counts the failures of this process. The function receives a
+`CallWrapper`.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 
 
 class LocalAttempts:
-    """Attempts without a lighthouse, numbered from 0. It has the methods of `RankThread` that a call uses.
+    """Numbers the attempts from 0 without a lighthouse. It has the methods of `RankThread` that a call uses.
 
-    Only faults of this process count. Faults of other processes do not interrupt it.
+    Only failures of this process start a new attempt. Failures of other processes are not detected.
     """
 
     def __init__(self, rank: int, world_size: int, terms: RunTerms, state: State) -> None:
@@ -86,8 +86,8 @@ class LocalAttempts:
 
 
 CAUSE_WITHIN_S = 2.0
-"""How long the lighthouse may take to report a peer's failure after its connections have ended, on a busy machine
-too."""
+"""Time in seconds within which the lighthouse reports a peer's failure after its connections have closed, even on a
+busy machine."""
 _POLL_S = 0.005
 
 T = TypeVar("T")
@@ -98,8 +98,9 @@ class CallWrapper:
 
     Attributes:
         state: Rank, world size and counters.
-        store: Reads and writes numbers and keys of the run.
-        agent: For the script: an object that it wants to find again in the next iteration, such as its Agent.
+        store: Reads and writes keys of the run, and iteration numbers of ranks.
+        agent: Not used by the wrapper. The script may store an object here, such as its Agent, to find it again in the
+            next iteration.
     """
 
     def __init__(self, state: State, attempts: RankThread | LocalAttempts) -> None:
@@ -110,7 +111,7 @@ class CallWrapper:
 
     @property
     def iteration(self) -> int:
-        """Number of the generation, which no other attempt of the run has."""
+        """Number of the generation, the current attempt to run the function. It is unique within the run."""
         return self.state.iteration
 
     @property
@@ -124,12 +125,12 @@ class CallWrapper:
         return self.state.world_size
 
     def ping(self, step: int | None = None) -> None:
-        """Report progress. Cheap enough to call at any rate.
+        """Report progress. The call takes microseconds at most, so any rate is allowed.
 
-        During a stall, ranks are compared by their steps, so give the step at every rank or at none.
+        In a stall, the ranks are compared by their steps, so pass `step` either on all ranks or on none.
 
         Args:
-            step: Number of the step. Default: one more than at the last ping.
+            step: Number of the current step. Default: one more than in the previous call.
         """
         self._attempts.stepped(step)
 
@@ -156,12 +157,12 @@ class WrappedCall(Generic[T]):
         self._open_before: list[at_exit.Closable] = []
 
     def run(self) -> T | None:
-        """Run attempts until the call has ended. Return the function's result, or None on a spare."""
+        """Run attempts until all ranks have finished. Return the function's result, or None on a spare rank."""
         with contextlib.closing(self._groups), self._attempts:
             try:
                 ended = self._repeat()
             except RestartAbort as e:
-                log.error("this rank ends the run: %s", e.reason)  # the exit code alone gives no reason
+                log.error("this rank ends the run: %s", e.reason)  # the exit code alone does not give the reason
                 raise
         return self._outcome(ended)
 
@@ -169,7 +170,7 @@ class WrappedCall(Generic[T]):
         self._attempts.ready()
         has_returned = False
         while isinstance(verdict := self._attempts.wait(), Run):
-            if has_returned:  # another rank has failed since
+            if has_returned:  # the function had returned, but another rank failed afterwards
                 self._recover()
             has_returned = self._attempt(verdict)
             if has_returned:
@@ -205,10 +206,11 @@ class WrappedCall(Generic[T]):
         return False
 
     def _await_the_cause(self, number: int) -> None:
-        """Wait for the news that a peer has failed.
+        """Wait up to CAUSE_WITHIN_S for a report that a peer has failed.
 
-        A collective fails because of a peer, and this rank often notices first. Its own report would hide the peer's
-        failure. The wait is counted in polls, so that a suspended host loses only one of them.
+        When a peer fails, collectives fail on this rank, often before the lighthouse knows. If this rank reported its
+        own exception first, it would hide the cause. The wait is counted in polls, so that the suspension of the host
+        uses up only one of them.
         """
         for _ in range(round(CAUSE_WITHIN_S / _POLL_S)):
             if self._attempts.is_over(number) or not self._groups.have_lost_a_peer():
@@ -220,12 +222,12 @@ class WrappedCall(Generic[T]):
         return self._function(self._call_wrapper)
 
     def _recover(self) -> None:
-        """Clean up between two attempts. An exception during cleanup removes this process from the run."""
+        """Clean up between two attempts. An exception during the cleanup ends this process's part in the run."""
         self._groups.abort()
         kept = {id(each) for each in (*self._open_before, self._call_wrapper.agent)}
         left = [each for each in at_exit.opened() if id(each) not in kept]
         error, self._left_by = self._left_by, None
-        while error is not None:  # torch's engine may keep the error, and with it the function's objects
+        while error is not None:  # torch's engine may keep the error, and its traceback the function's objects
             traceback.clear_frames(error.__traceback__)
             error = error.__context__
         self._hook(self._options.finalize)
@@ -246,7 +248,7 @@ class WrappedCall(Generic[T]):
                 text = f"the run is stopped: {reason}{f' ({who})' if who else ''}"
                 if self._options.use_global_iteration and self._last_error:  # the reason of a local run contains it
                     text += f"; the last error of this rank: {self._last_error}"
-                log.error("%s", text)  # the exit code alone gives no reason
+                log.error("%s", text)  # the exit code alone does not give the reason
                 raise RestartAbort(text)
             case error:
                 raise error

@@ -1,6 +1,7 @@
-"""Driver of a rank's machine: feeds it events, and performs its effects in order.
+"""Driver of a rank's state machine: feeds events to the machine, and performs its effects in order.
 
-The driver is synchronous. Its `Process` is an interface, so the simulator runs the same code.
+The driver is synchronous. Everything outside it is behind the interfaces `Stream` and `Process`, so the simulator runs
+the same code.
 """
 
 import logging
@@ -18,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """An open stream to the lighthouse. Its messages and its end are fed as events with the stream's number."""
+    """Interface to an open stream to the lighthouse. Its messages and its end become events with its number."""
 
     def send(self, message: FromRunRank) -> None: ...
 
@@ -35,11 +36,11 @@ class Process(Protocol):
     def end(self, ended: events.Ended) -> None: ...
 
     def sample(self) -> ProgressSample | None:
-        """Return the progress while the function runs, or None if the last sample is recent."""
+        """Return the function's progress, or None if the last sample is recent or no function is running."""
         ...
 
     def interrupt(self, reason: str) -> None:
-        """Interrupt the function, without waiting until it has ended."""
+        """Interrupt the function. Do not wait until it has ended."""
         ...
 
     def kill(self, reason: str) -> None: ...

@@ -1,15 +1,16 @@
-"""Interruption of a generation that has ended: by an exception, by aborts, and at last by killing the process.
+"""Interrupts a function whose generation has ended: first by an exception, then by aborts, and last by a kill.
 
 The exception comes first. An aborted NCCL kernel looks as if it had completed, with arbitrary data in its tensors, so
 no line of the function may run after an abort, least of all one that saves a checkpoint. Aborts may take long or hang,
-so they run on a separate thread. They affect only the old generation, because the next one starts after they have
+so they run on a separate thread. They affect only the old generation, because the next one starts only after they have
 finished.
 
-`InterruptibleSection` raises an exception in a function that runs in another thread. An asynchronous exception is only
-delivered inside a section. Leaving the section takes the lock that the delivery holds, and then waits for an exception
-that is already on its way. A delivery is never taken back: PyThreadState_SetAsyncExc with None makes CPython 3.11 hang
-in the next traced function. A signal with an empty handler ends a sleep, a lock or a socket operation of the main
-thread, and the exception is raised in that handler.
+`InterruptibleSection` raises an exception in a function that is running in another thread. The exception is delivered
+asynchronously, and only while the function is inside the section. Leaving the section takes the lock that a delivery
+holds, and then waits for an exception that was already delivered but not raised. A delivery is never revoked, because
+PyThreadState_SetAsyncExc with None makes CPython 3.11 hang in the next traced function. If the main thread is blocked
+in a sleep, a lock or a socket operation, a signal with an empty handler wakes it, and the exception is raised in that
+handler.
 """
 
 import ctypes
@@ -33,10 +34,11 @@ T = TypeVar("T")
 
 WAKE_SIGNAL = signal.SIGRTMIN + 7
 AGAIN_AFTER_S = 0.25
-"""Minimum time between two deliveries, so that at most one falls into the end of a section, which takes
-microseconds."""
+"""Minimum time in seconds between two deliveries. Leaving a section takes microseconds, so at most one delivery can
+happen meanwhile."""
 BRIEF_S = 5.0
-"""How long brief code is left alone: the time that torch gives a DataLoader's workers to end."""
+"""Time in seconds for which code that should not be interrupted is spared. torch gives DataLoader workers this time to
+exit."""
 _BRIEF_MODULES = frozenset(
     {"multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions"}
 )
@@ -51,7 +53,7 @@ _BRIEF = frozenset(
     }
 )
 _IMPORTLIB = "<frozen importlib._bootstrap>"
-_BYTECODES = 100  # more than enough for a delivered exception to arrive
+_BYTECODES = 100  # more than enough for a delivered exception to be raised
 
 
 class Interruption(BaseException):
@@ -59,7 +61,7 @@ class Interruption(BaseException):
 
 
 class InterruptibleSection:
-    """Runs one function at a time, in the calling thread. `interrupt` is for other threads."""
+    """Runs one function at a time in the calling thread, so that other threads can `interrupt` it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -69,7 +71,15 @@ class InterruptibleSection:
         self._asked_at: float | None = None
 
     def run(self, function: Callable[[], T], is_over: Callable[[], bool]) -> T:
-        """Call `function`. Raises Interruption if `is_over` was true before, or the function was interrupted."""
+        """Call `function` and return its result.
+
+        Args:
+            function: The function.
+            is_over: Returns whether the generation has already ended.
+
+        Raises:
+            Interruption: The generation had already ended, or the function was interrupted.
+        """
         self._can_wake = _listen()
         try:
             with self._lock:
@@ -83,11 +93,11 @@ class InterruptibleSection:
     def interrupt(self) -> bool:
         """Raise Interruption in the function.
 
-        Code that must run to its end is left alone. A module whose import was interrupted is useless to the next
-        attempt, and an interrupted transfer of a descriptor or a process would leak it.
+        Code that must complete is not interrupted: an import, because the module would be unusable in the next attempt,
+        and code that hands over a file descriptor or a process, which would leak.
 
         Returns:
-            False if no function is running, if it was interrupted just now, or if it is in such code.
+            False if no function is running, if it was interrupted a moment ago, or if it is inside such code.
         """
         with self._lock:
             now = time.monotonic()
@@ -108,7 +118,7 @@ class InterruptibleSection:
             code = frame.f_code
             if code.co_filename == _IMPORTLIB or is_uninterrupted(code):
                 return True
-            # A finalizer would swallow the exception. Other brief code transfers a descriptor or a process.
+            # A finalizer would swallow the exception. Other brief code hands over a descriptor or a process.
             module, name = frame.f_globals.get("__name__"), code.co_name
             is_brief = name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
             if spares_brief and is_brief:
@@ -117,16 +127,16 @@ class InterruptibleSection:
         return False
 
     def close(self) -> None:
-        """Ensure that no further exception is delivered.
+        """Ensure that no other exception is delivered.
 
-        The caller of `run` calls it too, after an Interruption: another one may have been delivered in the last
-        instant.
+        After an Interruption, the caller of `run` must call this as well, because another exception may have been
+        delivered while the first one propagated.
         """
         while True:
             try:
                 with self._lock:
                     self._thread = None
-                for _ in range(_BYTECODES):  # a late exception arrives here
+                for _ in range(_BYTECODES):  # a late exception is raised here
                     pass
                 return
             except Interruption:
@@ -134,9 +144,9 @@ class InterruptibleSection:
 
 
 def _listen() -> bool:
-    """Return whether the wake signal reaches this thread and does no harm.
+    """Install a handler for the wake signal. Return whether the signal may be sent to this thread.
 
-    The handler stays installed, because without it a late signal would end the process.
+    The handler stays installed, because without it a late signal would kill the process.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -148,14 +158,14 @@ def _listen() -> bool:
 
 
 def _woken(number: int, frame: FrameType | None) -> None:
-    """Do nothing. A delivered exception is raised when this handler starts."""
+    """Do nothing. A delivered exception is raised when the interpreter enters this handler."""
 
 
 KILLED_STATUS = 137  # the status that a shell reports for SIGKILL
 
 
 class Interrupter:
-    """Ends a generation in this process. `interrupt` and `kill` are thread-safe."""
+    """Interrupts the function of a generation in this process. `interrupt` and `kill` are thread-safe."""
 
     def __init__(self, section: InterruptibleSection, aborts: Sequence[Callable[[], object]]) -> None:
         self._section = section
@@ -169,9 +179,9 @@ class Interrupter:
             self._runs, self._aborting = True, None
 
     def end(self) -> None:
-        """Record that the generation has ended, so that nothing is aborted any more.
+        """Record that the generation has ended, so that nothing more is aborted, and wait for running aborts.
 
-        Waits for aborts that are running. If one of them hangs, the hard timeout ends the process.
+        If an abort hangs, the process is killed after the hard timeout.
         """
         with self._lock:
             self._runs, aborting = False, self._aborting
@@ -202,4 +212,4 @@ class Interrupter:
                 abort()
             except Exception:
                 log.exception("an abort failed")
-        self._section.interrupt()  # again, because the first one may have met code that must run to its end
+        self._section.interrupt()  # again, because the function may have been in code that must complete

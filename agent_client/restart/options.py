@@ -1,7 +1,7 @@
-"""Options of a Wrapper, and the place of this process in its run.
+"""Options of a Wrapper, and the position of this process in its run.
 
-`Options` holds and checks what a script passes to the decorator. `Launch` reads the variables of a supervisor or of
-torchrun, which identify this process and its lighthouse.
+`Options` validates what a script passes to the decorator. `Launch` reads the environment variables that a supervisor or
+torchrun sets, which identify this process and its lighthouse.
 """
 
 import dataclasses
@@ -31,16 +31,16 @@ NO_NAME = "none"
 @dataclass(frozen=True, slots=True)
 class Launch:
     lighthouse: str
-    """An address, several addresses, or a join string."""
+    """An address, several addresses, or a join string (address and token). Empty if there is no lighthouse."""
     job: str
     run: str
     slot: int
-    """Number of this rank's place in the run. Without a supervisor it is RANK."""
+    """Number that identifies this rank in the run, from 0, across restarts. Without a supervisor, it is RANK."""
     slots: int
-    """Number of slots. Without a supervisor it is WORLD_SIZE."""
+    """Number of slots in the run. Without a supervisor, it is WORLD_SIZE."""
     incarnation: str
     attempt: int
-    """Number of earlier starts of this slot."""
+    """Number of times that this slot was started before."""
     stride: int
     active: int | None
     """Number of ranks that train, if the supervisor sets it."""
@@ -56,7 +56,7 @@ class Launch:
         supervised, slot = reader.text("LIGHTHOUSE_INCARNATION"), reader.number("LIGHTHOUSE_SLOT", "RANK") or 0
         offset, restarts = reader.number("LIGHTHOUSE_SLOT_OFFSET"), reader.number("TORCHELASTIC_RESTART_COUNT")
         incarnation, stride = supervised or uuid.uuid4().hex, 1
-        if offset is not None:  # started by torchrun under a supervisor
+        if offset is not None:  # torchrun under a supervisor
             incarnation, slot = f"{supervised}.{os.getpid()}", offset + (reader.number("RANK") or 0)
         elif not supervised and restarts is not None:  # torchrun restarts its ranks together
             incarnation, stride = f"{incarnation}.torchrun-{restarts}", DEFAULT_STRIDE
@@ -78,7 +78,7 @@ class Launch:
 
     @property
     def lighthouse_address(self) -> str:
-        """First address in `lighthouse`, without a token, or empty if there is none."""
+        """First address in `lighthouse`, without a token, or an empty string if there is none."""
         if not self.lighthouse:
             return ""
         return str(parse_coordinator(self.lighthouse, "LIGHTHOUSE_ADDRESS").addresses[0])
@@ -98,7 +98,7 @@ class Launch:
 
 
 def run_of(variables: Mapping[str, str]) -> str:
-    """Return the id of the run. For a torchrun job without a name, derive one that is unique to the job."""
+    """Return the id of the run. If it is a torchrun job without an id, derive an id that is unique to the job."""
     reader = Variables(variables)
     run = reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN
     if run != NO_NAME or reader.text("LIGHTHOUSE_RUN_ID"):
@@ -113,7 +113,7 @@ def run_of(variables: Mapping[str, str]) -> str:
 
 Hook = Callable[[State], object]
 Duration = timedelta | float
-"""A plain number counts seconds."""
+"""Duration as a timedelta, or as a number of seconds."""
 
 _STORE_NAMES = frozenset(
     {"host_name", "port", "world_size", "is_master", "timeout", "wait_for_workers", "multi_tenant"}
@@ -156,44 +156,46 @@ class Options:
     The process of slot 0 serves it unless a supervisor does. `timeout` also bounds reads of numbers and keys from the
     lighthouse."""
     barrier_timeout: Duration = 60.0
-    """How long a new generation waits for ranks that are alive and not ready."""
+    """How long a new generation waits for ranks that are alive but not ready."""
     return_timeout: Duration = 60.0
-    """How long a run with too few ranks waits for more before it stops."""
+    """How long a run with too few ranks waits for more ranks before it stops."""
     lighthouse_timeout: Duration = 600.0
     """How long a waiting rank tolerates an unreachable lighthouse."""
     soft_timeout: Duration | None = 600.0
-    """Maximum time between two pings of the function. If it is exceeded, the function counts as failed. It
-    applies from the first ping of a generation; None disables it."""
+    """Maximum time between two calls of `ping`. If it is exceeded, the function counts as failed. The limit applies
+    after the first `ping` of a generation. None disables it."""
     hard_timeout: Duration = 90.0
-    """How long an interrupted function may take to end before its process is killed. The hooks between two generations
-    have the same limit."""
+    """How long an interrupted function may continue to run before its process is killed. The hooks between two
+    generations have the same limit."""
     active_world_size: int | None = None
     """Number of ranks that train; the others are spares. Default: the supervisor's `--active-ranks`, else all."""
     min_active: int | None = None
-    """With fewer active ranks the run waits, then stops. Default: the supervisor's `--min-active-ranks`, else 1."""
+    """With fewer active ranks, the run waits for `return_timeout`, and then stops. Default: the supervisor's
+    `--min-active-ranks`, else 1."""
     divisible_by: int = 1
-    """The number of active ranks is a multiple of this."""
+    """The number of active ranks is always a multiple of this number."""
     hosts_together: bool = False
-    """A host that lacks one of its ranks has no active rank."""
+    """Whether all ranks of a host become spares if one rank of the host is missing."""
     max_iterations: int | None = None
-    """Maximum number of generations. The run then stops with exit code 130. None: no limit."""
+    """Maximum number of generations. The run then stops with exit code 130. None disables the limit."""
     max_restarts: int | None = 10
     """Maximum number of restarts after failures of the function within `restart_window`. One more failure stops the run
-    with exit code 130. None: no limit."""
+    with exit code 130. None disables the limit."""
     restart_window: Duration = 600.0
-    """Window in which restarts are counted."""
+    """Length of the sliding time window in which restarts are counted."""
     restart_delay: Duration | None = 0.5
-    """Delay before the next generation if the last one made no progress: no ping, and it ended within 10 s. The delay
-    doubles with each such generation in a row, up to 30 s. None: no delay."""
+    """Delay before the next generation if the last one made no progress: it ended within 10 s and without a ping. The
+    delay doubles with each consecutive generation of this kind, up to 30 s. None disables the delay."""
     initialize: Hook | None = None
     """Called before each generation, with the State."""
     abort: Hook | None = None
-    """Called in a separate thread when the function is interrupted, to abort calls that block in C code. The wrapper
-    itself aborts torch's process groups."""
+    """Called in a separate thread when the function is interrupted, to abort calls that are blocked in C code. The
+    wrapper itself aborts torch's process groups."""
     finalize: Hook | None = None
-    """Called after each generation that failed, before the next one."""
+    """Called after each failed generation, before the next one."""
     health_check: Hook | None = None
-    """Called after `finalize`. If it raises, the wrapped function raises the same error and the process ends."""
+    """Called after `finalize`. If it raises, the decorated function raises the same error, and this process leaves the
+    run."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Options":

@@ -1,8 +1,8 @@
-"""Process groups of a wrapped function, which can be aborted from another thread.
+"""Aborts the process groups of a wrapped function from another thread.
 
-A function often waits in C code for a peer that has died, where no exception reaches it. Aborting its process groups
-ends such waits. Covered are all groups that torch.distributed makes while the function runs (torch_scope.py), and the
-groups of agent_client. torch is never imported here.
+A function is often blocked in C code, waiting for a peer that has died, where no exception can be raised. Aborting its
+process groups ends the wait. This covers all groups that torch.distributed creates while the function runs
+(torch_scope.py), and the groups of agent_client. This module never imports torch.
 """
 
 import contextlib
@@ -49,13 +49,13 @@ class ProcessGroups:
                 self._aborted += open_groups.registered()
             try:
                 if self._torch is not None:
-                    self._torch.abort()  # first, because NCCL groups that do not end together may wait for each other
+                    self._torch.abort()  # first, because NCCL groups that are not aborted together may block each other
             finally:
                 if open_groups is not None:
                     open_groups.abort_all()
 
     def have_lost_a_peer(self) -> bool:
-        """Check whether a peer is lost, since the function's exception may be a consequence of that."""
+        """Return whether a peer was lost, which may have caused the function's exception."""
         open_groups = sys.modules.get("agent_client.collectives.group_spec")
         return open_groups is not None and open_groups.have_lost_a_peer()
 

@@ -1,8 +1,9 @@
-"""Threads of a rank in a run. `DriverThread` runs the machine; `RankThread` is a wrapped function's part in its run.
+"""Threads of a rank in a run. `DriverThread` runs the state machine. `RankThread` adds what a wrapped function needs.
 
-The driver belongs to its thread. Other threads put their events into its inbox. A separate thread reads each stream.
+Only one thread uses the driver. Other threads put their events into its inbox. Each stream is read by a separate
+thread.
 
-`fork_and_monitor` is here as well. It puts a plain script under a supervisor.
+The module also contains `fork_and_monitor`, which puts a plain script under a supervisor.
 """
 
 import json
@@ -43,7 +44,7 @@ CLOSES_WITHIN_S = 5.0
 
 
 class Stream(driver.Stream, Protocol):
-    """A stream that can be read, such as lighthouse_runtime.client.streams.RankStream."""
+    """Interface to a stream that can be read, such as lighthouse_runtime.client.streams.RankStream."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
 
@@ -54,7 +55,7 @@ class _Sign(Enum):
 
 
 class DriverThread(driver.Process):
-    """The process of a rank, whose machine runs on a thread of its own.
+    """Runs the state machine of a rank on a separate thread.
 
     The driver calls `run`, `end`, `sample`, `interrupt` and `kill` on that thread.
     """
@@ -74,7 +75,7 @@ class DriverThread(driver.Process):
         self._inbox.put(event)
 
     def leave(self) -> None:
-        """Leave the run. The stream is cancelled, so the lighthouse notices at once."""
+        """Leave the run. This cancels the stream, so the lighthouse notices immediately."""
         self._inbox.put(_Sign.LEAVE)
         self._thread.join(CLOSES_WITHIN_S)
 
@@ -90,7 +91,7 @@ class DriverThread(driver.Process):
         self.end(events.Ended(error))
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
-        """Handle a message on the thread that reads it, before the driver receives it."""
+        """Handle a message on the thread that reads the stream, before the driver receives it."""
         if isinstance(message, EvidenceAsked):
             self._reporter.answer(message.number, stream.send)
 
@@ -137,11 +138,14 @@ REPORT_INTERVAL_S = 0.1
 SAMPLE_INTERVAL_S = 0.5
 
 _completed: set[tuple[str, str, str]] = set()
-"""Lighthouse, job and name of the runs that this process has seen complete."""
+"""(lighthouse, job, name) of the runs that were completed while this process took part in them."""
 
 
 class RankThread(DriverThread):
-    """This process's part in a run, and the values that StoreMixin reads. A context manager; its end leaves the run."""
+    """This process's part in a run, and the values that StoreMixin reads.
+
+    Use it as a context manager. Exiting it leaves the run.
+    """
 
     def __init__(self, options: Options, launch: Launch, interrupter: Interrupter, state: State) -> None:
         if not launch.lighthouse:
@@ -166,7 +170,7 @@ class RankThread(DriverThread):
         self._step = 0
         self._steps_reported = 0
         self._reported_at = 0.0
-        self._progress = Progress()  # of the function in this generation
+        self._progress = Progress()  # progress of the function in this generation
         self._sampled_at = 0.0
 
     def __enter__(self) -> Self:
@@ -193,14 +197,14 @@ class RankThread(DriverThread):
         self.put(events.Waiting())
 
     def wait(self) -> events.Run | events.Ended:
-        """Return the next order. Blocks while this rank is a spare, and while other ranks are not ready."""
+        """Return the next order. Block while this rank is a spare, or while other ranks are not ready."""
         verdict = self._ended or self._verdicts.get()
         if isinstance(verdict, events.Ended) and isinstance(verdict.outcome, RunCompleted):
             _completed.add(self._key)
         return verdict
 
     def begin(self, run: events.Run) -> None:
-        """Set the place of this rank in a new generation. Log the generation if it follows a restart."""
+        """Set the rank and the world size of a new generation. Log the generation if it follows a restart."""
         self.state.begin_generation(run.counters, run.rank, run.world_size)
         if self._previous is not None or self._launch.attempt > 0:
             previous = "unknown" if self._previous is None else self._previous
@@ -208,7 +212,10 @@ class RankThread(DriverThread):
         self._previous = run.number
 
     def advance(self) -> int:
-        """Wait for the next generation, at the request of the function. A spare waits here, too."""
+        """Request and await the next generation, as the function asks for it. Return its number.
+
+        The call also blocks while this rank is a spare.
+        """
         self._interrupter.end()
         self.ready()
         verdict = self.wait()
@@ -225,10 +232,11 @@ class RankThread(DriverThread):
         self.put(events.Returned())
 
     def stepped(self, step: int | None) -> None:
-        """Record a step. This is cheap enough for any number of calls.
+        """Record a step. The call takes microseconds at most.
 
-        A missing number is counted: over the process for the machine, whose step never falls, and over the generation
-        for the progress, so that ranks can be compared.
+        If `step` is None, the steps are counted. The machine receives the count since the process started, because its
+        step must not decrease. The progress report contains the count in this generation, so that ranks can be
+        compared.
         """
         self._step = self._step + 1 if step is None else max(self._step, step)
         self._progress.step(self._progress.number + 1 if step is None else step)
@@ -241,10 +249,10 @@ class RankThread(DriverThread):
         return self._over >= number or self._ended is not None
 
     def _stop_run(self, end: SystemExit | KeyboardInterrupt) -> None:
-        """Stop the run when this process ends by RestartAbort, an exit with its code, or KeyboardInterrupt.
+        """Stop the run because this process exits by RestartAbort, with RestartAbort's exit code, or by Ctrl-C.
 
-        A supervisor sees the end of the process itself, so it only needs the reason. It reads the error file that
-        torch's @record would write.
+        A supervisor sees the exit itself and only needs the reason, which it reads from the error file that torch's
+        @record would write.
         """
         if self._launch.is_supervised:
             path = os.environ.get("TORCHELASTIC_ERROR_FILE")
@@ -274,7 +282,7 @@ class RankThread(DriverThread):
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
-            stream.send(RankHeartbeat(progress=self._progress.sample()))  # the judgement needs its present position
+            stream.send(RankHeartbeat(progress=self._progress.sample()))  # the verdict needs its current position
         super().received(message, stream)
 
     def run(self, run: events.Run) -> None:
@@ -301,8 +309,8 @@ class RankThread(DriverThread):
         self._interrupter.kill(reason)
 
 
-# The process becomes the supervisor by exec. Imported modules and allocated memory, including CUDA's, are lost; the
-# script starts again from its beginning in a child.
+# The process becomes the supervisor by exec, which discards imported modules and allocated memory, including CUDA's.
+# The script starts again from its beginning in a child process.
 
 _LOOPBACK = "127.0.0.1"
 
@@ -310,16 +318,16 @@ _LOOPBACK = "127.0.0.1"
 def fork_and_monitor(*options: str) -> None:
     """Put this script under a supervisor.
 
-    Call it first in the script. The process becomes `lighthouse-manager run`, which starts the script again in a child
-    process; there the call returns at once. Code before the call runs in both. The lighthouse and the replica group
-    come from LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID. Under torchrun each rank gets its own supervisor; give torchrun
-    `--max-restarts=0`.
+    Call this at the beginning of the script. The process becomes `lighthouse-manager run`, which starts the script
+    again in a child process. In the child, the call returns immediately. Code before the call runs in both processes.
+    LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set the lighthouse and the replica group. Under torchrun, each rank gets its
+    own supervisor. Pass `--max-restarts=0` to torchrun.
 
     Args:
         *options: Options of `lighthouse-manager run`, such as "--max-restarts", "10".
 
     Raises:
-        ConfigurationError: No lighthouse is set, or torchrun restarts ranks itself.
+        ConfigurationError: No lighthouse is set, or torchrun is set to restart ranks itself.
 
     Example:
         ```python
@@ -335,7 +343,7 @@ def fork_and_monitor(*options: str) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     own = command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options)
-    # not -m, which would find a module of the same name in the script's folder
+    # Do not use -m, which would find a module of the same name in the script's folder.
     os.execv(sys.executable, [sys.executable, "-P", "-c", START_MANAGER, *own])
 
 
@@ -353,7 +361,7 @@ def command(
     words = ["run", "--nproc-per-node", "1", "--group-world-size", "1"]
     if variables.get("TORCHELASTIC_RUN_ID") == NO_NAME and not variables.get("LIGHTHOUSE_RUN_ID"):
         words += ["--run-id", launch.run]
-    if launch.slots > 1:  # ranks of one run, each a replica group of its own to its supervisor
+    if launch.slots > 1:  # each rank of the run has its own supervisor, which treats it as a replica group
         words += ["--slot-offset", str(launch.slot), "--run-world-size", str(launch.slots)]
         words += ["--replica-id", f"{variables.get('REPLICA_GROUP_ID') or 'rank'}-{launch.slot}"]
         words += ["--bind", "[::]:0"] if "LIGHTHOUSE_MANAGER_BIND" not in variables else []

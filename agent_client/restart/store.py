@@ -1,11 +1,11 @@
 """State of a wrapped function in its run, and StoreMixin, which reads and writes keys of the run.
 
-StoreMixin has the methods that scripts of other libraries use to read and record iterations. It needs no store of its
-own: the lighthouse numbers the generations, keeps their keys, and refuses writes from an outdated generation. Mix it
-into a store class, or use it as it is, inside a wrapped function with `use_global_iteration=True`.
+StoreMixin has the methods that scripts written for other libraries use to read and record iterations. It has no store
+of its own: the lighthouse numbers the generations, stores their keys, and refuses writes from an outdated generation.
+Mix it into a store class, or use it directly, inside a wrapped function with `use_global_iteration=True`.
 
-There is no election, readiness key or heartbeat to write. Those names raise an AttributeError that names the
-replacement (docs/reference/restart-names.md).
+Methods for elections, readiness keys and heartbeats do not exist, because the lighthouse does this work. Their names
+raise an AttributeError that names the replacement (docs/reference/restart-names.md).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
-    """A run that this process takes part in (rank_thread.py)."""
+    """Interface to a run that this process takes part in (rank_thread.py)."""
 
     client: LighthouseClient
     run_id: str
@@ -68,20 +68,20 @@ _INSTEAD = {
 }
 
 present_runs: list[PresentRun] = []
-"""Runs that this process takes part in, the innermost last."""
+"""Runs that this process takes part in. If wrapped functions are nested, the innermost one's run is last."""
 
 
 class StoreMixin:
-    """Numbers and keys of a run, for wrapped functions with `use_global_iteration=True`.
+    """Reads and writes iterations and keys of a run, in wrapped functions with `use_global_iteration=True`.
 
-    Use it as `call_wrapper.store`, or mix it into a store class. The values are in the lighthouse. A `rank` is an
-    initial rank (slot). Every method raises a LighthouseError if the lighthouse refuses or does not answer in time.
+    Use it as `call_wrapper.store`, or mix it into a store class. The lighthouse stores the values. A `rank` is always
+    an initial rank (slot). Every method raises a LighthouseError if the lighthouse refuses or does not answer in time.
     """
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Name the replacement of a method that exists in other libraries."""
+            """Raise an AttributeError that names the replacement of a method of other libraries."""
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)
@@ -89,29 +89,29 @@ class StoreMixin:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{why}")
 
     def get_global_iteration(self) -> int:
-        """Return the number of this process's generation."""
+        """Return the number of this process's current generation."""
         return _run().state.iteration
 
     def coordinate_global_iteration_advance(
         self, world_size: int | None = None, timeout: timedelta | None = None, is_coordinator: bool = False
     ) -> int:
-        """Report ready, wait for all active ranks, and return the next number. The arguments are ignored."""
+        """Request the next generation, wait for all active ranks, and return its number. The arguments are ignored."""
         return _run().advance()
 
     def handle_rank_restart(self, world_size: int | None = None, timeout: timedelta | None = None) -> int:
-        """Record the present number for this rank and return it. The arguments are ignored."""
+        """Record the number of the current generation for this rank, and return it. The arguments are ignored."""
         run = _run()
         self.record_iteration_for_rank(run.slot, run.state.iteration)
         return run.state.iteration
 
     def record_iteration_for_rank(self, rank: int, iteration: int) -> None:
-        """Record an iteration for a rank, in this generation's keys."""
+        """Record an iteration for a rank in the keys of the current generation."""
         self.set_key(KeyKind.ITERATION, _last(rank), str(iteration))
 
     def get_iteration_for_rank(self, rank: int) -> int:
-        """Return the iteration recorded for a rank in this generation.
+        """Return the iteration that was recorded for a rank in the current generation.
 
-        Without a record, return the last generation in which its process was active, or the present one.
+        If none was recorded, return the last generation in which the rank's process was active, or the current one.
         """
         run = _run()
         try:
@@ -123,21 +123,21 @@ class StoreMixin:
     def get_active_ranks_for_coordination(
         self, world_size: int | None = None, timeout: timedelta | None = None
     ) -> set[int]:
-        """Return the ranks that are alive and not spares, as the lighthouse sees them. The arguments are ignored."""
+        """Return the ranks that, according to the lighthouse, are alive and not spares. The arguments are ignored."""
         run = _run()
         found = [status for status in run.client.runs(run.run_id, timeout_s=run.timeout_s) if status.run == run.run_id]
         return {rank.slot for status in found for rank in status.ranks if rank.state in ("active", "ready", "finished")}
 
     def set_key(self, kind: KeyKind, name: str, value: str) -> None:
-        """Set a key in this generation.
+        """Set a key in the current generation.
 
         Args:
             kind: Kind of the key.
             name: Name of the key.
-            value: Text.
+            value: The value, a string.
 
         Raises:
-            WrongState: Another generation has formed.
+            WrongState: This generation has ended, and another one has formed.
         """
         run = _run()
         run.client.put_key(
@@ -150,11 +150,11 @@ class StoreMixin:
         Args:
             kind: Kind of the key.
             name: Name of the key.
-            generation: An earlier generation, or None for this one. The lighthouse keeps only the newest few.
+            generation: An earlier generation, or None for the current one. The lighthouse keeps only the last few.
 
         Raises:
             UnknownName: The key was not set in that generation.
-            WrongState: Another generation has formed.
+            WrongState: The current generation has ended, and another one has formed.
         """
         run = _run()
         _, keys = run.client.get_keys(run.state.iteration, kind, name, of=generation, timeout_s=run.timeout_s)
@@ -165,7 +165,7 @@ class StoreMixin:
 
     @property
     def previous(self) -> Mapping[tuple[str, str], str]:
-        """Values by (kind, name), each from the newest earlier generation that set the key.
+        """Values of earlier generations by (kind, name). Each is from the last earlier generation that set the key.
 
         Every access sends a request to the lighthouse. Raises WrongState if another generation has formed.
         """
@@ -175,7 +175,15 @@ class StoreMixin:
 
 
 def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool] = lambda: False) -> T | None:
-    """Call `read` until it no longer raises UnknownName. Return None if `gives_up` returned True before.
+    """Call `read` repeatedly until it no longer raises UnknownName.
+
+    Args:
+        read: Reads the key.
+        limit_s: Time limit in seconds.
+        gives_up: Called between two attempts. If it returns True, stop.
+
+    Returns:
+        The result of `read`, or None if `gives_up` returned True.
 
     Raises:
         TimeoutError: The key was not set in time.
@@ -193,7 +201,7 @@ def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool
 
 
 def last_generation(client: LighthouseClient, run: str, slot: int, timeout_s: float) -> int | None:
-    """Return the generation in which the newest process of that slot was active, or None if there is none."""
+    """Return the last generation in which the slot's newest process was active, or None if there is none."""
     for status in client.runs(run, timeout_s=timeout_s):
         for rank in status.ranks:
             if status.run == run and rank.slot == slot:
@@ -214,15 +222,15 @@ def _run() -> PresentRun:
 class RestartAbort(SystemExit):
     """Stops the run on all ranks, without a restart.
 
-    A wrapped function raises it to stop the run. The wrapper raises it at every rank when the run is stopped. A script
-    that does not catch it ends with exit code 130.
+    A wrapped function raises it to stop the run. When the run is stopped, the wrapper raises it on every rank. A script
+    that does not catch it exits with code 130.
     """
 
     def __init__(self, reason: str = "RestartAbort") -> None:
-        """Set the reason.
+        """Create the exception.
 
         Args:
-            reason: Text for logs, and for the other ranks.
+            reason: Reason that is logged and sent to the other ranks.
         """
         super().__init__(130)
         self.reason = reason
@@ -233,28 +241,28 @@ class RestartAbort(SystemExit):
 
 @dataclasses.dataclass
 class State:
-    """Position of this process in its run, and the run's counters. Hooks of a Wrapper receive it."""
+    """Position of this process in its run, and the run's counters. It is passed to the hooks of a Wrapper."""
 
     rank: int = 0
     """Rank among the active ranks."""
     world_size: int = 1
     """Number of active ranks."""
     iteration: int = 0
-    """Number of the generation. Without `use_global_iteration`, a counter of this process."""
+    """Number of the generation. Without `use_global_iteration`, the number of this process's attempt."""
     global_iteration_counter: int = 0
-    """Number of the last generation that a restarted process began."""
+    """Number of the last generation that began with a restarted process."""
     job_restart_counter: int = 0
-    """Number of incidents of the run."""
+    """Number of incidents in the run. An incident is a failure after which the ranks restart."""
     ranks_restart_counter: int = 0
-    """Number of incidents since the last restart of a process that the ranks recovered from in their processes."""
+    """Number of incidents since the last one that restarted a process. In these, all ranks restarted in process."""
     initial_rank: int = 0
-    """Slot of the process, which stays the same for its whole life."""
+    """Slot of the process. It stays the same as long as the process lives."""
     use_global_iteration: bool = False
     """Whether all ranks of the run restart together."""
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def begin_generation(self, counters: RunCounters, rank: int, world_size: int) -> None:
-        """Set the numbers of a new generation, and RANK and WORLD_SIZE."""
+        """Set the counters, rank and world size of a new generation, and the variables RANK and WORLD_SIZE."""
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
         self.rank, self.world_size = rank, world_size
         self.iteration = counters.number
@@ -269,12 +277,12 @@ class State:
         timeout: timedelta | None = None,
         is_coordinator: bool = False,
     ) -> int:
-        """Request the next iteration and wait for it. All active ranks advance together once all have asked.
+        """Request the next iteration and wait for it. It begins when all active ranks have requested it.
 
-        The arguments are accepted for compatibility and ignored: the lighthouse coordinates.
+        The arguments are accepted for compatibility and ignored, because the lighthouse coordinates the ranks.
 
         Returns:
-            The number of the iteration.
+            The number of the next iteration.
         """
         if not self.use_global_iteration:
             self.iteration += 1
@@ -285,7 +293,7 @@ class State:
         return self.iteration
 
     def sync_with_global_iteration(self, store: StoreMixin | None = None, timeout: timedelta | None = None) -> int:
-        """Return the present iteration. A restarted process has received it before its function runs."""
+        """Return the current iteration. A restarted process receives it before its function runs."""
         if self.use_global_iteration:
             self.iteration = self._coordination(store).handle_rank_restart(self.world_size, timeout)
         return self.iteration

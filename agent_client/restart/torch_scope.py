@@ -1,8 +1,8 @@
-"""Process groups that a wrapped function makes with torch.distributed. They end with the function's generation.
+"""Limits the process groups that a wrapped function creates with torch.distributed to the function's generation.
 
-While the function runs, torch makes groups that can be aborted (collectives/interruptible.py). Their ranks meet in a
-store of the current generation, so they see no keys of an earlier one, and no process needs to remain rank 0.
-`TorchScope` patches torch.distributed for this and restores it afterwards.
+While the function runs, torch creates groups that can be aborted (collectives/interruptible.py). Their ranks connect
+through a store that belongs to the current generation. So no keys of an earlier generation are visible, and rank 0 may
+be another process in each generation. `TorchScope` patches torch.distributed for this and restores it afterwards.
 """
 
 import ctypes
@@ -28,24 +28,24 @@ from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_runtime.net.address import advertised_host
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default for a store
-CONNECT_TIMEOUT = timedelta(seconds=10)  # the store already listens; an abort cannot end this wait
+CONNECT_TIMEOUT = timedelta(seconds=10)  # the store is already listening; an abort cannot end this wait
 _STORE = "torch_store"
 _VARIABLES = {**nccl_watchdog.QUIET, "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
-"""Keeps NCCL's watchdog from ending the process after a failure, or delaying it for minutes. Values that the script has
-set take precedence."""
+"""Variables that keep NCCL's watchdog from killing the process after a failure, or from blocking it for minutes. Values
+that the script has set take precedence."""
 _LRU_CACHE = type(functools.lru_cache(print))
 _CLEARING = (("debug", "_clear_sharding_prop_cache"), ("_redistribute", "clear_redistribute_planner_cache"))
-"""Modules of DTensor with caches that are not lru_caches, and the functions that clear them."""
+"""DTensor modules with caches that are not lru_caches, and the functions that clear these caches."""
 
-# It evaluates group.WORLD in default arguments, so import it before there is a group.
+# This module evaluates group.WORLD in default arguments, so import it before a group exists.
 importlib.import_module("torch.distributed.nn.functional")
 
 
 class TorchScope:
-    """Patches torch.distributed from `begin` to `end`. `abort` can be called at any time, `recover` after `end`."""
+    """Patches torch.distributed between `begin` and `end`. Call `abort` at any time, and `recover` only after `end`."""
 
     def __init__(self, lighthouse: str) -> None:
-        """Freeze the existing objects. `lighthouse` is the address of the run's lighthouse, or empty without one."""
+        """Exclude the existing objects from garbage collection. `lighthouse` is its address, or an empty string."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -54,9 +54,9 @@ class TorchScope:
         self._store: Store | None = None
         self._rendezvous_count = 0
         self._connections: list[Connections] = []
-        # Scanning all objects takes most of a restart, so exclude those that exist from garbage collection.
+        # Scanning all objects takes most of the time of a restart, so exclude the existing ones.
         gc.collect()
-        gc.unfreeze()  # the script may have frozen its imports, whose caches would not be found
+        gc.unfreeze()  # the script may have frozen its imports, and then _clear_caches would not find them
         self._caches = _caches()
         gc.freeze()
         self._frozen = gc.get_freeze_count()
@@ -71,7 +71,7 @@ class TorchScope:
         self._replaced = {name: getattr(distributed_c10d, name) for name in ("ProcessGroup", "rendezvous")}
         distributed_c10d.ProcessGroup = InterruptibleGroup  # pyright: ignore[reportAttributeAccessIssue]
         distributed_c10d.rendezvous = self._rendezvous
-        if self._lighthouse:  # without a lighthouse only the watchdog ends a collective
+        if self._lighthouse:  # without a lighthouse, only NCCL's watchdog can end a collective
             self._variables = [name for name in _VARIABLES if name not in os.environ]
             os.environ.update({name: _VARIABLES[name] for name in self._variables})
 
@@ -82,7 +82,7 @@ class TorchScope:
             setattr(distributed_c10d, name, value)
 
     def abort(self) -> None:
-        """Abort all groups of torch.distributed, and every wait for the store, for example in init_process_group.
+        """Abort all groups of torch.distributed, and all waits for the store, for example in init_process_group.
 
         NCCL groups are aborted together, between ncclGroupStart and ncclGroupEnd.
         """
@@ -93,17 +93,17 @@ class TorchScope:
             each.shut_down()
 
     def recover(self) -> None:
-        """Clean up after a failed generation. All groups must have been aborted."""
+        """Clean up after a failed generation. All groups must be aborted before."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-        sys.excepthook = self._excepthook  # each init_process_group wraps it again
-        if gc.get_freeze_count() > self._frozen:  # the function has frozen its own objects, which would never be freed
+        sys.excepthook = self._excepthook  # because each init_process_group wraps it once more
+        if gc.get_freeze_count() > self._frozen:  # the function froze its own objects, which would never be freed
             gc.unfreeze()
             self._frozen = 0
         _clear_caches(self._caches)
         gc.collect()  # frees DataLoader iterators and groups, which ends their workers and threads
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-        if trim is not None:  # the C library would keep the memory while the next generation allocates its model
+        if trim is not None:  # otherwise the C library keeps the memory while the next generation allocates its model
             trim(0)
 
     def _rendezvous(self, url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Iterator[Any]:
@@ -118,7 +118,7 @@ class TorchScope:
             yield PrefixStore(prefix, store), own, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
 
     def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
-        """Return the generation's store. The first rank serves it and publishes its address."""
+        """Return the generation's store. If `is_first`, serve it and publish its address at the lighthouse."""
         if self._store is None:
             before = gloo_connections.open_sockets()
             if is_first:
@@ -145,8 +145,8 @@ class TorchScope:
 
 
 def _forget_unfinished_groups() -> None:
-    # torch increments its count of groups before it makes a group, and the ranks meet under a prefix with that count.
-    # After an interrupted or failed init_process_group, the count would always differ from the other ranks'.
+    # torch counts the groups that it creates, and the ranks of a group use a store prefix with that count. After an
+    # interrupted or failed init_process_group, the count would differ from the other ranks' forever.
     if torch.distributed.is_initialized():
         return
     world: Any = distributed_c10d._world  # pyright: ignore[reportPrivateUsage]
@@ -157,7 +157,7 @@ def _forget_unfinished_groups() -> None:
 
 
 def _clear_caches(frozen: Sequence[Any]) -> None:
-    """Clear the caches of DTensor. Their keys refer to meshes, which refer to aborted groups."""
+    """Clear the caches of DTensor, because their keys refer to meshes of aborted groups."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     for module, name in _CLEARING:  # in older versions of torch these caches are lru_caches, too

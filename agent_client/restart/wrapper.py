@@ -1,7 +1,7 @@
 """The Wrapper decorator, and the TCPStore that it can serve for the script.
 
-The decorator binds the arguments of a call once and hands the rest to WrappedCall (call.py), which runs the attempts.
-If `store_kwargs` is given and no supervisor serves that store, the process of slot 0 does.
+The decorator binds the arguments of a call once. WrappedCall (call.py) then runs the attempts. If `store_kwargs` is
+given and no supervisor serves that store, the process of slot 0 does.
 """
 
 import functools
@@ -25,11 +25,14 @@ log = logging.getLogger(__name__)
 
 
 _served: dict[int, object] = {}
-"""Stores by port. They stay until the process ends, so that every call of a wrapped function finds the same store."""
+"""Served stores by port. They are kept until the process exits, so that all calls of wrapped functions share them."""
 
 
 def serve_store(options: Options, launch: Launch) -> None:
-    """Serve the TCPStore of `store_kwargs` if this process is responsible for it."""
+    """Serve the TCPStore of `store_kwargs`, by default if this process has slot 0. Do nothing if it is served already.
+
+    `is_master` in `store_kwargs` overrides the default.
+    """
     if not options.store_kwargs:
         return
     given: dict[str, Any] = {"wait_for_workers": False, **options.store_kwargs}
@@ -61,15 +64,14 @@ T = TypeVar("T")
 
 
 class Wrapper:
-    """Decorator that runs a function again in the same process after a fault in any rank of the run.
+    """Decorator that runs a function again in the same process after a failure of any rank of the run.
 
-    When a rank fails or dies, the function is interrupted in all ranks, their process groups are closed, and it starts
-    again in the next generation. A spare rank takes the place of a dead one. The function gets its CallWrapper through
-    the parameter with that annotation, or with the name `call_wrapper`.
+    When a rank fails or dies, the function is interrupted on all ranks, their process groups are aborted, and the
+    function starts again in the next *generation*, the lighthouse's number for an attempt. A spare rank replaces a dead
+    one. The function receives a CallWrapper in the parameter that has this annotation or is named `call_wrapper`.
 
-    The decorated function returns the function's result once all active ranks have returned, or None on a spare. It
-    raises RestartAbort (exit code 130) when the run is stopped, and a LighthouseError if this process may not take
-    part.
+    Once all active ranks have returned, the decorated function returns its result, or None on a spare rank. It raises
+    RestartAbort (exit code 130) if the run is stopped, and LighthouseError if this process may not take part.
 
     Example:
         ```python
@@ -92,7 +94,7 @@ class Wrapper:
             **options: Fields of `agent_client.restart.options.Options`, listed in docs/reference/options.md.
 
         Raises:
-            ConfigurationError: An option is unknown or does not fit.
+            ConfigurationError: An option is unknown or has an invalid value.
         """
         self.options = Options.of(options)
 
@@ -103,7 +105,7 @@ class Wrapper:
         @functools.wraps(function)
         def wrapped(*args: Any, **kwargs: Any) -> T | None:
             own = None if taken is None or taken.name in kwargs else taken.name
-            # Bind the arguments that every attempt receives. If they do not fit, no restart would fix that.
+            # Bind the arguments once for all attempts. If they do not match, a restart would not help.
             others = [parameter for parameter in signature.parameters.values() if parameter.name != own]
             try:
                 given = dict(signature.replace(parameters=others).bind(*args, **kwargs).arguments)

@@ -1,12 +1,12 @@
-"""Encoding of a state as a stream of bytes: checksummed, without pickle, and readable from any position.
+"""Encodes a state as a stream of bytes: checksummed, without pickle, and readable from any position.
 
     magic (8 bytes) · version (u32) · header length (u64) · XXH3 of all that and of the header (u64)   big endian
     header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}; and strides unless they are row-major
     per tensor: its bytes, in memory order and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
 
-The length is known before the first byte is sent, and no tensor is allocated before the header has proved consistent. A
-stream can begin at any byte, so an interrupted transfer resumes at its last byte. The sender makes no copy of the
-state. Checksums detect accidental corruption only. A malicious stream cannot execute code, because no value names code.
+The length is known before the first byte is sent, and no tensor is allocated before the header was validated. A stream
+can begin at any byte, so an interrupted transfer can resume where it stopped. The sender does not copy the state. The
+checksums detect accidental corruption only. A malicious stream cannot execute code, because no value refers to code.
 """
 
 import json
@@ -29,19 +29,19 @@ MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
 VERSION = 5
 MAX_HEADER_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**19
-"""Number of bytes that are copied and then added to the checksum, while they are still in a core's cache."""
+"""Number of bytes that are copied and checksummed at a time, so that they are still in the CPU cache."""
 PIECE_BYTES = 4 * 2**20
 """Number of tensor bytes per checksum."""
 PREFIX = struct.Struct(">8sIQ")
 CHECKSUM_BYTES = 8
-"""XXH3 with 64 bits: a CRC would take longer than the transfer over a fast network."""
+"""Size of a 64-bit XXH3. Over a fast network, computing a CRC would take longer than the transfer."""
 
 
 class Encoding:
-    """A state as chunks of bytes, which several threads can read at once and any number of times.
+    """A state as chunks of bytes, which several threads can read concurrently and repeatedly.
 
-    It holds the tensors themselves, so do not change them while they are read. Chunks of contiguous CPU tensors are
-    views. Other tensors are copied one piece at a time.
+    The tensors are not copied, so they must not change while they are read. Chunks of contiguous CPU tensors are views.
+    Other tensors are copied one piece at a time.
     """
 
     def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -61,7 +61,7 @@ class Encoding:
         return self.chunks(0)
 
     def chunks(self, start: int) -> Iterator[memoryview]:
-        """Yield everything from byte `start` on. At most one piece before it is read, for its checksum."""
+        """Yield all bytes from `start` on. If `start` is inside a piece, that piece is read from its beginning."""
         if start < len(self.head):
             yield memoryview(self.head)[start:]
         first = max(0, bisect_right(self._starts, start) - 1)
@@ -89,7 +89,7 @@ class Encoding:
             yield self._checksums[piece]
 
     def _piece(self, tensor: torch.Tensor, piece: int, first: int, skip: int) -> Iterator[memoryview]:
-        """Yield a piece and its checksum, which is computed once, here or in `checksums`."""
+        """Yield a piece and its checksum. The checksum is computed only once, here or in `checksums`."""
         known, checksum = self._checksums.get(piece), xxh3_64()
         for chunk in self._split(tensor, first, min(first + PIECE_BYTES, tensor.nbytes)):
             if known is None:
@@ -108,12 +108,12 @@ class Encoding:
 
 
 def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
-    """Encode a state. Raises TypeError or ValueError with a path if something in it cannot be sent (tree.py)."""
+    """Encode a state. Raises TypeError or ValueError, with the path, if an entry cannot be encoded (tree.py)."""
     return Encoding(state, chunk_bytes)
 
 
 def encoded_size(tensor: torch.Tensor) -> int:
-    """Return the size in bytes, including the checksum of each piece. An empty tensor is one empty piece."""
+    """Return the encoded size of a tensor in bytes, including the checksums. An empty tensor has one empty piece."""
     return tensor.nbytes + count_pieces(tensor) * CHECKSUM_BYTES
 
 
@@ -149,14 +149,14 @@ def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """Yield the bytes from `first` to `last`, at most one piece, in row-major order (of `in_memory_order`).
+    """Yield the bytes from `first` to `last`, at most one piece, in the row-major order of `in_memory_order`.
 
-    At most one piece of a tensor that is not contiguous is copied at a time.
+    If the tensor is not contiguous, these bytes are copied.
     """
     if first == last:
         return
     if tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        # not reshape: a tensor of one element is contiguous whatever its strides, and view() insists on 1
+        # Not reshape(): a tensor with one element is contiguous with any strides, but view() requires stride 1.
         flat = tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
         yield flat[first:last].cpu().numpy().data
         return
@@ -179,17 +179,17 @@ _MAX_DIMENSION = 2**62
 
 
 class Source(Protocol):
-    """Anything that fills a buffer: BytesIO, an HTTP response, an open file. 0 or None is the end."""
+    """Interface to anything that fills a buffer: BytesIO, an HTTP response, an open file. 0 or None means the end."""
 
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
 
 class TruncatedState(CorruptState):
-    """The bytes ended before the state did."""
+    """The bytes end before the state is complete."""
 
 
 class _Reader:
-    """Counts the bytes, feeds a checksum, and allocates no memory for bytes that have not arrived."""
+    """Reads bytes, counts them, and computes a checksum. Allocates no memory for bytes that have not arrived."""
 
     def __init__(self, source: Source, chunk_bytes: int) -> None:
         self._source = source
@@ -227,10 +227,17 @@ def decode(
     chunk_bytes: int = CHUNK_BYTES,
     expect: Callable[[State], object] | None = None,
 ) -> State:
-    """Decode a state of `length` bytes; without a length, the source must end with the state.
+    """Decode a state.
 
-    The tensors are on the CPU. `expect` is called before any tensor is read, with the layout of the state: tensors on
-    the meta device, bytes empty. Its exception ends the decoding.
+    Args:
+        source: The bytes.
+        length: Length of the encoding in bytes, or None if the source ends with the state.
+        chunk_bytes: Number of bytes to read and checksum at a time.
+        expect: Called before any tensor is read, with the state's layout: tensors are on the meta device, and bytes are
+            empty. If it raises, decoding stops.
+
+    Returns:
+        The state, with its tensors on the CPU.
 
     Raises:
         CorruptState: The bytes are not a valid state.
@@ -294,7 +301,7 @@ def _read_head(reader: _Reader) -> Head:
 
 
 def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Allocate a tensor on the CPU for each layout. The system commits memory only as it is filled."""
+    """Allocate a CPU tensor for each layout. The system provides the memory only when it is written."""
     return [
         with_layout(_allocate(layout.nbytes, index), layout.dtype, layout.shape, layout.stride())
         for index, layout in enumerate(layouts)
@@ -302,7 +309,7 @@ def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
-    """Yield the memory of each piece of tensors that `allocate` has made."""
+    """Yield a writable view of each piece of tensors that `allocate` returned."""
     for tensor in tensors:
         flat = tensor.as_strided((tensor.numel(),), (1,))
         view = flat.view(torch.uint8).numpy().data if tensor.nbytes else memoryview(bytearray())

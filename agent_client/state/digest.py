@@ -1,9 +1,9 @@
-"""Digest of tensors, with which ranks check that they hold the same bits.
+"""Computes digests of tensors, by which ranks check that their states are bitwise equal.
 
-The digest consists of two sums of 64-bit products: of all words, and of their upper halves, each times a pseudorandom
-weight of its position. It changes if an element changes, if two elements are exchanged, or if signs flip. The sums wrap
-around and are exact, so their order does not matter, and they are equal on all machines with the same byte order. On a
-GPU only `read` waits.
+The digest consists of two sums of 64-bit products. In the first sum, each word, and in the second its upper half, is
+multiplied by a pseudorandom weight that depends on its position. The digest changes if an element changes, if two
+elements are swapped, or if signs flip. The sums wrap around and are exact, so the order of summation does not matter,
+and they are equal on all machines with the same byte order. With a GPU, only `read` waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,13 +17,13 @@ from agent_client.state.rules import WINDOW_BYTES, Digest, Piece, windows
 
 WORD_BYTES = 8
 HALF_BITS = 32
-MULTIPLIER = 0x9E3779B97F4A7C15  # constants of splitmix64, which generates the weights
+MULTIPLIER = 0x9E3779B97F4A7C15  # constant of splitmix64, which generates the weights
 _MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 
 
 @dataclass(slots=True)
 class PendingDigest:
-    """Sums of one digest, one per device, which are on the CPU once `events` have happened."""
+    """A digest that is being computed: one sum per device. The sums are on the CPU once `events` have occurred."""
 
     sums: list[Tensor]
     events: list[torch.cuda.Event]
@@ -44,7 +44,7 @@ class Digests:
         self._names: list[int] = []
         self._windows: list[list[Piece]] = [[]]
         self._memory: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
-        """Words, their upper halves and the weights."""
+        """Buffers by device: for words, for their upper halves, and the weights."""
 
     @property
     def count(self) -> int:
@@ -54,9 +54,12 @@ class Digests:
     def take(
         self, tensors: Sequence[Tensor], number: int, of: Callable[[Tensor], Tensor | None] = lambda tensor: tensor
     ) -> PendingDigest:
-        """Take the digest of window `number`, modulo their count. Only the local part of a sharded tensor counts.
+        """Start to compute the digest of one window of the tensors.
 
-        `of` maps each tensor to the tensor to use, which has the same shape, or to None.
+        Args:
+            tensors: The tensors. Of a sharded tensor, only the local shard is used.
+            number: Number of the window, modulo the number of windows.
+            of: Returns the tensor to use instead of each given one, with the same shape, or None to leave it out.
         """
         names = list(map(id, tensors))
         if names != self._names:
@@ -100,7 +103,7 @@ class Digests:
 
 
 def _weights(count: int) -> Tensor:
-    """Return splitmix64 of the positions, computed with unsigned shifts."""
+    """Return the weights of the positions 0 to `count` - 1: splitmix64, computed with unsigned shifts."""
     weights = torch.arange(1, count + 1) * _wrapped(MULTIPLIER)
     for bits, multiplier in _MIXES:
         shifted = (weights >> bits) & ((1 << (64 - bits)) - 1)

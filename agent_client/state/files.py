@@ -1,4 +1,4 @@
-"""One rank's part of a checkpoint in a folder, written and read by torch.distributed.checkpoint.
+"""Reads and writes one rank's part of a checkpoint, by means of torch.distributed.checkpoint (DCP).
 
     step-000000000100-quorum-7/
         .metadata          for other readers (`torch.distributed.checkpoint.load`, `dcp_to_torch_save`); never read here
@@ -6,9 +6,10 @@
         rank-0/part.json      everything else of rank 0: plain values, the layout of each tensor, a checksum of the file
         rank-1/...
 
-DCP's own metadata is a pickle, so `part.json` holds what DCP needs to find a tensor. Nothing that is unpickled here can
-name code: DCP loads tensors with `weights_only`. A sharded tensor has one name in all parts, and each part holds one
-chunk of it, so any number of ranks can read it. Other tensors of rank 1 and above have the rank in their name.
+DCP's own metadata is a pickle, so `part.json` contains what DCP needs to find a tensor. Nothing that is unpickled here
+can execute code, because DCP loads tensors with `weights_only`. A sharded tensor has the same name in all parts, and
+each part contains one chunk of it, so any number of ranks can load it. The names of other tensors contain the rank,
+except those of rank 0.
 """
 
 import hashlib
@@ -39,20 +40,20 @@ _RANK = re.compile(r"rank-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Where one tensor of a part lies: in its file, and in the whole tensor if it is sharded."""
+    """Location of one tensor of a part: in its file, and inside the whole tensor if it is a shard."""
 
     name: str
-    """Path of the tensor in the state, joined by dots; with the rank in front unless all ranks share the tensor."""
+    """Path of the tensor in the state, joined with dots. Begins with the rank unless the tensor is shared by all."""
     dtype: str
     whole: list[int]
     offset: list[int]
     size: list[int]
     stride: list[int]
     layout: Json
-    """Description of a sharded tensor (shards.py) without its shard, or None."""
+    """Description of a sharded tensor (shards.py) without the shard itself, or None for an unsharded tensor."""
     start: int = 0
     length: int = 0
-    """Bytes in the file; 0 for an empty shard, which is not stored."""
+    """Number of bytes in the file. 0 for an empty shard, which is not stored."""
 
     @property
     def is_stored(self) -> bool:
@@ -61,7 +62,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FrozenState:
-    """A copy of a state on the CPU, which training no longer changes."""
+    """Copy of a state on the CPU, which training does not change."""
 
     skeleton: Json
     chunks: list[Chunk]
@@ -83,10 +84,15 @@ class Part:
 
 
 def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:
-    """Copy a state, whose sharded tensors are descriptions (shards.py), to the CPU.
+    """Copy a state to the CPU.
 
-    `find_shards` is called only if something in `state` is sharded. Raises TypeError or ValueError with a path if
-    something cannot be kept.
+    Args:
+        state: The state. Sharded tensors must be replaced by descriptions (shards.py).
+        rank: This rank.
+        find_shards: Returns the sharding. Called only if something in `state` is sharded.
+
+    Raises:
+        TypeError, ValueError: An entry cannot be stored. The message contains its path.
     """
     skeleton, tensors = disassemble(state)
     chunks: list[Chunk] = []
@@ -112,7 +118,7 @@ def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> Frozen
 def write_part(
     folder: Path, state: FrozenState, *, step: int, quorum_id: int, rank: int, ranks: int, disk: list[int]
 ) -> None:
-    """Write the part of one rank. It is complete once `folder` exists."""
+    """Write the part of one rank into a new `folder`. The part is complete once the folder exists."""
     temporary = folder.with_name(f"{folder.name}.saving")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -139,8 +145,9 @@ def read_parts(folder: Path) -> dict[int, Part]:
     """Read everything in a checkpoint except its tensors. Return the parts by rank.
 
     Raises:
-        CorruptState: The checkpoint is damaged, incomplete or of another version. The message names the file.
-        OSError: It cannot be read.
+        CorruptState: The checkpoint is damaged, incomplete or of a different format version. The message names the
+            file.
+        OSError: The checkpoint cannot be read.
     """
     parts = {
         part.rank: part for part in map(_read_part, (path for path in folder.iterdir() if _RANK.fullmatch(path.name)))
@@ -153,13 +160,17 @@ def read_parts(folder: Path) -> dict[int, Part]:
 
 
 def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: Callable[[], Shards]) -> State:
-    """Read the state that one rank loads, with its plain values and unsharded tensors. Its tensors are on the CPU.
+    """Read the state of one rank. Its tensors are on the CPU.
 
-    `find_shards` returns the present sharding. It is only called if the saved state is sharded.
+    Args:
+        folder: Folder of the checkpoint.
+        parts: The parts that `read_parts` returned.
+        rank: Rank whose plain values and unsharded tensors are read.
+        find_shards: Returns the current sharding. Called only if the saved state is sharded.
 
     Raises:
         CorruptState: The checkpoint is damaged or lacks chunks of a tensor. The message names the file.
-        OSError: It cannot be read.
+        OSError: The checkpoint cannot be read.
     """
     part = parts[rank]
     shards = find_shards() if any(chunk.layout for chunk in part.chunks) else None
@@ -176,14 +187,14 @@ def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: 
         _read_tensors(folder, parts, part.chunks, targets, offsets)
     except OSError:
         raise
-    except Exception as error:  # torch's errors for unreadable bytes share no class
+    except Exception as error:  # torch raises unrelated exceptions for unreadable bytes
         raise CorruptState(f"{folder} cannot be used: {error}") from error
     state = assemble(part.skeleton, targets)
     return state if shards or shards is None else without_descriptions(state)
 
 
 def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
-    """Write DCP's own index of a checkpoint, for other readers."""
+    """Write DCP's own index of a checkpoint, so that other programs can load it with DCP."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.storage import WriteResult
 
@@ -193,7 +204,7 @@ def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk, so that they survive a crash."""
+    """Flush the directory entries of a folder to disk, so that they survive a crash."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -202,7 +213,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
-    """Yield the path of each tensor in the order of `disassemble`, and its description if it is a shard."""
+    """Yield each tensor's path, in the order of `disassemble`, and its description, or None if it is not sharded."""
     if isinstance(node, torch.Tensor | bytes | np.ndarray):
         yield path, None
     elif is_description(node):
@@ -218,7 +229,7 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
-    """Make an empty tensor with the strides of a clone of `chunk`. For another size, keep its order of dimensions."""
+    """Return an uninitialized tensor of shape `size`, with the same memory order of dimensions as `chunk`."""
     dtype = DTYPES[chunk.dtype]
     if size == chunk.size and 0 not in size:
         elements = 1 + sum((length - 1) * stride for length, stride in zip(size, chunk.stride, strict=True))
@@ -289,7 +300,7 @@ def _read_tensors(
             return by_name[index.fqn]
 
         def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
-            """Do nothing: `tensor` is already a view of the target."""
+            """Do nothing, because `tensor` is already a view of the target."""
 
     metadata = _metadata(parts)
     items: list[ReadItem] = []
@@ -336,7 +347,7 @@ def _metadata(parts: Mapping[int, Part]) -> "Metadata":
             properties = TensorProperties(dtype=DTYPES[chunk.dtype])
             tensor = tensors.setdefault(chunk.name, TensorStorageMetadata(properties, torch.Size(chunk.whole), []))
             index = MetadataIndex(chunk.name, chunk.offset, len(tensor.chunks))
-            if index not in files:  # otherwise it is a replica of that chunk
+            if index not in files:  # otherwise it is a second copy of that chunk
                 tensor.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size)))
                 files[index] = _StorageInfo(f"rank-{rank}/{TENSORS}", chunk.start, chunk.length)
     paths = {name: tuple(name.split(".")) for name in tensors}

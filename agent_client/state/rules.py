@@ -1,28 +1,29 @@
-"""Rules of comparing states: the tensors that a check covers, and the participants that differ. No I/O.
+"""Rules for comparing states: which tensors a check covers, and which participants differ. No I/O.
 
-A check covers one window of the tensors, and the windows take turns, so a full round of checks covers everything. A
-small tensor costs more than its bytes, so the number of tensors in a window is limited too.
-
-The largest set of equal digests is right. Of several sets with that size it is the set with the first participant.
-Participants that heal, catch up or hold no state send no digest and are not judged.
-
-All participants compare in the same steps, whatever their options: a missing collective would end the step.
+1. A check covers one part of the tensors, a *window*. The windows are checked in turn. A check of each window is called
+   a full round, and covers all tensors. A small tensor costs more than its size suggests, so the number of tensors in a
+   window is also limited.
+2. The digest that most participants send is right. If several digests are equally frequent, it is the one of the
+   participant with the lowest replica_rank.
+3. Participants that heal, catch up or hold no complete state send no digest, and their states are not compared.
+4. All participants compare in the same steps, even if their options differ, because a missing collective would make the
+   step fail.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 MAX_DIVERGENCES = 3
-"""How often a group may differ, and heal, without a full round of equal comparisons in between."""
+"""Number of times that a group may differ, and heal, without a full round of equal comparisons in between."""
 WINDOW_BYTES = 2 * 2**20
-LEAST_COST = WINDOW_BYTES // 48  # bytes that a tensor counts for at least
+LEAST_COST = WINDOW_BYTES // 48  # a smaller tensor counts as this many bytes
 
 Digest = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The elements from `start` to `stop` of tensor number `index`."""
+    """Elements `start` to `stop` (exclusive) of tensor number `index`."""
 
     index: int
     start: int
@@ -30,7 +31,12 @@ class Piece:
 
 
 def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) -> list[list[Piece]]:
-    """Divide tensors (number of elements, bytes per element) into windows, so that each element is in one of them."""
+    """Divide tensors into windows, so that each element is in exactly one window.
+
+    Args:
+        sizes: (number of elements, bytes per element) of each tensor.
+        window_bytes: Maximum size of a window in bytes.
+    """
     found: list[list[Piece]] = [[]]
     room = window_bytes
     for index, (count, item_bytes) in enumerate(sizes):
@@ -47,12 +53,12 @@ def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) 
 
 
 def common_interval(intervals: Sequence[int]) -> int:
-    """Return the number of steps between two comparisons, or 0 if a participant does not compare."""
+    """Return the largest of the participants' comparison intervals, in steps, or 0 if one of them is 0."""
     return max(intervals) if all(every > 0 for every in intervals) else 0
 
 
 def differs(own: Digest, digests: Sequence[Digest | None]) -> bool:
-    """Check whether `own`, which is not among the digests in `digests`, differs from the right one."""
+    """Return whether `own`, an additional digest that is not in `digests`, differs from the right digest."""
     wrong = outliers(digests)
     right = next((digest for place, digest in enumerate(digests) if digest is not None and place not in wrong), own)
     return own != right
@@ -71,15 +77,20 @@ def outliers(digests: Sequence[Digest | None]) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Divergences:
-    """Counts how often each participant has differed since a full round of equal comparisons."""
+    """Counts how often each participant has differed since the last full round of equal comparisons."""
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Count a comparison in which the participants `wrong` differ. Return the highest count among them, or 0.
+        """Record a comparison.
 
-        `windows` is the number of windows in a full round.
+        Args:
+            wrong: Names of the participants that differ, or none.
+            windows: Number of windows in a full round.
+
+        Returns:
+            The highest count among these participants, or 0 if there are none.
         """
         if not wrong:
             self._equal += 1

@@ -1,9 +1,9 @@
-"""Sharded tensors (DTensor) in a state. Each rank sends its own shard, with its position in the whole tensor.
+"""Replaces sharded tensors (DTensor) in a state by *descriptions*: a rank's shard and its position in the whole tensor.
 
     {"shard": tensor, "shape": (8, 4), "stride": (4, 1), "mesh": 0, "placements": (("shard", 0),)}
 
-Meshes are numbered by their order among the parameters, since every replica group builds the same model and optimizer.
-A state without sharded parameters passes through unchanged.
+Meshes are numbered in the order in which the parameters use them, which is the same in every replica group, because all
+groups build the same model and optimizer. A state without sharded parameters is returned unchanged.
 
 torch's DTensor module takes a second to import, so it is imported only when a state may contain such a tensor.
 """
@@ -24,10 +24,15 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """Replaces the shards in a state by descriptions, and descriptions by shards."""
+    """Replaces the shards in a state with descriptions, and descriptions with shards."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Find the meshes. Pass the optimizer's parameters, too: FSDP's forward pass may gather the model's."""
+        """Find the meshes of the parameters.
+
+        Args:
+            parameters: Parameters of the model and of the optimizer. After an FSDP forward pass, those of the model
+                alone may be unsharded.
+        """
         sharded: list[Any] = [parameter for parameter in parameters if is_sharded(parameter)]
         self._meshes: list[DeviceMesh] = list(dict.fromkeys(parameter.device_mesh for parameter in sharded))
 
@@ -39,11 +44,14 @@ class Shards:
         return _map(state, is_sharded, self._describe)
 
     def rebuild(self, state: State) -> State:
-        """Return `state` with a shard in place of each description. Raises CorruptState if one does not fit."""
+        """Return `state` with a shard in place of each description. Raises CorruptState if a shard does not fit."""
         return _map(state, is_description, self._rebuild)
 
     def place(self, description: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return shape and offset of this rank's shard of a tensor. Raises CorruptState if it fits no mesh."""
+        """Return the shape and the offset of this rank's shard of a described tensor.
+
+        Raises CorruptState if the description does not match a mesh.
+        """
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         try:
@@ -106,7 +114,7 @@ def is_description(node: object) -> TypeGuard[dict[str, Any]]:
 
 
 def without_descriptions(state: State) -> State:
-    """Return `state` with the tensor itself for each description, for shards that are the whole tensor."""
+    """Return `state` with each description replaced by its shard. Each shard must be the whole tensor."""
     return _map(state, is_description, lambda description: description["shard"])
 
 
@@ -136,7 +144,7 @@ def _placement(kind: str, *numbers: int) -> Any:
 
 
 def _map(node: State, is_one: Callable[[object], bool], change: Callable[[Any], State]) -> State:
-    """Copy the containers, and apply `change` to each node for which `is_one` holds."""
+    """Return a copy of the tree, with `change` applied to each node for which `is_one` is true."""
     if is_one(node):
         return change(node)
     if type(node) in (dict, OrderedDict, Counter):

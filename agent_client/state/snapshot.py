@@ -1,7 +1,7 @@
-"""Copies of a state, and the check before a received state is installed.
+"""Copies a state, and checks a received state before it is installed.
 
-Large tensors are copied into huge pages if the system offers them. With normal pages, a state of gigabytes causes a
-page fault for each 4 KiB, and the faults take longer than the copy.
+Large tensors are copied into huge pages if the system supports them. With normal pages, each 4 KiB causes a page fault,
+and for a state of gigabytes, the faults take longer than the copy itself.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def empty_bytes(size: int) -> torch.Tensor:
-    """Return a uint8 tensor of shape (size,) on the CPU. The system commits memory only as it is filled."""
+    """Return an uninitialized uint8 CPU tensor of shape (size,). The system provides memory only when it is written."""
     if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
     try:
@@ -29,16 +29,17 @@ def empty_bytes(size: int) -> torch.Tensor:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the CPU with separate memory. `tensor` must not require a gradient."""
+    """Return a copy in separate CPU memory. `tensor` must not require a gradient."""
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
     return with_layout(empty_bytes(tensor.nbytes), tensor.dtype, tensor.shape, kept_strides(tensor)).copy_(tensor)
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides that a copy of `tensor` has: its own (channels_last, transposed), without gaps or overlaps.
+    """Return the strides of a copy of `tensor`: the same order of dimensions, but without gaps or overlaps.
 
-    Fused optimizers work in memory order, so a parameter and its optimizer state must keep the same one.
+    Fused optimizers work in memory order, so a parameter and its optimizer state must have the same order of
+    dimensions, such as channels_last.
     """
     strides = tensor.stride()
     if tensor.is_contiguous() or has_no_gaps(tensor.shape, strides):
@@ -47,7 +48,7 @@ def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Check that the elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
+    """Return whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
         if stride != expected:
@@ -57,7 +58,7 @@ def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view whose row-major order is the order in memory of a copy of `tensor`."""
+    """Return a view with permuted dimensions, whose row-major order is the memory order of a copy of `tensor`."""
     strides = kept_strides(tensor)
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
@@ -70,12 +71,12 @@ MAX_NAMED = 10
 
 
 class StateMismatch(Exception):
-    """A received state does not fit the local one. The local state is unchanged."""
+    """A received state does not match the local one. The local state is unchanged."""
 
     def __init__(self, message: str, difference: str = "") -> None:
         super().__init__(message)
         self.difference = difference
-        """First difference, in one line, or empty if something other than the structure differs."""
+        """First difference, as one line, or an empty string if something other than the structure differs."""
 
 
 def snapshot(state: State) -> State:
@@ -89,14 +90,14 @@ def size_bytes(state: State) -> int:
 
 
 def install_matches(expected: State, received: State) -> None:
-    """Check that `received` has the structure of `expected`, the local state.
+    """Check that `received` has the same structure as `expected`, the local state.
 
-    Compared are the keys of dicts, the lengths of sequences, and the shapes and dtypes of tensors. Values are not
-    compared, and a sequence of plain values counts as a value. Anything fits None or an empty container in `expected`,
-    because an optimizer has no state before its first step.
+    The check compares the keys of dicts, the lengths of sequences, and the shapes and dtypes of tensors. It does not
+    compare values, and treats a sequence of plain values as a value. None or an empty container in `expected` matches
+    anything, because an optimizer has no state before its first step.
 
     Raises:
-        StateMismatch: The structures differ. The message names the paths.
+        StateMismatch: The structures differ. The message contains the paths.
     """
     differences = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
     if not differences:

@@ -1,13 +1,14 @@
 """The registered training state, which healing peers copy and checkpoints contain.
 
-`TrainState` holds model, optimizer and further entries. Things that the forward pass or the loop may change (buffers,
-further entries) are copied when a step begins; the rest is read in place until the step's vote. So TrainState detects
-parameters that move in between: it compares versions and memory of all parameters, and in the first steps samples of
-parameters that no optimizer moves, since writes to `.data` leave no other trace.
+`TrainState` consists of the model, the optimizer and additional entries. Buffers and additional entries are copied when
+a step begins, because the forward pass or the training loop may change them. The rest is read in place until the step's
+vote, so it must not change before. TrainState detects parameters that do. It compares the version counters and memory
+addresses of all parameters. In the first steps, it also compares some elements of the parameters that no optimizer
+updates, because writes to `.data` leave no other trace.
 
-`Scalers` makes GradScalers move with committed steps only. torch calls update() after each step(), also after one that
-was discarded. That update is undone when the next step begins: the groups do not all discard the same attempts, and
-gradients with different scales have no meaningful mean.
+`Scalers` makes GradScalers change only with committed steps. A script calls update() after each step(), even if the
+step was discarded. Such an update is undone when the next step begins, because some groups may have missed the
+discarded attempt, and gradients with different scales have no meaningful mean.
 """
 
 import gc
@@ -29,7 +30,7 @@ log = logging.getLogger(__name__)
 
 
 SAMPLED_STEPS = 3
-SAMPLE = 8  # elements of each parameter that no optimizer moves
+SAMPLE = 8  # number of elements to compare of each parameter that no optimizer updates
 
 
 class Stateful(Protocol):
@@ -40,12 +41,13 @@ class Stateful(Protocol):
 class TrainState:
     """The state that a replica group copies from a peer when it recovers.
 
-    It holds the model, the optimizer, and everything else that changes during training and has `state_dict` and
-    `load_state_dict`: schedulers, a GradScaler, a counter. If the model is sharded inside the group (FSDP2), each rank
-    serves and receives its own shards.
+    It consists of the model, the optimizer, and everything else that changes during training and has `state_dict` and
+    `load_state_dict`, such as schedulers, a GradScaler or a counter. If the model is sharded inside the group (FSDP2),
+    each rank sends and receives its own shards.
 
-    Buffers and the additional entries are copied when a step begins, since the forward pass or the loop may change
-    them. Parameters and the optimizer are read in place until the step's vote.
+    Buffers and the additional entries are copied when a step begins, because the forward pass or the training loop may
+    change them. Parameters and the optimizer state are read in place until the step's vote, so the script must not
+    change them before.
 
     Example:
         ```python
@@ -58,23 +60,23 @@ class TrainState:
         """Register the training state.
 
         Args:
-            model: The plain model, before DistributedDataParallel wraps it.
+            model: The unwrapped model, not one that is wrapped in DistributedDataParallel.
             optimizer: The torch optimizer that a FaultTolerantOptimizer wraps.
-            **others: Further entries by name, the same names in all groups. Their `state_dict` holds tensors, numbers,
-                text, lists and dicts only.
+            **others: Additional entries. Their names must be the same in all groups, and their `state_dict` may contain
+                only tensors, numbers, strings, lists and dicts.
         """
         self.model = model
         self.optimizer = optimizer
         self.others = others
         self.standing: dict[str, Stateful] = {}
         self.stands_still = True
-        """False if parameters move between a step's quorum and its vote, so that no peer may read them in place."""
+        """False if parameters change between a step's quorum and its vote. Peers must then not read them in place."""
         self.moves_in_forward = False
-        """True if the forward pass moves parameters. It must then wait until this step's state is copied for a peer."""
+        """True if the forward pass changes parameters. It must then wait until the state was copied for a peer."""
         self._marks: list[tuple[Tensor, int, int]] = []
-        """Version and address of each parameter when the step began. In-place writes and new memory change them."""
+        """Parameters with their version counters and addresses when the step began. Writes change one of the two."""
         self._samples: list[tuple[Tensor, Tensor]] = []
-        """Elements of parameters that no optimizer moves, when the step began. Only in the first steps."""
+        """Parameters that no optimizer updates, with elements from when the step began. Only in the first steps."""
         self._steps_begun = 0
         self._looked_for_schedulers = False
         self._moving: dict[str, State] = {}
@@ -86,12 +88,12 @@ class TrainState:
         return bool(self._shards)
 
     def holds(self, optimizer: object) -> bool:
-        """Check whether that optimizer, or a wrapper around it, is registered."""
+        """Return whether this optimizer, or a wrapper around it, is registered."""
         registered = (self.optimizer, *self.others.values())
         return any(optimizer is getattr(each, "wrapped", each) for each in registered)
 
     def heals(self, part: object) -> bool:
-        """Check whether `part`, say a scheduler, is registered, or held by something that is."""
+        """Return whether `part`, such as a scheduler, is registered or is an attribute of a registered entry."""
         for registered in self.others.values():
             held = [registered, *getattr(registered, "__dict__", {}).values()]
             held += [each for container in held if isinstance(container, list | tuple) for each in container]
@@ -100,11 +102,11 @@ class TrainState:
         return False
 
     def compared(self) -> list[torch.Tensor]:
-        """Return the tensors that are bitwise equal in all ranks of one tag.
+        """Return the tensors that must be bitwise equal on all ranks whose states have the same tag.
 
         These are the parameters, or the global parameters if the ranks take local steps. The optimizer's state is left
-        out: some optimizers keep values of a single rank in it, and an error in it moves the parameters in the next
-        step anyway.
+        out, because some optimizers store rank-specific values in it, and because an error in it changes the parameters
+        in the next step anyway.
         """
         if self.standing:
             return [tensor for other in self.standing.values() for tensor in getattr(other, "tensors", ())]
@@ -114,17 +116,17 @@ class TrainState:
         return list(self._optimized())
 
     def begin_step(self) -> None:
-        """Copy everything that may move before the vote: the buffers and the further entries."""
+        """Copy everything that may change before the vote: the buffers and the additional entries."""
         named = self.model.named_buffers(remove_duplicate=False)
         buffers = {name: buffer.detach().clone() for name, buffer in named}
-        if not self._moving:  # the script has built its model by now
+        if not self._moving:  # the first step: the script has built its model by now
             self._shards = self.find_shards()
             self.register_schedulers()
         shards = self._shards
         others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
         self._mark()
-        # While FSDP's forward pass runs, state_dict() would take the gathered parameters away from it.
+        # Do this now, because a state_dict() call during FSDP's forward pass would reshard its gathered parameters.
         self._sharded = shards.describe(dict(self.model.state_dict())) if shards else {}
 
     @property
@@ -132,13 +134,13 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def others_were(self, states: dict[str, State]) -> None:
-        """Replace the further entries as of the beginning of the step, which undoes what the script did to them."""
+        """Replace the copies of the additional entries. `states` are their states without the script's changes."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
         """Return the state as it was when the step began, to be read before the vote.
 
-        Only the parts that move are copies. Safe in any thread during the forward and the backward pass.
+        Only the parts that may change are copies. Safe to call on any thread during the forward and backward pass.
         """
         if not self._moving:
             self.begin_step()
@@ -158,7 +160,7 @@ class TrainState:
         return snapshot(self.in_place())
 
     def check_sendable(self) -> None:
-        """Raise ConfigurationError, with the path of the entry, if no peer could take this state over."""
+        """Raise ConfigurationError, with the path of the entry, if this state could not be sent to a peer."""
         try:
             state = self.in_place()
             disassemble(state)
@@ -174,7 +176,7 @@ class TrainState:
                 )
 
     def register_schedulers(self) -> None:
-        """Register schedulers that drive a registered optimizer, before the first step begins."""
+        """Register the schedulers of registered optimizers. Called before the first step begins."""
         if self._looked_for_schedulers:
             return
         self._looked_for_schedulers = True
@@ -189,20 +191,23 @@ class TrainState:
             log.info("a %s drives the registered optimizer: it heals as %r in the TrainState", name, name)
 
     def unregistered_schedulers(self, live: Sequence[Any]) -> list[Any]:
-        """Return the outermost of the `live` schedulers that drive a registered optimizer and do not heal, by name."""
+        """Return the `live` schedulers of registered optimizers that are not part of the state, sorted by name.
+
+        Schedulers inside another one, such as SequentialLR, are left out.
+        """
         parts = {id(part) for each in live for part in vars(each).get("_schedulers", ())}
         found: list[Any] = []
         for scheduler in live:
-            driven = vars(scheduler).get("optimizer")  # FaultTolerantScheduler has none: it wraps another
+            driven = vars(scheduler).get("optimizer")  # FaultTolerantScheduler has none, because it wraps another
             is_own = driven is not None and self.holds(getattr(driven, "wrapped", driven))
             if is_own and id(scheduler) not in parts and not self.heals(scheduler):
                 found.append(scheduler)
         return sorted(found, key=lambda scheduler: type(scheduler).__name__)
 
     def find_moved(self) -> str:
-        """Return the name of a parameter that has moved since the step began, or an empty text.
+        """Return the name of a parameter that has changed since the step began, or an empty string.
 
-        A movement, for example in the forward pass, clears `stands_still` permanently.
+        If there is one, set `stands_still` to False permanently.
         """
         moved = {id(tensor) for tensor, version, place in self._marks if _mark_of(tensor) != (version, place)}
         moved |= {id(tensor) for tensor, sample in self._samples if not torch.equal(_sample(tensor), sample)}
@@ -236,11 +241,11 @@ class TrainState:
         self._shards.rebuild(received)
 
     def check_layout(self, received: dict[str, State]) -> None:
-        """Raise StateMismatch unless keys, shapes and dtypes fit. Values are not checked. Thread-safe."""
+        """Raise StateMismatch unless keys, shapes and dtypes match. Values are not checked. Thread-safe."""
         install_matches(self.in_place(), received)
 
     def install(self, received: dict[str, Any]) -> None:
-        """Load a peer's state, which `check` has accepted."""
+        """Load a peer's state. `check` must have accepted it."""
         received = self.find_shards().rebuild(received)
         self.model.load_state_dict(received["model"])
         self.optimizer.load_state_dict(received["optimizer"])
@@ -250,7 +255,7 @@ class TrainState:
             other.load_state_dict(received["standing"][name])
 
     def state_dict(self) -> dict[str, State]:
-        """Return the present state, between two steps, for a checkpoint on disk. Tensors are not copied."""
+        """Return the current state for a checkpoint on disk. Tensors are not copied. Call this between two steps."""
         self.begin_step()
         return self.in_place()
 
@@ -261,8 +266,8 @@ class TrainState:
             state_dict: The state.
 
         Raises:
-            StateMismatch: The state is that of another model or optimizer. Nothing has changed.
-            CorruptState: The state holds shards that do not fit. Nothing has changed.
+            StateMismatch: The state belongs to a different model or optimizer. Nothing was changed.
+            CorruptState: The state contains shards that do not fit. Nothing was changed.
         """
         self.begin_step()
         self.check(state_dict)
@@ -276,9 +281,9 @@ class TrainState:
 
 
 def live_objects(*kinds: type) -> list[Any]:
-    """Return all objects of this process that are of one of the `kinds`.
+    """Return all objects of this process that are instances of one of the `kinds`.
 
-    Takes about 50 ms, so do not call it in each step: in the first one, the other groups wait for it.
+    This takes about 50 ms, so do not call it in every step.
     """
     wanted, new = set[type](), list(kinds)
     while new:
@@ -306,12 +311,12 @@ class Scalers:
 
     @property
     def may_skip(self) -> bool:
-        """True if a scaler may skip steps whose gradients are not finite."""
+        """True if a scaler is enabled and may therefore skip steps with gradients that are not finite."""
         return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
 
     @property
     def have_moved(self) -> bool:
-        """True if a scaler has changed since the step began, as it does when it skips the step."""
+        """True if a scaler has changed since the step began, which it does when it skips the step."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def restore(self) -> None:

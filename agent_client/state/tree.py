@@ -1,17 +1,17 @@
-"""Values that a state may contain, and its division into a JSON skeleton and a list of tensors.
+"""Defines the values that a state may contain, and divides a state into a JSON skeleton and a list of tensors.
 
     null  true  "text"  1  1.5             themselves
     {"i": "-1ffff..."}                     an int beyond 63 bits, in hexadecimal
     {"f": "7ff8000000000000"}              a float that JSON cannot represent: its 8 bytes
     [...]  {"t": [...]}                    list, tuple
-    {"d": [[key, value], ...]}             dict; {"c": ...} a Counter, as MultiStepLR keeps its milestones in one
-    {"o": [[[key, value], ...], metadata]} OrderedDict, with the `_metadata` that Module.state_dict() hangs on it
+    {"d": [[key, value], ...]}             dict; {"c": ...} a Counter, used by MultiStepLR for its milestones
+    {"o": [[[key, value], ...], metadata]} OrderedDict, with the `_metadata` attribute that Module.state_dict() sets
     {"q": [[...], maxlen]}                 deque
     {"n": ["float64", 5]}                  NumPy array, sent as tensor number 5
-    {"b": 3}  {"y": 4}                     tensor number 3; bytes, sent as tensor number 4. Each is named exactly once
+    {"b": 3}  {"y": 4}                     tensor number 3; bytes, sent as tensor number 4. Each occurs exactly once
 
-A skeleton never names a class or a function to look up, so input from a peer becomes one of these values or raises
-CorruptState.
+A skeleton never contains the name of a class or a function, so input from a peer is decoded to one of these values or
+raises CorruptState.
 """
 
 import math
@@ -38,32 +38,32 @@ DTYPES: Mapping[str, torch.dtype] = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not _WITHOUT_BYTES.fullmatch(name := str(dtype).removeprefix("torch."))
 }
-"""Every dtype of this torch whose elements are whole bytes: no quantized, no bit fields, no sub-byte integers."""
+"""All dtypes of this torch version, except quantized ones, bit fields and integers of less than a byte."""
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _OTHER_NUMBERS = ["bool", "float16", "float32", "float64", "complex64", "complex128"]
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(name) for name in (*_INTEGERS, *_OTHER_NUMBERS)}
-"""Numbers in the byte order of the host; torch has the same dtypes."""
+"""NumPy dtypes that torch has, too, in the byte order of the host."""
 
 
 class CorruptState(Exception):
-    """The bytes are not a state that this version can read. None of them was used."""
+    """The bytes are not a state that this version can read."""
 
 
 def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
     """Return the skeleton of `state` and its tensors, which are not copied.
 
     Raises:
-        TypeError, ValueError: Something in the state cannot be sent, is nested too deeply, or contains itself.
+        TypeError, ValueError: An entry cannot be encoded, is nested too deeply, or contains itself.
     """
     disassembly = _Disassembly()
     return disassembly.describe(state), disassembly.tensors
 
 
 def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
-    """Rebuild a state from its skeleton, which a peer may have forged.
+    """Rebuild a state from its skeleton and tensors. The skeleton may come from a malicious peer.
 
-    Bytes whose tensor is on the meta device come out empty.
+    Bytes whose tensor is on the meta device become empty.
 
     Raises:
         CorruptState: The skeleton is not valid. No other exception is raised.

@@ -1,10 +1,10 @@
-"""The Agent, through which a training script takes part in its job. There is one per rank.
+"""The Agent, through which a training script takes part in its job. Each rank has one.
 
-It requests quorums, heals, reduces and votes. Everything in a step except the vote runs on one background thread, in
-order: the quorum, the process group, the transfer of state, the collectives. So the quorum overlaps the forward pass,
-and the first collective waits for it.
+The Agent requests quorums, heals, averages gradients and votes. Everything in a step except the vote runs in order on
+one background thread: the quorum request, connecting the process group, copying a state, the collectives. So the
+quorum request overlaps with the forward pass, and the first collective waits for the quorum.
 
-This class has the methods for scripts. `Internals` does their work.
+This class contains the methods for scripts. `Internals` implements them.
 """
 
 import contextlib
@@ -45,12 +45,12 @@ T = TypeVar("T")
 class Agent:
     """A rank's connection to its replica group and to the other groups. Create it with `Agent.from_env`.
 
-    A step begins with a quorum: the list of replica groups that do it together. The Agent averages gradients over these
-    groups, and all of them commit the step or discard it. If this group has fallen behind, the Agent first copies the
-    state of a peer. `DistributedDataParallel` and `FaultTolerantOptimizer` call the methods for a step; only a loop of
-    another kind calls `start_quorum`, `all_reduce` and `should_commit` itself.
+    A step begins with a quorum: the list of replica groups that do the step together. The Agent averages gradients over
+    these groups, and all of them commit the step or discard it. If this group has fallen behind, the Agent first copies
+    the state of a peer. `DistributedDataParallel` and `FaultTolerantOptimizer` call the methods for a step. Only a
+    training loop without them calls `start_quorum`, `all_reduce` and `should_commit` itself.
 
-    An Agent is a context manager: leaving the block reports an exception and closes it.
+    Use the Agent as a context manager. Exiting the block closes the Agent, and reports an exception to the manager.
 
     Example:
         ```python
@@ -80,7 +80,7 @@ class Agent:
         config: AgentConfig = DEFAULTS,
         place: GroupPlace = ALONE,
     ) -> None:
-        """Start the background thread, and serve this rank's state. Scripts call `from_env` instead.
+        """Start the background thread and the server for this rank's state. Scripts call `from_env` instead.
 
         Args:
             manager_address: host:port of the group's manager.
@@ -89,7 +89,7 @@ class Agent:
             place: Position of this rank in its replica group.
 
         Raises:
-            ConfigurationError: The state or an option does not fit. Nothing is left open.
+            ConfigurationError: The state or an option is not usable. Everything that was opened is closed again.
         """
         for optimizer in (state.optimizer, *state.others.values()):
             refuse_optimizer(optimizer)
@@ -106,18 +106,20 @@ class Agent:
 
         The manager, the replica group and the rank's position in it come from environment variables
         (docs/reference/options.md). With only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set, rank 0 starts the group's
-        manager. Unless `lighthouse-manager run` supervises the rank, SIGTERM, SIGHUP and SIGQUIT drain the group
-        (GroupDrained); signals that the script handles itself stay with the script.
+        manager. Unless `lighthouse-manager run` supervises the rank, SIGTERM, SIGHUP and SIGQUIT make the group leave
+        the job after its current step, and then raise GroupDrained. Signals for which the script has installed a
+        handler are not affected.
 
         Args:
             state: The state that a healing peer copies.
             **options: Fields of AgentConfig.
 
         Returns:
-            An Agent that is connected to the other ranks of its group and has no quorum yet.
+            An Agent that is connected to the other ranks of its group and has not requested a quorum yet.
 
         Raises:
-            ConfigurationError: An option or a variable does not fit; the message names it. Nothing was started.
+            ConfigurationError: An option or an environment variable is not usable. The message names it. Nothing was
+                started.
             AgentError: The group's store or manager does not answer.
         """
         config = config_of(options)
@@ -139,38 +141,38 @@ class Agent:
         self.close()
 
     def close(self) -> None:
-        """Leave the job: close the connections and, if this rank started it, the manager.
+        """Leave the job. Close all connections, and stop the manager if this rank started it.
 
-        It waits for peers that are still in this rank's last step, and for the other ranks of its group to finish. The
-        interpreter's exit closes an Agent that is still open.
+        The call first waits for peers that are still completing this rank's last step, and until the other ranks of the
+        group are done. An Agent that is still open is closed when the interpreter exits.
         """
         self.internals.close()
 
-    # -- properties: none of them waits, and none changes a step
+    # -- properties, which neither block nor affect a step
 
     @property
     def current_step(self) -> int:
-        """Number of committed steps. During a step, the number of that step."""
+        """Number of committed steps. While a step is in progress, this is the step's number, counted from 0."""
         return self._machine.step
 
     @property
     def has_failed(self) -> bool:
-        """Whether the step in progress can no longer be committed, because a peer was lost or an error reported."""
+        """Whether the current step can no longer be committed, because a peer was lost or an error was reported."""
         return self._machine.failure is not None
 
     @property
     def was_committed(self) -> bool:
-        """Whether the last step was committed, and the next one has not computed anything yet."""
+        """Whether the last step was committed. False again once a computation of the next step has begun."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property
     def batches_committed(self) -> int:
-        """Number of batches in the committed steps, over all replica groups."""
+        """Number of batches in all committed steps, summed over the replica groups."""
         return self._machine.batches_committed
 
     @property
     def quorum_id(self) -> int:
-        """Id of the last quorum; 0 before the first."""
+        """Id of the last quorum, or 0 before the first quorum."""
         return self.internals.quorum_id
 
     @property
@@ -185,51 +187,56 @@ class Agent:
 
     @property
     def world(self) -> World:
-        """Ranks of all replica groups, including groups that have not joined yet, as last received from the manager.
+        """Size of the job, including replica groups that have not joined yet, as last received from the manager.
 
-        Reading it costs nothing.
+        The property returns a stored value and sends no request.
         """
         groups, ranks = max(1, self.num_participants), self.group_world_size
         return self.internals.manager.watch.world or World(groups * ranks, groups, 0, ranks)
 
     @property
     def peers_pending(self) -> bool:
-        """Whether a replica group is waiting to join the next quorum. Reading it costs nothing."""
+        """Whether a replica group is waiting to join the next quorum. This returns a stored value."""
         return self.world.peers_pending > 0
 
     @property
     def last_reconfiguration_s(self) -> float:
-        """Seconds that the last change of the process group took, from closing the old one to the new one."""
+        """Time in seconds that the last change of the process group took, from closing the old one until connected."""
         return self.internals.peers.last_reconfiguration_s
 
     @property
     def catches_up(self) -> bool:
-        """Whether this rank is catching up: it computes with an older state than its peers (`heal_mode="catch_up"`)."""
+        """Whether this rank is catching up (`heal_mode="catch_up"`), that is, computing with an older state."""
         return self.internals.catches_up
 
     def data_report(self) -> dict[str, int | bool]:
         """Return how much of the data set was used, and whether each sample was used once per epoch.
 
         Returns:
-            An empty dict before the first batch of a StepSampler or StepLoader. After it, `length`, `batch_size`,
-            `accumulate` and `seed` of the sampler; `samples`, the number used by committed steps over all groups;
-            `epoch` and `position`, the complete epochs and the samples of the present one; `irregular_steps`, the
-            number of steps that this rank committed with batches drawn under another quorum, or not drawn; `is_exact`,
-            True if there are none and the sampler has not changed, so each sample was used `epoch` or `epoch + 1`
-            times.
+            An empty dict before the first batch of a StepSampler or StepLoader. Afterwards, a dict with these entries:
+
+            - `length`, `batch_size`, `accumulate` and `seed` of the sampler.
+            - `samples`: number of samples used in committed steps, summed over all groups.
+            - `epoch`: number of complete epochs.
+            - `position`: number of samples used in the current epoch.
+            - `irregular_steps`: number of steps that this rank committed with batches that it drew under another
+              quorum, or without drawing a batch.
+            - `is_exact`: True if there are no irregular steps and the sampler has not changed. Each sample was then
+              used `epoch` or `epoch + 1` times.
         """
         return self.internals.data_report()
 
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of this rank, for the script's own checkpoint.
+        """Return this rank's position in the training, to be saved in the script's own checkpoint.
 
         Returns:
-            `step`, `tag_quorum_id` and `batches_committed`, all int. The sampler's position follows from the step.
+            A dict with `step`, `tag_quorum_id` and `batches_committed`, all int. The sampler's position follows from
+            `step`.
 
         Raises:
-            AgentError: This rank has to heal before it holds a state again.
+            AgentError: This rank holds no complete state until it has healed.
         """
         tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
@@ -239,13 +246,13 @@ class Agent:
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at the position of a checkpoint. Load its model and optimizer first, between two steps.
+        """Continue at the position of a checkpoint. Load the model and the optimizer first.
 
         Args:
             state_dict: The value that `state_dict` returned.
 
         Raises:
-            AgentError: A step is in progress, or an entry is no count.
+            AgentError: A step is in progress, or an entry is not a valid number.
         """
         if self._machine.phase is not Phase.IDLE:
             raise AgentError(f"load_state_dict: a step is under way ({self._machine.phase}); call it between two steps")
@@ -255,17 +262,17 @@ class Agent:
         self._machine.installed(state_dict["step"], state_dict["tag_quorum_id"], state_dict["batches_committed"])
         self.internals.scalers.forget()
 
-    # -- where this rank is, for `lighthouse ranks`
+    # -- position of this rank in the script, shown by `lighthouse ranks`
 
     def phase(self, name: str, total: int | None = None) -> Block:
-        """Name a part of the script's work, such as "validation", while the block runs.
+        """Declare that the block is a phase of the script, such as "validation".
 
-        Phases nest. If a phase makes no progress for much longer than before, the rank is reported as behind
+        Phases can be nested. If a phase makes no progress for much longer than usual, the rank is reported as behind
         (docs/how-to/find-a-hang.md).
 
         Args:
-            name: Name for `lighthouse ranks`.
-            total: Number of ticks that the phase will have, or None if unknown.
+            name: Name shown by `lighthouse ranks`.
+            total: Number of `tick` calls that the phase will make, or None if unknown.
 
         Returns:
             A context manager.
@@ -281,14 +288,14 @@ class Agent:
         return self.internals.progress.phase(name, total)
 
     def tick(self) -> None:
-        """Report that one more batch, file or request of the innermost phase is done."""
+        """Report progress in the innermost phase: one more batch, file or request is done."""
         self.internals.progress.tick()
 
     def waiting_for(self, what: str) -> Block:
-        """Declare that this rank waits for others while the block runs, so it is never reported as behind.
+        """Declare that this rank waits for other ranks while the block runs, so that it is not reported as behind.
 
         Args:
-            what: Name of the awaited event, for `lighthouse ranks`.
+            what: Name of what the rank is waiting for, shown by `lighthouse ranks`.
 
         Returns:
             A context manager.
@@ -299,28 +306,31 @@ class Agent:
 
     @property
     def is_participating(self) -> bool:
-        """Whether this rank's gradients count in the step in progress. Waits for the quorum."""
+        """Whether this rank's gradients count in the current step. Waits for the step's quorum."""
         self.wait_quorum()
         return self._machine.contributes
 
     @property
     def quorum_step(self) -> int | None:
-        """Number of the step in progress, the same in all groups, or None without a quorum. Waits for the quorum.
+        """Number of the current step, or None if it has no quorum. Waits for the step's quorum.
 
-        It differs from `current_step` while this rank heals. Use it to choose a turn, such as that of a GAN.
+        The number is the same in all groups, so a script can use it to alternate, for example between the generator and
+        the discriminator of a GAN. While this rank heals, `current_step` is lower.
         """
         self.wait_quorum()
         return self._machine.assignment.max_step if self._machine.assignment else None
 
     @never_compiled
     def slots(self) -> list[tuple[int, int]]:
-        """Begin the step if necessary, and return which microbatches of it this rank computes.
+        """Begin the step if necessary, and return which of its microbatches this rank computes.
 
-        It waits for the quorum, which is known at once unless a group comes or goes. In CONSTANT_BATCH mode there may
-        be several microbatches, otherwise there is one. A group whose gradients do not count also has one.
+        The call waits for the quorum, which is usually known immediately unless a group joins or leaves. In
+        CONSTANT_BATCH mode a rank may have several microbatches; otherwise it has one, even if its gradients do not
+        count.
 
         Returns:
-            (index, number of microbatches in the step) for each microbatch of this rank. Use them to shard data.
+            (index, count) for each microbatch of this rank. `index` numbers the microbatches of all ranks from 0, and
+            `count` is their total in the step. Use both to shard the data.
         """
         self.internals.begin_step()
         self.internals.wait_quorum()
@@ -330,7 +340,7 @@ class Agent:
         """Return the single entry of `slots()`.
 
         Raises:
-            ConfigurationError: In CONSTANT_BATCH mode, in which there may be several.
+            ConfigurationError: The mode is CONSTANT_BATCH, in which a rank may have several microbatches.
         """
         if self._machine.world_size.mode is WorldSizeMode.CONSTANT_BATCH:
             raise ConfigurationError(
@@ -346,22 +356,24 @@ class Agent:
         """Begin a step by requesting its quorum. Further calls in the same step do nothing.
 
         After a committed step the request runs in the background. If this rank may have to heal, the call waits for the
-        quorum and returns with the state of a peer installed. A loop need not call it: a forward pass of the wrapped
-        model, `all_reduce` and `should_commit` also begin a step. Call it before the script computes anything that
-        depends on the state, because a computation before the call does not count in a step in which this rank heals.
+        quorum, and installs the state of a peer if necessary.
+
+        Calling this method is optional, because a forward pass of the wrapped model, `all_reduce` and `should_commit`
+        also begin a step. Call it if the script first computes something else that depends on the state. Otherwise, in
+        a step in which this rank must heal, that computation has used the old state, and the rank contributes zeros.
 
         Raises:
-            GroupDrained: The group was drained and has done its last step.
-            AgentError: The state of a peer does not fit, or no peer can provide one.
+            GroupDrained: The group is leaving the job and has completed its last step.
+            AgentError: The state of a peer does not match this rank's, or no peer can provide a state.
         """
         self.internals.begin_step()
 
     @never_compiled
     def wait_quorum(self) -> None:
-        """Wait until the quorum of this step is known, its process group connected and a peer's state received.
+        """Wait until this step's quorum is known, its process group is connected and this rank has healed if necessary.
 
         Raises:
-            GroupDrained: The group was drained and has done its last step.
+            GroupDrained: The group is leaving the job and has completed its last step.
             AgentError: This rank cannot get a quorum.
         """
         self.internals.wait_quorum()
@@ -375,36 +387,38 @@ class Agent:
         name: str = "",
         followed_by: Sequence[Part] = (),
     ) -> "Future[torch.Tensor]":
-        """Average a tensor over the contributing groups, in place, in the background.
+        """Average a tensor over the contributing groups, in place, on the background thread.
 
-        If a peer is lost, the future still completes; the step is discarded, and the content of `tensor` is undefined.
+        If a peer is lost, the future still completes, but the step is discarded and the content of `tensor` is
+        undefined.
 
         Args:
             tensor: Tensor of any shape with a floating-point dtype, on a device that the process group supports. All
-                groups must use the same number of elements and dtype, in the same order of calls.
-            within_group: Whether to average over the ranks of the replica group as well. False for shards.
-            name: Name of the tensor, for error messages. All groups must use the same name.
-            followed_by: What is reduced next for certain, in this order and with nothing in between: the groups
-                compare it together with this one.
+                groups must make the same calls in the same order, with the same number of elements and dtype.
+            within_group: Whether to average over the ranks of the replica group, too. Pass False if the ranks hold
+                different shards.
+            name: Name of the tensor in error messages. All groups must use the same name.
+            followed_by: The next reductions, if they are certain to follow in this order with nothing in between. The
+                groups then compare all of them in a single exchange.
 
         Returns:
-            A future of `tensor`.
+            A future that completes with `tensor`.
         """
         internals, runner = self.internals, self._runner
         internals.begin_step(has_computed=True)
         self._machine.computes()
         entry = internals.progress.numbers.over()
-        following = followed_by if len(internals.parts) < 2 else ()  # the buckets of two modules may come mixed
+        following = followed_by if len(internals.parts) < 2 else ()  # the buckets of two modules may interleave
         return self._thread.submit(
             in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name, following))
         )
 
     @never_compiled
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks of this replica group, in place. All ranks of the group must call it.
+        """Sum a tensor over the ranks of this replica group, in place. All ranks of the group must call this.
 
         Args:
-            tensor: Tensor with the same shape, dtype and kind of device at all ranks of the group.
+            tensor: Tensor of any shape. Shape, dtype and device type must be the same on all ranks of the group.
 
         Returns:
             `tensor`.
@@ -419,14 +433,14 @@ class Agent:
 
     @never_compiled
     def skip_batch(self, reason: str) -> None:
-        """Skip this rank's batch. Call it instead of the backward pass, and step the optimizer as usual.
+        """Skip this rank's batch. Call this instead of the backward pass, and step the optimizer as usual.
 
-        The step then uses the mean of the other groups' gradients. In a group of several ranks the batch counts as
-        zeros in the mean of its group. If some gradients have been reduced already, or several modules use the Agent,
-        the step is discarded instead.
+        The step then uses the mean of the other groups' gradients. In a group with several ranks, the group still
+        counts, and the skipped batch enters the group's mean as zeros. If some gradients were reduced already, or if
+        several modules use the Agent, the step is discarded instead.
 
         Args:
-            reason: Reason for the log. The log also has the sample indices if they come from a StepSampler.
+            reason: Reason to log. The log also contains the sample indices if the batch comes from a StepSampler.
         """
         self.internals.begin_step()
         self.internals.wait_quorum()
@@ -436,10 +450,10 @@ class Agent:
 
     @never_compiled
     def report_error(self, error: BaseException | str) -> None:
-        """Discard the step in progress, in all groups.
+        """Make all groups discard the current step.
 
         Args:
-            error: Reason for the log.
+            error: Reason to log.
         """
         self.internals.fail_step(str(error))
 
@@ -448,21 +462,21 @@ class Agent:
         """Vote on the step, and wait for the decision.
 
         Returns:
-            True if the step is committed: apply the gradients now. False if it is discarded: leave parameters and
-            optimizer as they are.
+            True if the step is committed. The script must then apply the gradients. False if the step is discarded. The
+            script must then leave the parameters and the optimizer unchanged.
 
         Raises:
-            ScriptMismatch: The other groups do something else in this step.
+            ScriptMismatch: The other groups run different collectives in this step.
             AgentError: `max_consecutive_discards` was reached, or this rank voted yes and cannot learn the decision.
         """
         return self.internals.vote()
 
     @contextlib.contextmanager
     def applying(self) -> Generator[None]:
-        """Enclose the code that applies a committed step, if the script does not use an optimizer of this package.
+        """Mark the code that applies a committed step, if the script does not use an optimizer of this package.
 
-        If an exception leaves the block, this rank heals before its gradients count again. FaultTolerantOptimizer,
-        LocalSGD and DiLoCo use it themselves.
+        If the block raises, the state may be half updated, so this rank heals before its gradients count again.
+        FaultTolerantOptimizer, LocalSGD and DiLoCo call this method themselves.
 
         Returns:
             A context manager.
@@ -486,16 +500,16 @@ class Agent:
     def on_commit(self, callback: Callable[[int], object]) -> None:
         """Register a function that is called after each committed step, and never after a discarded one.
 
-        It runs on the script's thread, after FaultTolerantOptimizer has applied the step. If the script applies steps
-        itself, it runs when the next step begins. On a rank that catches up (`catches_up`) the step is not applied yet.
-        An exception in the callback leaves `optimizer.step()`.
+        The function runs on the script's thread after FaultTolerantOptimizer has applied the step. If the script
+        applies steps itself, the function runs when the next step begins. On a rank that is catching up (`catches_up`),
+        the step is not applied yet. An exception in the function propagates out of `optimizer.step()`.
 
         Args:
-            callback: Called with `current_step`, counted from 1.
+            callback: Called with `current_step`, the number of committed steps. It is 1 after the first step.
         """
         self.internals.commit_callbacks.append(callback)
 
-    # -- between two steps, all ranks together
+    # -- called by all ranks together between two steps
 
     def evaluate_on_rank0(
         self,
@@ -505,24 +519,26 @@ class Agent:
         whole_group: bool | None = None,
         within_s: float = 86400.0,
     ) -> T:
-        """Evaluate on rank 0, and return the result at all ranks.
+        """Evaluate on rank 0, and return the result on all ranks.
 
-        All ranks call it between two steps, at the same `current_step`. Rank 0 is group rank 0 of the first replica
-        group that holds the newest state. The other ranks wait; none is dropped while rank 0 makes progress.
+        All ranks must call this between two steps, at the same `current_step`. Rank 0 is group rank 0 of the first
+        replica group that holds the newest state. The other ranks wait, and are not considered hung as long as rank 0
+        makes progress.
 
         Args:
-            evaluate: Function without arguments, for the plain model. Returns numbers, text, tensors of any shape
-                and dtype, and dicts, lists and tuples of these.
+            evaluate: Function without arguments. It must use the unwrapped model. It may return numbers, strings,
+                tensors of any shape and dtype, and dicts, lists and tuples of these.
             what: Name of the evaluation in logs and in `lighthouse ranks`.
-            whole_group: Whether all ranks of that replica group evaluate. None means yes if the state is sharded.
-            within_s: Maximum seconds.
+            whole_group: Whether all ranks of that replica group call `evaluate`. By default, they do if the state is
+                sharded.
+            within_s: Time limit in seconds.
 
         Returns:
             The result of `evaluate` on rank 0, with tensors on the CPU.
 
         Raises:
-            Exception: At an evaluating rank, the error of `evaluate`.
-            EvaluationFailed: At the other ranks, with the name and text of that error.
+            Exception: On an evaluating rank, the exception that `evaluate` raised.
+            EvaluationFailed: On the other ranks, with the type and message of that exception.
             EvaluationInterrupted: A rank was lost. Training can continue with the next step.
             RankMismatch: The ranks do not call the same evaluation.
             ConfigurationError: `whole_group` is False and the state is sharded.
@@ -537,18 +553,18 @@ class Agent:
         return evaluation.evaluate_on_rank0(self.internals, evaluate, what, whole_group, within_s)
 
     def check_equal(self, what: str, value: object, *, within_s: float = 600.0) -> None:
-        """Check that a value is the same at all ranks.
+        """Check that a value is the same on all ranks.
 
-        All ranks call it before their first step or between two steps. A group that joins while others train compares
-        the value inside itself only.
+        All ranks must call this before their first step or between two steps. In a group that joins while other groups
+        are training, the value is compared only among the ranks of that group.
 
         Args:
-            what: Name of the value.
-            value: A number or text. Its `repr` is compared, at most 1000 characters with the name.
-            within_s: Maximum seconds.
+            what: Name of the value in the error message.
+            value: A number or a string. Its `repr` is compared. Name and `repr` together may have 1000 characters.
+            within_s: Time limit in seconds.
 
         Raises:
-            RankMismatch: The values differ. Raised at all ranks; the message lists the values and their ranks.
+            RankMismatch: The values differ. Raised on all ranks. The message lists the values and their ranks.
             EvaluationInterrupted: A rank was lost.
             ConfigurationError: The value is too long.
             AgentError: A step is in progress.

@@ -1,9 +1,8 @@
-"""Exchange of announcements, options and digests with the other participants. rules/comparison.py has the rules.
+"""Exchanges announcements, options and digests with the other participants. rules/comparison.py contains the rules.
 
-`StepAttempt` runs what may fail in a step, the exchanges among them.
-
-`compare_end` and `announce_reduction` run before the collectives that they announce, and cost one exchange each. The
-buckets of a backward pass are announced together with the first one, so the later ones cost none.
+`StepAttempt` runs the actions of a step that may fail, including these exchanges. `compare_end` and
+`announce_reduction` need one exchange each, before the collectives that they announce. The buckets of a backward pass
+are announced together with the first one, so the later ones need no exchange.
 """
 
 import logging
@@ -62,16 +61,16 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """Digest of a part of the state named by `tag`."""
+    """Digest of one part (window) of the state that `tag` identifies."""
 
     tag: Tag
     digest: PendingDigest
     windows: int
-    """Number of parts, which take turns."""
+    """Number of parts. One part is compared at a time, in turn."""
 
 
 class StepAttempt:
-    """Runs actions of the current step. The first failure marks the step as failed."""
+    """Runs the actions of the current step. The first failure marks the step as failed."""
 
     def __init__(self, machine: StepMachine, manager: ManagerConnection, peers: Peers, config: AgentConfig) -> None:
         self._machine = machine
@@ -84,8 +83,8 @@ class StepAttempt:
         """Call `act`. If it fails, mark the step as failed, abort it on the peers, and return False.
 
         Raises:
-            ModelMismatch, AgentError: No later quorum can repair the failure. The manager receives a report before the
-            peers notice.
+            ModelMismatch, AgentError: Retrying under another quorum would fail again. The manager is notified before
+                the peers see closed connections.
         """
         try:
             act()
@@ -100,7 +99,7 @@ class StepAttempt:
             refused = AgentError(f"this group cannot heal: {e}")
             self._manager.report(f"{refused}", ends_group=True)
             raise refused from None
-        except Exception as e:  # noqa: BLE001  the next quorum repairs any failure
+        except Exception as e:  # noqa: BLE001  the step is retried under the next quorum
             self.fail(what, first_line(e))
             return False
         return True
@@ -113,7 +112,7 @@ class StepAttempt:
 
     @property
     def limit_s(self) -> float:
-        """Time limit of a collective or a vote. If a group heals, the others wait for it."""
+        """Time limit of a collective or a vote in seconds. It is longer if the others must wait for a healing group."""
         assignment = self._machine.assignment
         heals = assignment is not None and assignment.has_healing
         return self._config.timeout_s + (self._config.heal_timeout_s if heals else 0.0)
@@ -138,24 +137,24 @@ class Comparison:
         self.is_on = False
         """True if the last quorum has several participants and all of them are Agents, which compare collectives."""
         self.compares_end = False
-        """True in the first step under a quorum. The participants compare its end, too."""
+        """True in the first step under a quorum. The participants then also compare the end of the step."""
         self.check_every = 0
-        """Steps between two comparisons of the state under the present quorum."""
+        """Number of steps between two comparisons of the state under the current quorum, or 0 for none."""
         self.checks_finite = False
-        """True if the participants discard gradients that are not finite."""
+        """True if the participants discard steps with gradients that are not finite."""
         self.digest: StepDigest | None = None
-        """Digest of the state at the beginning of the step, if it is compared."""
+        """Digest of the state at the beginning of the step if it is compared in this step, or None."""
         self.data: DataChoice | None = None
-        """Source of the last batch, if a sampler of ours has drawn it."""
+        """Source of the last batch if StepSampler or StepLoader has drawn it, or None."""
         self.mismatch: ScriptMismatch | None = None
-        """Error that ends this rank at its next vote."""
+        """Error to raise at the next vote of this rank, or None."""
         self._collectives = 0
         self.ahead: deque[Part] = deque()
-        """Reductions that were announced with an earlier one and will follow. No exchange may come before them."""
+        """Reductions that were announced together with an earlier one. They must follow before any other exchange."""
         self._may_announce_ahead = True
-        """False once the script has reduced something between reductions that were announced together."""
+        """False if the script has broken such a sequence by reducing something in between."""
         self._announces_ahead = False
-        """True if all participants may announce reductions together."""
+        """True if `_may_announce_ahead` is true at all participants."""
         self._divergences = Divergences()
 
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
@@ -173,9 +172,9 @@ class Comparison:
     def agree_on_options(self) -> None:
         """Agree on options in the first step under a quorum.
 
-        These are the interval of comparisons, the check for finite gradients, and whether collectives are announced
-        together. A group with another option must neither leave out a collective nor apply a step that the others
-        discard.
+        The options are the interval of state comparisons, the check for finite gradients, and whether collectives are
+        announced together. With different options, a group would leave out a collective, or apply a step that the
+        others discard.
         """
         payload = (self._config.check_state_every, self.checks_finite, self._may_announce_ahead)
         rows = self.exchange(Announced(Kind.OPTIONS), payload=payload)
@@ -191,7 +190,7 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """Compare the state, in the same steps at all participants."""
+        """Compare the state with the other participants if this is due, which is in the same steps for all."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -208,7 +207,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Return the digests by replica_rank, with None for a participant that is not judged.
+        """Return the digests of all participants by replica_rank. None stands for one whose state is not compared.
 
         Raises:
             RuntimeError: The step has failed.
@@ -219,10 +218,12 @@ class Comparison:
         return [(first, second) if is_judged else None for is_judged, first, second in (row.payload for row in rows)]
 
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
-        """Discard the step, whose gradients belong to different states.
+        """Discard the step, because the participants computed their gradients with different states.
 
-        `wrong` are the replica ranks of the minority, which no longer hold a state. They have differed `times` times,
-        and healed after each time but the last.
+        Args:
+            assignment: The assignment of the step.
+            wrong: Replica ranks of the minority, whose states become invalid.
+            times: How often these have differed so far. They healed after each earlier time.
         """
         machine, names = self._machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -241,14 +242,14 @@ class Comparison:
 
     @property
     def compares_gradients(self) -> bool:
-        """True if a participant catches up, which must apply the same gradients as the others."""
+        """True if a participant is catching up, because it must apply the same gradients later."""
         assignment, machine = self._machine.assignment, self._machine
         if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
             return False
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Return why this rank must not apply its gradients to catch up, or an empty text."""
+        """Return why this rank must not use its gradients to catch up, or an empty string if it may."""
         assignment, reasons = self._machine.assignment, list[str]()
         assert assignment is not None
 
@@ -264,7 +265,7 @@ class Comparison:
     # -- announcements
 
     def next_is_announced(self, tensor: torch.Tensor, name: str) -> bool:
-        """Count a reduction. Return whether it was announced with an earlier one."""
+        """Record a reduction. Return whether it was announced together with an earlier one."""
         self._collectives += 1
         if not self.ahead or self.ahead[0] != Part(name, tensor.numel(), tensor.dtype):
             return False
@@ -274,10 +275,16 @@ class Comparison:
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
     ) -> list[str] | None:
-        """Announce a reduction, together with those that certainly follow with nothing in between.
+        """Announce a reduction.
+
+        Args:
+            tensor: The tensor to reduce.
+            name: Its name.
+            flags: Properties of this rank's tensor.
+            following: Reductions that are certain to follow with nothing in between. They are announced as well.
 
         Returns:
-            The groups whose tensor is not finite, or None if the participants do not reduce the same.
+            The replica ids of the groups whose tensor is not finite, or None if the announcements differ.
         """
         machine, assignment = self._machine, self._machine.assignment
         assert assignment is not None
@@ -321,7 +328,13 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants, by default with the time limit of a collective.
+        """Exchange announcements with all participants.
+
+        Args:
+            announced: The announcement of this rank.
+            within_s: Time limit in seconds. Default: the time limit of a collective.
+            flags: Properties that all participants must know, but that need not agree.
+            payload: Numbers that all participants receive, and that need not agree.
 
         Returns:
             The rows by replica_rank, or None if they do not match. The step has then failed at all participants.
@@ -350,9 +363,9 @@ class Comparison:
         return rows
 
     def _end_faulty_groups(self, what: str, *, is_own: bool) -> None:
-        """End the group at fault, since a retry would not help. The others continue without it."""
+        """Make the ranks of the group at fault exit, because a retry would not help. The others continue without it."""
         log.error("%s", what)
-        with suppress(RuntimeError):  # barrier: all have received all announcements
+        with suppress(RuntimeError):  # a barrier: after it, all have received all announcements
             self._peers.exchange((0,), BARRIER_TIMEOUT_S)
         if is_own:
             self.mismatch = ScriptMismatch(f"{what}: {REMEDY}")
@@ -363,7 +376,7 @@ class Comparison:
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Check for a dtype whose sum may overflow where its mean does not. Such tensors are divided before the sum."""
+    """Return whether this is a half-precision dtype. Such tensors are divided before the sum, to avoid overflow."""
     return dtype in (torch.float16, torch.bfloat16)
 
 

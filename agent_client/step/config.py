@@ -26,7 +26,7 @@ class AgentConfig:
     """Options of an Agent. `Agent.from_env` takes each field as a keyword argument.
 
     Raises:
-        ConfigurationError: A field has a value that it does not take. The message names the field.
+        ConfigurationError: A field has an invalid value. The message names the field.
 
     Example:
         ```python
@@ -35,49 +35,50 @@ class AgentConfig:
     """
 
     timeout_s: float = 60.0
-    """Maximum seconds of each collective and each vote. In a step in which a peer heals, `heal_timeout_s` is added."""
+    """Time limit of each collective and each vote in seconds. In a step in which a peer heals, `heal_timeout_s` is
+    added."""
     connect_timeout_s: float = 10.0
-    """Maximum seconds for each part of connecting to the peers of a new quorum: reaching their store, connecting, and
-    with NCCL a first collective. A rank waits for a missing peer up to three times as long."""
+    """Time limit in seconds of each stage of connecting to the peers of a new quorum: reaching their store, connecting,
+    and with NCCL a first collective. A rank waits up to three times this limit for a missing peer."""
     quorum_timeout_s: float = QUORUM_TIMEOUT_S
-    """Maximum time of a quorum request in seconds. If it expires, the step is discarded and the request is repeated."""
+    """Time limit of a quorum request in seconds. If it expires, the step is discarded and the request is repeated."""
     heal_timeout_s: float = 300.0
-    """Maximum seconds of a transfer of state."""
+    """Time limit for copying the state of a peer, in seconds."""
     process_group: ProcessGroupName = "gloo"
-    """Connection between a rank and the same rank of the other replica groups. `gloo` moves tensors of any device
+    """Backend that connects a rank to the same rank of the other replica groups. `gloo` transfers tensors of any device
     through the CPU, `nccl` through the CUDA device. `isolated` and `isolated:nccl` run gloo or NCCL in a child process
-    that can be killed. With `nccl`, create the Agent before any default process group that has NCCL, or set
-    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`: otherwise torch may abort the process minutes after a peer was lost."""
+    that can be killed. With `nccl`, create the Agent before any default process group that uses NCCL, or set
+    `TORCH_NCCL_DUMP_ON_TIMEOUT=0`. Otherwise torch may abort the process minutes after a peer was lost."""
     heal_mode: HealModeName = "blocking"
-    """How this group heals. With `blocking` the other groups wait for it in one step. With `catch_up` it heals in
-    parallel with its steps and they do not wait."""
+    """How this group heals. With `blocking`, the other groups wait for it in one step. With `catch_up`, it heals in the
+    background while all groups continue to train, and the others do not wait."""
     reduce_dtype: ReduceDtypeName = "tensor"
     """How float16 and bfloat16 gradients are averaged. `tensor` keeps their dtype and divides before the sum, as
-    torch's DDP does. `float32` sums in float32 and rounds at the end, for twice the bytes. All groups must use the same
-    value."""
+    torch's DDP does. `float32` sums in float32 and rounds at the end, which transfers twice as many bytes. All groups
+    must use the same value."""
     max_consecutive_discards: int = 30
-    """Number of discarded steps in a row after which the Agent raises AgentError. Steps that another group caused (it
-    exited, its healing failed, it runs another script) do not count, and neither do steps without a quorum. The same
-    number of refused requests for a quorum in a row also raises AgentError."""
+    """Number of consecutive discarded steps after which the Agent raises AgentError. Steps that were discarded because
+    of another group (it exited, failed to heal, or runs a different script) do not count, and neither do steps without
+    a quorum. The same number of consecutive refused quorum requests also raises AgentError."""
     manager_restart_timeout_s: float = 10.0
-    """How many seconds a rank waits for a manager that has ended to restart before it raises AgentError. A rank does
-    not wait for a manager that it started itself."""
+    """Time in seconds for which a rank waits until an exited manager has restarted, before it raises AgentError. A rank
+    does not wait for a manager that it started itself."""
     world_size_mode: WorldSizeModeName | WorldSizeMode = "dynamic"
-    """Which batches a step consists of. `dynamic`: one batch of each contributing group. `fixed_with_spares`: those of
-    the first `world_size` groups. `constant_batch`: always `world_size` batches, distributed among the present
-    groups."""
+    """Which batches a step consists of. `dynamic`: one batch of each contributing group. `fixed_with_spares`: one batch
+    of each of the first `world_size` groups. `constant_batch`: always `world_size` batches, distributed among the
+    present groups."""
     world_size: int = 0
     """Number of batches in a step, at least 1. Not used with `dynamic`."""
     check_state_every: int = 16
-    """Interval, in steps, at which ranks compare a part of their parameters with their peers. 0 turns it off. If groups
-    differ, the largest interval applies; if one of them has 0, no group compares."""
+    """Interval in steps at which ranks compare a part of their parameters with their peers. 0 disables this. If groups
+    have different values, the largest applies. If one of them has 0, no group compares."""
     on_nonfinite: OnNonfiniteName = "discard"
-    """What to do with a step in which a gradient is infinite or NaN. `discard` repeats it in all groups, `raise` also
-    ends the rank with AgentError, `commit` does not check. A step that a GradScaler skips does not count. If groups
-    differ, the strictest value applies to all."""
+    """What to do with a step in which a gradient is infinite or NaN. `discard` repeats the step in all groups, `raise`
+    also raises AgentError on the rank, and `commit` does not check. This does not affect steps that a GradScaler skips.
+    If groups have different values, the strictest applies to all."""
     advertise: str | None = None
-    """Address of this host that the peers can reach. Default: LIGHTHOUSE_MANAGER_ADVERTISE; without it, the interface
-    that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names; without these, the address that routes to the manager."""
+    """Address of this host that the peers can reach. Default: LIGHTHOUSE_MANAGER_ADVERTISE, or else an address of the
+    interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names, or else the address that routes to the manager."""
 
     def __post_init__(self) -> None:
         for name in ("timeout_s", "connect_timeout_s", "quorum_timeout_s", "heal_timeout_s"):
@@ -112,7 +113,11 @@ DEFAULTS = AgentConfig()
 
 
 def config_of(options: Mapping[str, Any]) -> AgentConfig:
-    """Make an AgentConfig of keyword arguments."""
+    """Create an AgentConfig from keyword arguments.
+
+    Raises:
+        ConfigurationError: An option is unknown or has an invalid value. The message names it.
+    """
     known = [field.name for field in fields(AgentConfig)]
     for name in options:
         if name not in known:

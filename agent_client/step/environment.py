@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = (("GLOO_SOCKET_IFNAME", False), ("NCCL_SOCKET_IFNAME", True))
-"""Each with whether its value lists prefixes of names."""
+"""Variables that name network interfaces, and whether their values are lists of name prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """Reads variables. Each method uses the first of several names that is set and not empty."""
+    """Reads environment variables. Each method uses the first of the given names that is set and not empty."""
 
     variables: Mapping[str, str]
 
@@ -31,7 +31,11 @@ class Variables:
         return next((self.variables[name] for name in names if self.variables.get(name)), "")
 
     def number(self, *names: str, least: int = 0) -> int | None:
-        """Return a number of at least `least`, or None if none of the variables is set."""
+        """Return the value as an integer, or None if none of the variables is set.
+
+        Raises:
+            ConfigurationError: The value is not an integer, or is less than `least`.
+        """
         given = [name for name in names if name in self.variables]
         if not given:
             return None
@@ -52,12 +56,12 @@ class Environment:
     lighthouse: str
     replica_id: str
     attempt: str
-    """Number of this start of the group. It keeps the ranks apart from the ranks of an earlier start."""
+    """Number of the group's start, so that its ranks do not connect to ranks of an earlier start."""
     advertise: str | None
-    """Address of this host that the peers can reach."""
+    """Address of this host that the peers can reach, or None to choose one."""
     is_supervised: bool = False
-    """True if `lighthouse-manager run` has started this rank or its torchrun. It drains the group before it ends the
-    rank."""
+    """True if `lighthouse-manager run` started this rank or its torchrun. It drains the group itself before it stops
+    the rank."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -93,10 +97,10 @@ class Environment:
 
 
 def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os.environ) -> str:
-    """Return the address of this host at which the peers reach its gradients (gloo) and its state.
+    """Return the address at which the peers can reach this host, for collectives (gloo) and for its state.
 
-    It is `advertise`, or an address of the interface that gloo's or NCCL's variable names, or the address that routes
-    to `peer` (host:port).
+    It is `advertise` if given, or else an address of the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names,
+    or else the address of the interface that routes to `peer` (host:port).
     """
     try:
         for variable, by_prefix in _INTERFACES:

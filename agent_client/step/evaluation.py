@@ -1,11 +1,11 @@
-"""Exchanges between all ranks of a quorum between two steps: evaluation on rank 0, and comparison of values.
+"""Exchanges among all ranks of a quorum between two steps: evaluation on rank 0, and comparison of values.
 
 `evaluate_on_rank0` runs a function on rank 0 and sends the result to all ranks. Rank 0 is group rank 0 of the first
-replica group of the last quorum that holds the state of the step. If the state is sharded, all ranks of that group
-evaluate, because the forward pass of a single rank would hang in its first all-gather. The other ranks are in a
-declared wait, so they are not suspected of a hang as long as rank 0 makes progress.
+replica group in the last quorum that holds the newest state. If the state is sharded, all ranks of that group evaluate,
+because a single rank would hang in the first all-gather of its forward pass. The other ranks declare that they are
+waiting, so they are not considered hung as long as rank 0 makes progress.
 
-`check_equal` compares a value that must be the same at all ranks.
+`check_equal` compares a value that must be the same on all ranks.
 """
 
 import contextlib
@@ -42,16 +42,26 @@ log = logging.getLogger(__name__)
 
 
 Sum = Callable[[torch.Tensor], object]
-"""Sums a tensor over all ranks, in place. Raises RuntimeError."""
+"""Function that sums a tensor over all ranks, in place. Raises RuntimeError if a rank is lost."""
 
 MAX_BYTES = 2**30
 
 
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
-    """Return the bytes of every place. `total` sums a tensor over all ranks.
+    """Exchange bytes among ranks, using only sums.
+
+    Args:
+        total: Sums a tensor over the ranks, in place.
+        place: Index of this rank.
+        size: Number of ranks.
+        own: The bytes of this rank.
+
+    Returns:
+        The bytes of every rank, by index.
 
     Raises:
-        RuntimeError: `total` failed, or the bytes exceed MAX_BYTES, as when other ranks sum something else.
+        RuntimeError: `total` failed, or the sizes sum up to more than MAX_BYTES. This happens if the other ranks are in
+            a different sum.
     """
     if size == 1:
         return [own]
@@ -74,12 +84,13 @@ def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
 
 
 class AllGather:
-    """Exchanges bytes among the ranks with the same assignment. Use it from the Agent's thread only.
+    """Exchanges bytes among all ranks of a quorum. Use it only on the Agent's background thread.
 
-    Either every rank of a replica group receives the bytes of all ranks, or none does. It only needs sums, in which
-    each rank fills its own place of a tensor, because every kind of process group can compute sums. A rank that has
-    finished may exit and close its connections while another still waits for data that was sent long before. So a last
-    sum confirms that all ranks have received everything. It may fail, which only means that another rank has ended.
+    Either every rank of a replica group receives the bytes of all ranks, or none does. The exchange only uses sums, in
+    which each rank fills its own part of a tensor, because every kind of process group supports sums. A rank that has
+    finished may exit and close its connections while another rank is still reading from them. A final sum therefore
+    confirms that all ranks have received everything. If only that sum fails, another rank has already exited, which
+    is not an error.
     """
 
     def __init__(
@@ -92,12 +103,13 @@ class AllGather:
         self.within_s = within_s
 
     def exchange(self, own: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
-        """Return the bytes of all ranks, by replica_rank, then by group rank.
+        """Return the bytes of all ranks as [replica_rank][group_rank].
 
-        `disagreement` is called first. It returns the reason why other participants do not take part, or an empty text.
+        `disagreement` is called first. It returns the reason why other participants do not take part, or an empty
+        string if they do.
 
         Raises:
-            EvaluationInterrupted: In all ranks of a group or in none.
+            EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise it or none.
         """
         own_of_all, error = self._over_groups(own, disagreement)
         received = self._within_group({"error": error, "of": own_of_all})
@@ -133,10 +145,16 @@ class AllGather:
 
 
 class RankRound:
-    """Exchanges between all ranks of the last quorum. In each one a rank sends bytes and receives those of all."""
+    """Runs exchanges among all ranks of the last quorum. In each exchange, every rank receives the bytes of all."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
-        """Prepare the exchange. With `may_begin` it may be inside the first step, before that has reduced anything.
+        """Prepare the exchanges.
+
+        Args:
+            internals: The Agent's internals.
+            what: Name of the operation in logs and errors.
+            within_s: Time limit in seconds.
+            may_begin: Whether the first step may have begun already, if it has not reduced anything.
 
         Raises:
             EvaluationInterrupted: There is no quorum.
@@ -168,12 +186,15 @@ class RankRound:
         }
 
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
-        """Return the bytes of all ranks, by replica_rank and group rank.
+        """Return the bytes of all ranks as [replica_rank][group_rank].
 
-        Meanwhile this rank is in the collective `operation`, or in the declared wait `waits_for`.
+        Args:
+            own: The bytes of this rank.
+            operation: Name under which the collective is shown in `lighthouse ranks`.
+            waits_for: If not empty, this rank declares that it is waiting for this.
 
         Raises:
-            EvaluationInterrupted: A rank is lost. The next step requests another quorum.
+            EvaluationInterrupted: A rank was lost. The next step requests another quorum.
         """
         progress, has_others = self._internals.progress, self.assignment.replica_world_size > 1
         entry = progress.numbers.inside()
@@ -189,7 +210,7 @@ class RankRound:
                 raise EvaluationInterrupted(f"{self._what}: {e}") from e
 
     def _gather(self, own: bytes, operation: str) -> list[list[bytes]]:
-        """Exchange on the Agent's thread, after comparing with participants that may be about to reduce."""
+        """Run the exchange on the Agent's thread, after checking that no participant is about to reduce instead."""
         comparison = self._internals.runner.comparison
         has_others = self.assignment.replica_world_size > 1
 
@@ -216,7 +237,7 @@ def check_equal(internals: Internals, what: str, value: object, within_s: float)
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:
-    """Raise RankMismatch if the texts of the ranks differ. The message lists the smallest party first."""
+    """Raise RankMismatch if the ranks' strings differ. The message lists the rarest value first."""
     parties: dict[str, list[RankName]] = {}
     for name, text in texts.items():
         parties.setdefault(text, []).append(name)
@@ -258,7 +279,7 @@ def evaluate_on_rank0(
 
 
 def _find_first(internals: Internals, opened: RankRound, what: str) -> int:
-    """Return the replica_rank of the first group with the newest state, which is the same at all ranks."""
+    """Return the replica_rank of the first group that holds the newest state. All ranks return the same one."""
     own = json.dumps([OPERATION, what, internals.machine.step, internals.holds_state])
     received = opened.gather(own.encode(), OPERATION)
     places: list[tuple[bool, int]] = []
@@ -274,14 +295,14 @@ def _find_first(internals: Internals, opened: RankRound, what: str) -> int:
 def _run(
     internals: Internals, opened: RankRound, evaluate: Callable[[], object], what: str
 ) -> tuple[bytes, Exception | None]:
-    """Return the bytes for the other ranks, and the exception to raise after they are sent."""
+    """Call `evaluate`. Return the bytes to send to the other ranks, and the exception to raise afterwards, or None."""
     try:
         with internals.progress.phase(what):
             result = evaluate()
         payload = RESULT + b"".join(encode(result))
         if len(payload) > MAX_BYTES // 2:
             raise ValueError(f"the result has {len(payload)} bytes; at most {MAX_BYTES // 2} fit")
-    except Exception as e:  # noqa: BLE001  it belongs to all ranks
+    except Exception as e:  # noqa: BLE001  sent to all ranks
         return ERROR + f"{type(e).__name__}: {e}".encode(), e
     _log(opened, "%s metrics: %s", what, reprlib.repr(result))
     _log(opened, "broadcasting %s metrics to the other ranks", what)
@@ -289,7 +310,7 @@ def _run(
 
 
 def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) -> Any:
-    """Return the result, or raise the error, from what the ranks of group `first` have sent."""
+    """Return the result that group `first` sent, or raise the error that one of its ranks sent."""
     for group_rank, payload in enumerate(received):
         if payload.startswith(ERROR):
             text = payload[len(ERROR) :].decode(errors="replace")

@@ -1,8 +1,8 @@
-"""Internals of an Agent: its components, and its step on the script's thread. Training scripts do not call them.
+"""The Agent's internals: its components, and the part of a step that runs on the script's thread.
 
-agent_client.training and the integrations use it as `agent.internals`. A module adds itself to each step (`add_part`)
-and reports its forward and backward passes. From their order, `Internals` detects steps that the script has left out
-(rules/loop_order.py).
+agent_client.training and the integrations use them as `agent.internals`; training scripts do not. A module registers
+itself (`add_part`) and reports its forward and backward passes. From their order, `Internals` detects steps that the
+script has abandoned (rules/loop_order.py).
 """
 
 import itertools
@@ -69,23 +69,23 @@ SKIP_HINT = (
 
 
 class Internals:
-    """Parts of an Agent, and its methods for modules, optimizers and samplers."""
+    """Components of an Agent, and its methods for modules, optimizers and samplers."""
 
     def __init__(
         self, agent: Closable, manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace
     ) -> None:
-        """Create the parts and connect them, so that revokes from the manager reach collectives and transfers.
+        """Create the components, and connect them so that a revoke from the manager aborts collectives and transfers.
 
-        Nothing has been opened if this raises ConfigurationError.
+        If this raises ConfigurationError, nothing was opened.
         """
         self._agent = agent
-        """Lives as long as the threads of its parts, so that the interpreter's exit closes it."""
+        """Referenced so that the Agent stays alive as long as its threads, and is closed when the interpreter exits."""
         self.state = state
         self.place = place
         self.ranks = place.group_world_size
         self.machine = machine = StepMachine(world_size=config.counting, is_alone=place.group_world_size == 1)
         self.catch_up: CatchUpDriver | None = None
-        """Only with `heal_mode="catch_up"`."""
+        """Set only with `heal_mode="catch_up"`."""
         if config.heal_mode == "catch_up":
             self.catch_up = CatchUpDriver(
                 state, machine, lambda assignment: self.healing.fetch_in_background(assignment)
@@ -124,14 +124,14 @@ class Internals:
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
         self.requests_late = False
-        """True if a step's quorum is requested when the step begins, and not with the vote of the previous step."""
+        """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
-        """The FaultTolerantOptimizer that has voted last, and the machine's `moves` at that time."""
+        """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
         self.parts: list[StepPart] = []
         self._quorum: Future[None] | None = None
-        """Done when the quorum is known, its process group exists and a peer's state has arrived."""
+        """Completes when the quorum is known, its process group is connected and a needed state has arrived."""
         self._uncalled_commit: int | None = None
-        """Committed step whose callbacks have not been called."""
+        """Committed step whose `on_commit` callbacks have not been called yet."""
         self._has_begun_late = False
         self._begun_version = 0
         self._drawn: tuple[int, set[int]] = (-1, set())
@@ -144,12 +144,12 @@ class Internals:
             self.manager.ensure_watched()
 
     def _revoke(self, quorum_id: int | None, reason: str) -> None:
-        """Abort collectives and transfers. Runs on the watch's thread."""
+        """Abort the collectives and transfers of a revoked quorum. Runs on the watch's thread."""
         self.peers.revoke(quorum_id, reason)
         self.healing.revoke(quorum_id, reason)
 
     def _abort_group(self, reason: str) -> None:
-        """Abort everything that waits for the group. Runs on the watch's thread."""
+        """Abort everything that is waiting for other ranks of this group. Runs on the watch's thread."""
         self._revoke(None, reason)
         if self.place.group is not None:
             self.place.group.abort()
@@ -173,33 +173,37 @@ class Internals:
             self.place.manager_process.stop()
         close_attached(self._agent)
 
-    # -- what modules and optimizers ask for once
+    # -- settings that modules and optimizers change once
 
     def add_part(self, part: StepPart) -> None:
         self.parts.append(part)
 
     def request_late(self) -> None:
-        """Request each quorum when its step begins, for steps that are long and depend on their quorum.
+        """Request each quorum when its step begins. Use this if steps are long, as with LocalSGD.
 
-        A group that heals in such a step adds zeros, since it has computed none of it.
+        A group that heals in such a step contributes zeros, because it has not computed anything in it.
         """
         self.manager.asks_ahead = False
         self.runner.requester.counts_at_once = False
         self.requests_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
-        """Return the driver that steps `optimizer` after a commit, or None without `heal_mode="catch_up"`."""
+        """Return the driver that steps `optimizer` after a commit, or None unless `heal_mode` is "catch_up"."""
         if self.catch_up is not None:
             self.catch_up.attach(optimizer)
         return self.catch_up
 
     def refuse_catch_up(self, what: str) -> None:
-        """Raise ConfigurationError if this rank may catch up, which `what` does not support."""
+        """Raise ConfigurationError if `heal_mode` is "catch_up", because `what` does not support it."""
         if self.catch_up is not None:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
-        """Retry a step that has lost a peer under the next quorum, with `reduce_again` and the same gradients."""
+        """Register `reduce_again`, which reduces the gradients of the current step once more.
+
+        If a peer is lost in a step, the Agent gets another quorum and calls this, so that the script need not compute
+        the gradients again.
+        """
         world_size = self.machine.world_size
         if world_size.depends_on_quorum:
             raise ConfigurationError(
@@ -214,7 +218,7 @@ class Internals:
         return self.place.group.store if self.place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
-        """Return a process group of this replica group's ranks, for a torch module that replicates inside it."""
+        """Return a process group of this replica group's ranks, for a torch module that communicates inside it."""
         group = self.place.group or GlooGroup(
             HashStore(), 0, 1, self._host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
         )
@@ -224,12 +228,12 @@ class Internals:
 
     @property
     def catches_up(self) -> bool:
-        """True if this rank computes with an older state than its peers."""
+        """True if this rank is catching up, that is, computing with an older state than its peers."""
         return self.catch_up is not None and self.catch_up.machine.follows
 
     @property
     def holds_state(self) -> bool:
-        """True if this rank holds the complete state of the machine's step."""
+        """True if this rank holds the complete state of the current step."""
         return not (self.catches_up or self.machine.is_torn)
 
     @property
@@ -242,7 +246,7 @@ class Internals:
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Wait for the first quorum. Return this rank's place among all ranks of the last one, and their number."""
+        """Return this rank's index among all ranks of the last quorum, and their number. Wait for the first quorum."""
         self.wait_first_quorum()
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
@@ -252,9 +256,9 @@ class Internals:
         return self.machine.ended, self.machine.moves, self.machine.accumulates
 
     def record_source(self, data: DataChoice, *, is_whole_step: bool = True) -> None:
-        """Record the source of the current step's batches. The quorum of the step is known.
+        """Record the source of the current step's batches. The step's quorum must be known.
 
-        `is_whole_step` is False if the step has other batches of this rank.
+        `is_whole_step` is False if this rank also draws other batches for the step.
         """
         self.runner.comparison.data = data
         if is_whole_step:
@@ -262,10 +266,14 @@ class Internals:
 
     @never_compiled
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record the samples on which this rank trains next. `batch` returns their indices.
+        """Record that this rank has drawn a batch.
+
+        Args:
+            number: Number of the batch.
+            batch: Returns the sample indices, a one-dimensional tensor.
 
         Returns:
-            False if the step of this batch had been left out and is discarded now.
+            False if the batch shows that the script had abandoned the current step, which is discarded now.
         """
         machine = self.machine
         if self._drawn[0] != machine.ended:
@@ -288,11 +296,12 @@ class Internals:
     # -- one step
 
     def begin_step(self, *, has_computed: bool | None = None) -> None:
-        """Begin a step if none is in progress, and end a backward pass that was abandoned.
+        """Begin a step if none is in progress.
 
         Args:
-            has_computed: Whether the script has computed before. A peer's state must not arrive then. None means that
-                a backward pass tells, and that an abandoned one is to be ended.
+            has_computed: Whether the script has already computed something for this step, so that no peer's state may
+                be installed. With None, this is true inside a backward pass; and if an earlier backward pass was
+                abandoned, its step is voted on first, which discards it.
         """
         machine = self.machine
         if has_computed is None:
@@ -306,14 +315,14 @@ class Internals:
         self.call_on_commit()
         may_heal = self.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
         self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
-        if not machine.was_committed and not has_computed:  # the loss may be scaled already
+        if not machine.was_committed and not has_computed:  # otherwise the loss may already be scaled
             self.scalers.restore()
         self._begin_with_state()
         self._request_quorum(heals_first=heals_first)
         if heals_first:
             self._heal_first()
         elif self.state.moves_in_forward and not has_computed:
-            self.wait_quorum()  # then the copy for a peer is complete
+            self.wait_quorum()  # so that the copy for a healing peer is complete before the state changes
 
     def _begin_with_state(self) -> None:
         machine = self.machine
@@ -330,7 +339,7 @@ class Internals:
         self._begun_version = self._state_version()
 
     def _digest_state(self) -> StepDigest | None:
-        """Take a digest of the state at the beginning of a step, if it is compared and this rank holds it."""
+        """Return a digest of the state at the beginning of a step, or None if it is not compared in this step."""
         machine, every = self.machine, self.runner.comparison.check_every
         if not every or machine.step % every or not self.holds_state:
             return None
@@ -338,7 +347,7 @@ class Internals:
         return StepDigest(machine.tag, digest, self._state_digests.count)
 
     def _state_version(self) -> int:
-        """Return a number that changes when the script moves the parameters."""
+        """Return a number that changes when the script modifies the parameters."""
         first = next(iter(self.state.model.parameters()), None)
         return 0 if first is None else first._version
 
@@ -354,7 +363,7 @@ class Internals:
         except GroupDrained:
             raise
         except AgentError as e:
-            self.exit_report.send(e)  # before the peers notice closed connections
+            self.exit_report.send(e)  # send this before the peers see closed connections
             self.peers.drop()
             raise
 
@@ -363,7 +372,7 @@ class Internals:
             self._wait_for("quorum", self._quorum)
 
     def wait_first_quorum(self) -> None:
-        """Begin a step and wait for its quorum, unless there was a quorum before."""
+        """Begin a step and wait for its quorum, unless there has already been a quorum."""
         if self.runner.last is None:
             self.begin_step()
             self.wait_quorum()
@@ -381,7 +390,7 @@ class Internals:
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """Record that a forward pass of `part` begins, and begin the step if none is in progress.
 
-        If the pass shows that the script has left out the current step, discard that step first.
+        If the pass shows that the script has abandoned the current step, discard that step first.
         """
         self._discard_if_left_out(part, accumulates=accumulates)
         self.begin_step()
@@ -392,7 +401,7 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass reduces. `end_backward` follows, unless the pass is abandoned."""
+        """Record that a backward pass begins to reduce. `end_backward` follows, unless the pass is abandoned."""
         self.machine.is_in_backward = True
 
     @never_compiled
@@ -402,10 +411,10 @@ class Internals:
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
-        """Replace a tensor by that of the first participant that counts, in place.
+        """Replace the content of a tensor with that of the first participant that counts.
 
-        `packed` is a one-dimensional uint8 tensor, with the same length at all participants. Byte 0 is 1 at every
-        caller.
+        Args:
+            packed: One-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
         """
         entry = self.progress.numbers.over()
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
@@ -420,7 +429,7 @@ class Internals:
                 "the outcome of this rank's last vote is unknown, so it cannot vote on another step; "
                 "end this process so that its group restarts: see the first error for the cause"
             )
-        if machine.is_in_backward:  # the peers must notice at once, since they wait for this rank's reductions
+        if machine.is_in_backward:  # notify the peers immediately, because they wait for this rank's reductions
             machine.abandon_backward()
             self.peers.drop()
             for part in self.parts:
@@ -437,7 +446,7 @@ class Internals:
         if is_committed:
             self._note_data()
         if self._has_begun_late and machine.must_heal_next:
-            self.begin_step()  # a loop that begins its steps by a reduction would be late in the next one, too
+            self.begin_step()  # a loop that begins its steps with a reduction would be too late in the next one, too
         return is_committed
 
     def _check_script(self) -> None:
@@ -491,13 +500,13 @@ class Internals:
 
     @never_compiled
     def call_on_commit(self) -> None:
-        """Call the functions of `on_commit` once, after the last committed step is applied."""
+        """Call the `on_commit` callbacks for the last committed step, unless they were already called."""
         step, self._uncalled_commit = self._uncalled_commit, None
         if step is not None:
             for callback in self.commit_callbacks:
                 callback(step)
 
-    # -- steps that the script leaves out
+    # -- steps that the script abandons
 
     def _discard_if_left_out(self, part: StepPart, *, accumulates: bool) -> None:
         machine, order = self.machine, part.order
@@ -515,7 +524,7 @@ class Internals:
         part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """Discard the step if a redrawn batch shows that the script has left it out. Return whether it has."""
+        """Discard the step if drawing a batch twice shows that the script has abandoned it. Return whether it has."""
         for part in self.parts:
             self._sync_order(part)
         if not any(part.order.has_reduced for part in self.parts):
@@ -535,7 +544,7 @@ class Internals:
             part.order.gave_up()
 
     def _finish_with_peers(self) -> None:
-        """Take part in everything that the peers wait for in this step, since they may commit it."""
+        """Take part in all remaining collectives of this step, so that the peers can commit it."""
         for part in self.parts:
             part.agree()
         if self.runner.comparison.compares_end:
@@ -543,9 +552,10 @@ class Internals:
             self.runner.comparison.compares_end = False
 
     def _starts_over(self) -> bool:
-        """Check whether the gradients reduced in this step are gone, and no GradScaler has skipped the step.
+        """Return whether the script has reset the gradients that were reduced in this step.
 
-        A loop that accumulates still has them, and SAM has moved the parameters.
+        A loop that accumulates still has them. If the parameters have changed, as with SAM, or if a GradScaler skipped
+        the step, the script may have reset them on purpose, so the result is False.
         """
         reduced = [part for part in self.parts if part.order.has_reduced]
         gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
@@ -556,7 +566,7 @@ class Internals:
         return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If that is not possible, abort the step on the peers."""
+        """Reduce zeros instead of this rank's gradients. If this is not possible, abort the step in all groups."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:
@@ -569,5 +579,5 @@ class Internals:
 
 
 def is_in_backward() -> bool:
-    """Check whether this thread runs a backward pass, in which a recomputed forward pass begins no step."""
+    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

@@ -1,6 +1,6 @@
-"""Observation of a rank whose script has no Agent.
+"""Observes a rank whose script has no Agent, and reports its position to the manager.
 
-The rank reports its position to the manager. The script needs a call of `observe` at most.
+The script calls `observe`. Under `lighthouse-manager run` it need not even do this.
 """
 
 import importlib
@@ -31,18 +31,19 @@ _is_superseded = False
 
 
 def observe() -> None:
-    """Show this rank in `lighthouse ranks`, and report it if it falls behind the other ranks. It needs no Agent.
+    """Show this rank in `lighthouse ranks`, and report it if it falls behind the other ranks, without an Agent.
 
-    `lighthouse ranks` then shows the rank's newest collective on any process group (torch.distributed, DDP, FSDP) and
-    the line of the script. torch counts the collectives and a thread reads the counters twice a second, so a collective
-    costs nothing. Under `lighthouse-manager run` a script is observed without this call.
+    `lighthouse ranks` then shows the rank's latest collective on any process group (torch.distributed, DDP, FSDP), and
+    the line of the script. torch counts the collectives, and a thread reads the counters twice a second, so collectives
+    do not become slower. Under `lighthouse-manager run`, scripts are observed without this call.
 
-    The environment names the manager, as for `Agent.from_env`. With only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set,
-    rank 0 starts a manager once the script has made its process group. The call returns at once; a manager that does
-    not answer is not an error. A second call, or a call in a process with an Agent or a Wrapper, does nothing.
+    As for `Agent.from_env`, environment variables give the manager's address. With only LIGHTHOUSE_ADDRESS and
+    REPLICA_GROUP_ID set, rank 0 starts a manager once the script has created its process group. The call returns
+    immediately. It is not an error if the manager does not answer. A second call, or a call in a process with an Agent
+    or a Wrapper, has no effect.
 
     Raises:
-        ConfigurationError: A variable is missing or does not fit; the message names it.
+        ConfigurationError: An environment variable is missing or not usable. The message names it.
 
     Example:
         ```python
@@ -60,7 +61,7 @@ def observe() -> None:
 
 
 def stop_observing() -> None:
-    """Stop observing, because the Agent or a wrapped function's session reports the position of this rank."""
+    """Stop observing, because an Agent or a Wrapper now reports this rank's position."""
     global _is_superseded
     with _lock:
         _is_superseded = True
@@ -74,7 +75,7 @@ class Observer:
         self.pid = os.getpid()
         self._environment = environment
         self._closed = threading.Event()
-        self._manager: Any = None  # process of the manager, if this rank has started it
+        self._manager: Any = None  # process of the manager, if this rank started it
         self._thread = threading.Thread(target=self._run, name="lighthouse observer", daemon=True)
         self._thread.start()
         close_at_end(self, is_of_process=True)
@@ -103,12 +104,12 @@ class Observer:
             watch.close(None)
 
     def _find_manager(self) -> str:
-        """Return the address of the manager that rank 0 starts, or an empty text if the observer closes first."""
+        """Return the address of the manager that rank 0 starts, or an empty string if the observer closes first."""
         while (store := _script_store()) is None:
             if self._closed.wait(RETRY_S):
                 return ""
         if self._environment.group_rank == 0:
-            from agent_client.step.rendezvous import start_manager  # it imports torch, as the script has
+            from agent_client.step.rendezvous import start_manager  # imports torch, which the script has imported
 
             self._manager, address = start_manager(self._environment)
             store.set(MANAGER_KEY, address)
@@ -121,8 +122,8 @@ class Observer:
 def _script_store() -> Any:
     """Return the store of the script's process group, or None if there is none.
 
-    torch is not imported here. If the script is importing it right now, wait for that: a module that is half imported
-    lacks the functions used here.
+    This function does not import torch. If another thread is just importing it, wait until that is done, because the
+    module lacks functions until then.
     """
     if TORCH_GROUPS not in sys.modules:
         return None

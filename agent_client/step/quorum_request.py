@@ -1,4 +1,4 @@
-"""Request for the quorum of a step, and the log of quorum changes."""
+"""Requests the quorum of a step, and logs quorum changes."""
 
 import logging
 import time
@@ -36,14 +36,13 @@ class QuorumRequester:
         self._catch_up = catch_up
         self._patience = Patience(config.max_consecutive_discards)
         self.counts_at_once = True
-        """True if a healing group counts in the same step."""
+        """True if a group that heals in a step also contributes to that step."""
 
     def request(self) -> Assignment | LighthouseError:
-        """Request the quorum, and retry while the manager is unreachable. Other ranks of the group may wait.
+        """Request the quorum, and retry while the manager is unreachable.
 
         Returns:
-            The assignment, or the error of a manager that answers without a quorum. Then the next step repeats the
-            request.
+            The assignment, or the error with which the manager refused the request. The next step then requests again.
 
         Raises:
             AgentError: The manager has exited, or no later request can succeed.
@@ -69,8 +68,8 @@ class QuorumRequester:
     def _request_once(self) -> Assignment:
         """Request a quorum for this step.
 
-        If the quorum is revoked before its use, and no other rank of the group can have begun the step, give it up with
-        a no.
+        If the quorum was revoked in the meantime, and no other rank of the group can have begun the step, vote no to
+        give the quorum up.
         """
         machine = self._machine
         while True:
@@ -101,7 +100,7 @@ NAMES_LOGGED = 16
 
 
 def log_quorum(before: Assignment | None, now: Assignment) -> None:
-    """Log a new quorum with the groups that were admitted and lost. Do nothing if it is the quorum of `before`."""
+    """Log the quorum of `now`, with the groups that joined and were lost. Do nothing if `before` has the same one."""
     if before is not None and before.quorum_id == now.quorum_id:
         return
     known = frozenset(before.replica_ids if before is not None else now.replica_ids)

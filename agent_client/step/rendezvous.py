@@ -1,8 +1,8 @@
-"""Start of a replica group: its ranks connect to each other and to their manager.
+"""Starts a replica group: its ranks connect to each other and to their manager.
 
-The ranks find each other by MASTER_ADDR and MASTER_PORT, as under torchrun. If no manager is named, rank 0 starts one
-and publishes its address in the group's store. That store is open to anyone, so the group's secret is never in it. The
-ranks derive the secret from the join token of the lighthouse and a nonce in the store.
+The ranks find each other through MASTER_ADDR and MASTER_PORT, as under torchrun. If no manager address is set, rank 0
+starts a manager and publishes its address in the group's store. The store has no access control, so the group's secret
+is never stored in it. Instead, each rank derives the secret from the lighthouse's join token and a nonce in the store.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from lighthouse_runtime.process.children import START_TIMEOUT_S, ServerProcess
 from lighthouse_runtime.process.commands import START_MANAGER
 
 MANAGER_KEY = "manager_address"
-GROUP_WORD = "group"  # purpose of the derived secret; the other inputs are a nonce and the replica id
+GROUP_WORD = "group"  # purpose, one of the inputs of the derived secret, besides a nonce and the replica id
 STORE_RETRY_S = 0.1
 
 
@@ -38,11 +38,11 @@ class GroupPlace:
     group_rank: int = 0
     group_world_size: int = 1
     group: GlooGroup | None = None
-    """Connects the ranks. Required in a group of several ranks."""
+    """Connection among the ranks. Required if the group has several ranks."""
     manager_process: ServerProcess | None = None
-    """Process of the group's manager, if this rank has started it."""
+    """Process of the group's manager, if this rank started it."""
     presence: Presence | None = None
-    """Shows this rank to the manager until its Agent does."""
+    """Keeps a watch open until the Agent has opened its own, so that the manager sees this rank."""
 
     def __post_init__(self) -> None:
         if (self.group_world_size > 1) != (self.group is not None):
@@ -53,17 +53,17 @@ ALONE = GroupPlace()
 
 
 def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
-    """Connect the ranks of the group. Rank 0 starts the manager if none is named.
+    """Connect the ranks of the group. Rank 0 starts the manager if no address is set.
 
     Returns:
-        The address of the group's manager, and this rank's place in its group.
+        The address of the group's manager, and this rank's position in its group.
     """
     rank, size = env.group_rank, env.group_world_size
     if size == 1:
         process, address = (None, env.manager) if env.manager else start_manager(env)
         wait_for_store(address, START_TIMEOUT_S)
         return address, GroupPlace(manager_process=process)
-    os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch takes no brackets
+    os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch does not accept brackets
     presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
     with contextlib.ExitStack() as until_connected:
         until_connected.enter_context(presence)
@@ -73,7 +73,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
-    """Connect several ranks. The manager sees each rank from the start and names the missing ones."""
+    """Connect several ranks. The manager sees each rank from the start, and logs the missing ones."""
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
         presence.show(env.manager)
@@ -107,7 +107,7 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
 def _group_secret(env: Environment, nonce: str) -> str:
     """Derive the group's secret from the join token, which all ranks have.
 
-    Without a token (a lighthouse on a loopback address, or --insecure) the nonce is the secret.
+    If there is no token (a lighthouse on a loopback address, or --insecure), the nonce is the secret.
     """
     token = _join_token(env)
     return prove(token, GROUP_WORD, nonce, env.replica_id) if token else nonce
@@ -130,9 +130,11 @@ def _read_manager(env: Environment, announced: str) -> str:
 
 
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
-    """Start a manager for a group without one. It is a child process of rank 0 and ends with it.
+    """Start a manager as a child process of this rank. The manager exits when this process does.
 
-    `secret` is the group's, by default the one in the environment, or else a random one.
+    Args:
+        env: The environment of this rank.
+        secret: The group's secret. Default: the one in the environment, or else a random one.
 
     Returns:
         The process, and the manager's address with the secret.
@@ -156,9 +158,9 @@ def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, st
 
 
 def wait_for_store(manager: str, timeout_s: float) -> None:
-    """Wait until the group's TCPStore answers. A supervisor starts it in parallel with the ranks.
+    """Wait until the group's TCPStore answers, because a supervisor starts it in parallel with the ranks.
 
-    A manager that does not answer is ignored here: the request for a quorum reports it.
+    Ignore a manager that does not answer. The first quorum request will report that.
     """
     ends_at = time.monotonic() + timeout_s
     try:

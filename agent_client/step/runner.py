@@ -1,8 +1,8 @@
-"""The work of a rank in one step: request the quorum, connect to the peers, heal, reduce, vote.
+"""Runs one step of a rank: requests the quorum, connects to the peers, heals, reduces and votes.
 
-`begin`, `reduce` and `reach_all` run on the background thread, in the order of their submission. `install` and `finish`
-run on the script's thread: `install` after `begin`, and `finish` after everything else. The participants compare each
-collective before they run it (comparison.py).
+`begin`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted. `install` and
+`finish` run on the script's thread: `install` after `begin`, and `finish` after everything else. The participants
+compare each collective before they run it (comparison.py).
 """
 
 import functools
@@ -45,8 +45,8 @@ BUFFERS = "the buffers of the model; broadcast_buffers=False leaves them out"
 RESTART = "restart the job from its last checkpoint"
 SAMPLES_LOGGED = 64
 LOSS_TIMEOUT_S = 0.25
-"""How long a discarded step waits for the name of a lost group. The lighthouse and the peers notice a loss at about the
-same time."""
+"""Time in seconds that a discarded step waits for the lighthouse to name the lost group. Both notice a loss at about
+the same time."""
 
 
 class StepRunner:
@@ -66,7 +66,7 @@ class StepRunner:
         self.progress = progress
         self.last: Assignment | None = None
         self.samples: Callable[[], torch.Tensor] | None = None
-        """Returns the indices of this rank's last batch, if a StepSampler has drawn it."""
+        """Returns the sample indices of this rank's last batch. Set if a StepSampler has drawn the batch."""
         self.attempt = StepAttempt(machine, manager, peers, config)
         self.requester = QuorumRequester(machine, manager, healing, config, place.manager_process, catch_up)
         self.comparison = Comparison(machine, manager, peers, self.attempt, config, progress)
@@ -79,14 +79,15 @@ class StepRunner:
         self._scalers = scalers
         self._catch_up = catch_up
         self._nonfinite = ""
-        """Describes the gradient that was not finite in this step, or empty."""
+        """Description of the gradient that was not finite in this step, or an empty string."""
         self._last_discard = ""
         self._news = StepNews()
 
     def begin(self, reductions_before: int) -> None:
-        """Get the quorum, connect, serve the state and heal.
+        """Request the quorum, connect to its participants, serve this rank's state, and heal if necessary.
 
-        `reductions_before` is the number of reductions that the script requested before this step.
+        Args:
+            reductions_before: Number of reductions that the script has submitted before this step.
         """
         machine, comparison, attempt = self.machine, self.comparison, self.attempt
         attempt.failed_at, self._nonfinite = None, ""
@@ -110,7 +111,7 @@ class StepRunner:
         if machine.cannot_heal and machine.distrust is not None:
             raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
         if machine.is_unhealed and machine.distrust is not None:
-            # The other ranks of the group are in this step already, so finish it and vote no.
+            # The other ranks of the group have already begun this step, so finish it and vote no.
             machine.failed(machine.distrust.text)
             self._peers.drop()
             self._healing.withdraw()
@@ -145,10 +146,18 @@ class StepRunner:
     def reduce(
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part] = ()
     ) -> torch.Tensor:
-        """Average `tensor` in place, over the group first if `within_group`.
+        """Average `tensor` over the contributing groups, in place.
 
-        The sum inside the group is computed even after a failure, because the other ranks wait in it. `following` are
-        reductions that certainly follow this one with nothing in between. They are announced with it.
+        Args:
+            tensor: The tensor.
+            within_group: Whether to average over the ranks of this group first. This is done even after a failure,
+                because the other ranks are waiting in the same collective.
+            entry: Entry of the reduction in the progress report.
+            name: Name of the tensor.
+            following: Reductions that are certain to follow with nothing in between. They are announced together.
+
+        Returns:
+            `tensor`.
         """
         group, divides_first = self._group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self._config.reduce_dtype))
@@ -170,9 +179,9 @@ class StepRunner:
         return tensor if summed is tensor else tensor.copy_(summed)
 
     def receive_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
-        """Receive the bytes of the first participant that counts, in place.
+        """Replace the content of `packed` with that of the first participant that counts.
 
-        Byte 0 is 1 at that participant, and so it must be 1 in the sum.
+        All other participants contribute zeros to a sum. Byte 0 is 1, which shows that exactly one has contributed.
         """
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
@@ -183,7 +192,7 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Sum the tensor over the ranks of the group, in place. Raises RuntimeError if a rank is lost."""
+        """Sum the tensor over the ranks of the group, in place. Raises RuntimeError if a rank was lost."""
         if self._group is not None:
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
                 self._group.all_reduce(tensor)
@@ -217,7 +226,7 @@ class StepRunner:
             if not self.attempt.run("reducing", lambda: self._peers.all_reduce(tensor, self.attempt.limit_s)):
                 return
             if is_announced and comparison.checks_finite and not is_finite(tensor):
-                comparison.ahead.clear()  # all receive the same sum, so all now compare whose gradient it was
+                comparison.ahead.clear()  # all have received the same sum, so all now find out whose gradient it was
                 wrong = comparison.announce_reduction(tensor, name, flags)
                 if wrong is None or not self._reject(name, wrong):
                     return
@@ -225,15 +234,21 @@ class StepRunner:
         if is_mean:
             if not divides_first:
                 tensor /= max(1, machine.divisor)
-            elif machine.divisor != machine.share.divisor:  # peers have announced skipped batches since
+            elif machine.divisor != machine.share.divisor:  # peers have announced in the meantime that they skip
                 tensor *= machine.share.divisor / max(1, machine.divisor)
             if comparison.checks_finite and not comparison.is_on and not is_finite(tensor):
-                self._reject(name)  # without a comparison the group is unknown
+                self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because of gradients that are not finite. Return True if a GradScaler will skip it instead.
+        """Discard the step because a gradient is infinite or NaN.
 
-        Each group in `wrong` reports it. If none is known, the mean is to blame, and the first group reports it.
+        Args:
+            name: Name of the gradient.
+            wrong: Groups whose own gradient is not finite. These log it. If there are none, only the mean is not
+                finite, and the first group logs it.
+
+        Returns:
+            True if the step is not discarded, because a GradScaler will skip it.
         """
         if self._scalers.may_skip or may_skip():
             return True
@@ -255,14 +270,14 @@ class StepRunner:
         return f"; samples here: {', '.join(map(str, samples[:SAMPLES_LOGGED]))}{more}"
 
     def reach_all(self) -> None:
-        """Check that every participant is in the step, if nothing was reduced.
+        """Before the vote, if nothing was reduced, check with a collective that every participant is in the step.
 
-        In the first step under a quorum, also check that no participant reduces anything more. In later steps its next
-        announcement shows that.
+        In the first step under a quorum, also check that all participants have run the same number of collectives. In
+        later steps, the next announcement would reveal a difference.
         """
         if self.comparison.compares_end:
             if self.machine.failure is not None:
-                return self._peers.drop()  # the others wait in an exchange
+                return self._peers.drop()  # disconnect, because the others are waiting in an exchange
             with self.collective(self.progress.numbers.over(), "all_reduce", within_group=False):
                 if self.comparison.compare_end():
                     self.machine.reduced()
@@ -306,10 +321,10 @@ class StepRunner:
         return not machine.must_install
 
     def _vote(self) -> bool:
-        """Return the decision.
+        """Vote, and return the decision.
 
-        A rank that voted yes cannot continue without it, since the others may have committed. The vote of a rank that
-        is alone in its group is the decision.
+        A rank that voted yes cannot continue without the decision, because the other ranks may have committed. If the
+        group has only one rank, its vote is the decision.
         """
         vote, machine = self.machine.vote(), self.machine
         step = machine.assignment.max_step if machine.assignment else machine.step
@@ -333,7 +348,7 @@ class StepRunner:
             return self._log_for_group(self._news.lost(Loss(*lost, machine.step, failed_at)))
         self._log_for_group(self._news.flush())
         text = f"step {machine.step} discarded: {reason}"
-        # Without a quorum the step is repeated at once, and Patience logs regularly what it waits for.
+        # Without a quorum, the step is repeated immediately, and Patience logs regularly what the rank is waiting for.
         is_news = assignment is not None or text != self._last_discard
         log.log(logging.WARNING if is_news else logging.DEBUG, "%s", text)
         self._last_discard = text
@@ -341,7 +356,7 @@ class StepRunner:
             return None
         waits_for_healing = assignment.has_healing and assignment.replica_rank not in assignment.healing
         if waits_for_healing and not machine.has_erred:
-            return None  # the failure was in the transfer of the others
+            return None  # the failure was in the other ranks' transfer
         machine.faulted()
         if machine.faults >= self._config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
@@ -359,26 +374,26 @@ class StepRunner:
         return loss.lost, loss.reason.removeprefix(f"{loss.lost}: ")
 
     def _log_for_group(self, line: str, level: int = logging.WARNING) -> None:
-        """Log a line that is true for the whole group at one of its ranks, unless it is empty."""
+        """Log a line about the whole group on one of its ranks only. Do nothing if the line is empty."""
         if line:
             log.log(level if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Check that no element is infinite or NaN. One sum decides it, unless finite numbers overflow."""
+    """Return whether no element is infinite or NaN. If the sum of all elements is finite, so are the elements."""
     values = tensor._values() if tensor.is_sparse else tensor
     if not (values.is_floating_point() or values.is_complex()):
         return True
     has_half = values.is_floating_point() and values.itemsize < torch.float32.itemsize
     total = values.sum(dtype=torch.float32 if has_half else None)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of large numbers may overflow
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of finite numbers may overflow
 
 
 T = TypeVar("T")
 
 
 class BackgroundThread:
-    """Runs tasks in order on a daemon thread, which does not keep the interpreter from exiting."""
+    """Runs tasks in order on a daemon thread, which does not prevent the interpreter from exiting."""
 
     def __init__(self, name: str) -> None:
         self._tasks: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
@@ -396,7 +411,7 @@ class BackgroundThread:
 
     @property
     def is_idle(self) -> bool:
-        """True if all tasks are done. A task is done before its future is."""
+        """True if no task is queued or running. The last task's future may complete slightly later."""
         return self._unfinished == 0
 
     def close(self, timeout_s: float) -> None:
@@ -409,7 +424,7 @@ class BackgroundThread:
             resolve: Callable[[Any], None]
             try:
                 resolve, outcome = done.set_result, task()
-            except BaseException as e:  # noqa: BLE001  the caller receives it with the result
+            except BaseException as e:  # noqa: BLE001  the caller receives it through the future
                 resolve, outcome = done.set_exception, e
             with self._lock:
                 self._unfinished -= 1

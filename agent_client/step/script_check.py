@@ -1,9 +1,11 @@
-"""Checks of a script for objects that would make its groups differ. Each error says what to do instead.
+"""Checks for objects of a script that would make the replica groups differ. Each error says what to do instead.
 
-Most problems show in the registered model and optimizer. A torch DDP around ours, and a GradScaler or scheduler that
-does not heal, are only found among the live objects of the process, which are searched once, before the first vote.
+Most problems are found in the registered model and optimizer. Others, such as a torch DDP around our module, or a
+GradScaler or scheduler that is not part of the state, are found only among all live objects of the process. These are
+searched once, before the first vote.
 
-`OptimizerWatch` notices which optimizers step after a commit, and whether their steps end (rules/machine.py, Applying).
+`OptimizerWatch` observes which optimizers step after a commit, and whether their steps finish (Applying in
+rules/machine.py).
 """
 
 import gc
@@ -75,7 +77,7 @@ def find_fsdp1(module: nn.Module) -> str | None:
 
 
 def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
-    """Raise ConfigurationError if a registered parameter is about to be moved inside a backward pass."""
+    """Raise ConfigurationError if an optimizer steps a registered parameter inside a backward pass."""
     if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
         return
     registered = set(map(id, state.model.parameters()))
@@ -140,14 +142,14 @@ class OptimizerWatch:
 
 
 def may_skip() -> bool:
-    """Check for a GradScaler, which skips steps whose gradients overflow, in all ranks alike."""
+    """Return whether the process has a GradScaler, which skips steps with overflowing gradients on all ranks."""
     return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
 
 
 def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
-    """Warn if the training data are divided among the ranks of this group only.
+    """Warn if a DataLoader divides the training data among the ranks of this group only.
 
-    Searches all objects of the process, which takes about 50 ms.
+    This searches all objects of the process, which takes about 50 ms.
     """
     for thing in gc.get_objects():
         if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:

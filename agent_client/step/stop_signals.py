@@ -1,14 +1,15 @@
-"""End of a rank: stop signals, cleanup at exit, and code that must not be interrupted.
+"""Handles the exit of a rank: stop signals, cleanup at exit, and code that must not be interrupted.
 
-A stop signal (SIGTERM from torchrun or Slurm) makes the manager drain the group, unless a supervisor of ours does that.
-The rank finishes the steps that its peers count on, and then GroupDrained ends it. torchrun and its agent, or a
-scheduler and torchrun, may each send the same signal, so a second signal within SAME_WITHIN_S is ignored. A later one
-ends the process as usual. So does any signal while no manager knows the rank, since no peer counts on it then.
+A stop signal (SIGTERM from torchrun or Slurm) makes the manager drain the group, unless `lighthouse-manager run` does
+that itself. The rank completes the steps that were already granted, and then GroupDrained is raised. torchrun and its
+agent, or a scheduler and torchrun, may each send the same signal, so a second signal within SAME_WITHIN_S is ignored. A
+later one terminates the process as usual. So does any signal before the rank is connected to a manager, because no peer
+depends on the rank then.
 
-`close_at_end` closes objects before the interpreter exits, or before a wrapped function runs again. The interpreter
-ends a daemon thread at its next request for the interpreter's lock. If that thread comes out of torch's C++ code, it is
-unwound through frames that do not allow it, and the process dies by SIGABRT, whatever its exit status should be. A
-forked child closes nothing.
+`close_at_end` closes objects before the interpreter exits, or before a wrapped function runs again. This is necessary
+because the exiting interpreter terminates a daemon thread when it next acquires the GIL. If the thread is returning
+from torch's C++ code at that moment, its stack is unwound through frames that do not allow it, and the process dies by
+SIGABRT, whatever its exit status should be. A forked child closes nothing.
 """
 
 import atexit
@@ -40,12 +41,12 @@ class StopSignals:
         self._manager = manager
         self._rank = rank
         self._taken: list[signal.Signals] = []
-        self._handler = self._on_signal  # signal.getsignal compares by identity
+        self._handler = self._on_signal  # one object, to be compared by identity with signal.getsignal
         self._asked_at: float | None = None
         self._has_failed = False
 
     def install(self) -> None:
-        """Handle the signals for which the script has no handler. Only works in the main thread."""
+        """Handle the signals for which the script has no handler. Call this in the main thread."""
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
@@ -55,7 +56,7 @@ class StopSignals:
         _installed.add(self)
 
     def uninstall(self) -> None:
-        """Restore the default handlers, unless the script has replaced ours. Only works in the main thread."""
+        """Restore the default handlers, unless the script has replaced ours. Call this in the main thread."""
         _installed.discard(self)
         if threading.current_thread() is not threading.main_thread():
             return
@@ -72,7 +73,7 @@ class StopSignals:
             os.kill(os.getpid(), number)
         elif asked_at is None:
             self._asked_at = now
-            # A handler interrupts the script anywhere, even in a call over the same connection, so use a thread.
+            # A handler may interrupt the script within a call over the same connection, so use a thread.
             threading.Thread(target=self._ask, args=(number,), name="drain", daemon=True).start()
 
     def _ask(self, number: int) -> None:
@@ -87,7 +88,7 @@ class StopSignals:
 
 
 def _restore_all() -> None:
-    """Restore the defaults in a forked child, such as a loader's worker, so that its parent's SIGTERM ends it."""
+    """Restore the defaults in a forked child, such as a DataLoader worker, so that its parent's SIGTERM stops it."""
     for each in list(_installed):
         each.uninstall()
 
@@ -107,9 +108,9 @@ _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weak
 
 
 def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
-    """Close the object at the end of the process, or before the wrapped function that has opened it runs again.
+    """Close the object when the process exits, or before the wrapped function that opened it runs again.
 
-    With `is_of_process` it stays open in that case.
+    With `is_of_process`, close it only when the process exits.
     """
     (_of_process if is_of_process else _open).add(closable)
 
@@ -128,12 +129,12 @@ def close_attached(owner: object) -> None:
 
 
 def opened() -> list[Closable]:
-    """Return the open objects, except those of the process."""
+    """Return the open objects that must be closed before a wrapped function runs again."""
     return list(_open)
 
 
 def close_each(opened: Iterable[Closable]) -> None:
-    """Close all of them, and raise the error of the last one that fails."""
+    """Close all objects. If some of them raise, raise the last error."""
     with ExitStack() as closing:
         for each in opened:
             closing.callback(each.close)
@@ -155,9 +156,9 @@ _codes: set[CodeType] = set()
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """Mark `function`, so that an interruption of a wrapped function comes before or after it.
+    """Decorate a function that must not be interrupted when a wrapped function is.
 
-    It must not wait for anything without a time limit.
+    The interruption is raised before or after the call. `function` must not block without a time limit.
     """
     _codes.add(function.__code__)
     return function

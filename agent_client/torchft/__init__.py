@@ -3,8 +3,8 @@
     from agent_client.torchft import install
     install()
 
-After that, torchft's Manager, Optimizer, DistributedDataParallel, LocalSGD and DiLoCo use our lighthouse and managers,
-and so does any script that uses them.
+After that, torchft's Manager, Optimizer, DistributedDataParallel, LocalSGD and DiLoCo use our lighthouse and managers.
+So does every script that uses these classes.
 """
 
 from agent_client.torchft.clients import LighthouseClient, ManagerClient, Quorum, QuorumMember, QuorumResult, Timestamp

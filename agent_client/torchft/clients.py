@@ -41,7 +41,7 @@ class QuorumResult:
         max_replica_rank (Optional[int]): Rank among the groups at max_step, or None for a group that is behind.
         max_world_size (int): Number of groups at max_step.
         heal (bool): Whether this rank must heal.
-        commit_failures (int): Highest number of failed commits in a row that a member reported.
+        commit_failures (int): Highest number of consecutive failed commits that a member reported.
         replica_ids (list[str]): Names of the members, by replica rank.
     """
 

@@ -1,4 +1,4 @@
-"""Replaces torchft's native classes by ours.
+"""Replaces torchft's native classes with ours.
 
 `install` registers a module under the name of torchft's native module, and replaces classes that were already imported.
 It also replaces the gradient hook of torchft's DistributedDataParallel (ddp_hook.py).
@@ -55,7 +55,7 @@ def install() -> None:
 
 
 def _replace(native: types.ModuleType) -> None:
-    """Replace the native classes in every imported module, under whatever name the module has them."""
+    """Replace the native classes in every imported module, even if the module uses other names for them."""
     ours_by_id = {id(getattr(native, name)): ours for name, ours in NAMES.items() if hasattr(native, name)}
     for module in [module for module in sys.modules.values() if module is not native]:
         taken = {name: id(value) for name, value in getattr(module, "__dict__", {}).items() if id(value) in ours_by_id}

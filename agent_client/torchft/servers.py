@@ -32,7 +32,7 @@ class LighthouseServer:
         min_replicas (int): Minimum number of replica groups in a quorum.
         join_timeout_ms (Optional[int]): How long to wait for a live group that has not joined. Default: 100, as in
             torchft; `lighthouse serve` waits for 60 s.
-        quorum_tick_ms (Optional[int]): Ignored: a quorum forms as soon as it can, without ticks.
+        quorum_tick_ms (Optional[int]): Ignored, because a quorum forms as soon as it can, without polling.
         heartbeat_timeout_ms (Optional[int]): Time without a heartbeat after which a group is dead. Default: 5 s.
     """
 
@@ -81,9 +81,9 @@ class ManagerServer:
         bind (str): Address to listen on. Port 0 takes a free port.
         store_addr (str): Address of the group's store.
         world_size (int): Number of ranks in the group.
-        heartbeat_interval (timedelta): Ignored: our lighthouse sets the interval.
+        heartbeat_interval (timedelta): Ignored, because our lighthouse sets the interval.
         connect_timeout (timedelta): How long to wait for the lighthouse.
-        quorum_retries (int): Ignored: a request is retried until its time limit.
+        quorum_retries (int): Ignored, because a request is retried until its time limit.
     """
 
     def __init__(

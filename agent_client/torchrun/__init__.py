@@ -1,1 +1,1 @@
-"""Rendezvous backend for torchrun. The lighthouse decides which nodes train together, and reports losses at once."""
+"""Rendezvous backend for torchrun. The lighthouse decides which nodes train together, and detects losses."""

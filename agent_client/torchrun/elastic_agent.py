@@ -1,9 +1,9 @@
-"""Changes to torchrun's agent for our rendezvous handler. Each wraps a method of torch's agent.
+"""Patches for torchrun's agent that our rendezvous handler needs. Each wraps a method of torch's agent.
 
-1. Worker failures caused by the loss of another node do not count against this node's --max-restarts. torchrun's
-   default is 0, so with its own backends the whole job would fail.
+1. Worker failures that the loss of another node caused do not count against this node's --max-restarts. The default is
+   0, so otherwise the whole job would fail.
 2. If a node is lost while the others exchange their ranks, the others rendezvous again instead of failing.
-3. A spare that is not needed exits successfully. torch's agent logs this intention and then fails.
+3. A spare that is not needed exits successfully. torch's agent logs that it will, but then fails.
 """
 
 import functools
@@ -24,7 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Wrap the methods of torch's agent, if not done yet. Agents with other handlers are not affected."""
+    """Wrap the methods of torch's agent. Agents with other handlers are not affected. Repeated calls do nothing."""
     for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
         original = getattr(LocalElasticAgent, name, None)
         if original is None:

@@ -1,11 +1,14 @@
 """torchrun's RendezvousHandler, implemented over the lighthouse.
 
-- A round of torchrun is a generation of an elastic run, and a node is a rank of that run. Each node has a stream to the
-  lighthouse, which therefore notices a dead node within milliseconds. No node hosts data for the rendezvous.
+A *round* is torchrun's term for one set of nodes that train together. The lighthouse treats the nodes as the ranks of a
+run, and each round as a generation of that run.
+
+- Each node has a stream to the lighthouse, which therefore notices a dead node within milliseconds. No node stores data
+  for the rendezvous.
 - Each round has its own store, on the node with rank 0. That node publishes the store's address as a key of the
   generation. So no node contacts the store of a dead node, and keys of an earlier round are not visible.
 - torchrun's agents read `num_nodes_waiting` each time they check their workers (--monitor-interval). It is 1 as soon as
-  the round is over.
+  the round has ended.
 """
 
 import logging
@@ -94,7 +97,7 @@ class LighthouseRendezvous(RendezvousHandler):
         """Leave the current round, and wait for the next one that includes this node.
 
         Raises:
-            RendezvousError: There is none: it did not form in time, the run is over, or the lighthouse is unreachable.
+            RendezvousError: No round formed in time, the run has ended, or the lighthouse is unreachable.
         """
         node, limit_s = self._live_node(), self.options.join_timeout
         while (joined := node.join(limit_s)) is not None:
@@ -121,7 +124,7 @@ class LighthouseRendezvous(RendezvousHandler):
             )
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if the round is over, or else 0.
+        """Return 1 if the round has ended, or else 0.
 
         On 1, torchrun's agent restarts its workers. The next round forms as soon as all nodes have stopped theirs.
         """
@@ -160,7 +163,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and self._node.is_over_within(limit_s)
 
     def is_lost_elsewhere(self) -> bool:
-        """Return whether the round is over because another node was lost or joined.
+        """Return whether the round has ended because another node was lost or joined.
 
         A failure of this node's workers is then only a consequence. Waits up to `loss_timeout` for the lighthouse's
         message.
@@ -171,7 +174,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- a round
 
     def _join_round(self, node: Node, joined: Run, ends_at: float) -> RendezvousInfo | None:
-        """Connect to the round's store. Return None if the round is over or `ends_at` has passed."""
+        """Connect to the round's store. Return None if the round has ended or `ends_at` has passed."""
         store = self._serve(node, joined) if joined.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
             store = self._connect(node, joined, ends_at)

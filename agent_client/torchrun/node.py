@@ -34,7 +34,7 @@ class Node(DriverThread):
 
         Args:
             entry: First message to the lighthouse.
-            limit_s: Seconds for which an unreachable lighthouse is tolerated while the node waits for a round.
+            limit_s: Time in seconds for which a node that is waiting for a round tolerates an unreachable lighthouse.
             open_stream: Opens a stream to the lighthouse.
         """
         # torchrun ends the workers, so the machine must never kill this process.
@@ -67,14 +67,14 @@ class Node(DriverThread):
 
     @property
     def is_over(self) -> bool:
-        """True if the current round is over because a node was lost, has failed, or wants to join.
+        """True if the current round has ended because a node was lost, failed or wants to join.
 
         False if the run is complete, so that other nodes can finish.
         """
         return self._is_over and not isinstance(self.outcome, RunCompleted)
 
     def is_over_within(self, limit_s: float) -> bool:
-        """Wait up to `limit_s` seconds until the round is over. Return whether it is.
+        """Wait up to `limit_s` seconds until the round has ended. Return whether it has.
 
         This waits many times for a short while, so that a suspension of the host does not use up the whole limit.
         """
@@ -161,11 +161,11 @@ LEAST_S = 0.001
 
 
 class RoundOver(DistStoreError):
-    """Raised by a wait if the round is over: a node was lost or has failed, or another node wants to join."""
+    """Raised by a wait if the round has ended: a node was lost or failed, or another node wants to join."""
 
 
 class RoundStore(PrefixStore):
-    """Store of a round, in which torchrun's agents exchange their ranks. Waits raise RoundOver if the round is over."""
+    """Store in which torchrun's agents exchange their ranks. Its waits raise RoundOver if the round has ended."""
 
     def __init__(self, prefix: str, store: Store, is_over: Callable[[], bool]) -> None:
         super().__init__(prefix, store)

@@ -13,8 +13,8 @@ from lighthouse_protocol.messages.run import RunTerms
 
 NOT_NEEDED = frozenset(
     {
-        "heartbeat_timeout",  # the lighthouse detects by its stream that a node is alive
-        "is_host",  # the node of rank 0 serves the store of a round
+        "heartbeat_timeout",  # the lighthouse detects a dead node by its broken stream
+        "is_host",  # the node with rank 0 serves the store of a round
         "keep_alive_interval",
         "keep_alive_max_attempt",
         "read_timeout",
@@ -28,16 +28,17 @@ NOT_NEEDED = frozenset(
 @dataclass(frozen=True, slots=True)
 class Options:
     join_timeout: float = 600.0
-    """How long a node waits for a round that includes it. A spare waits indefinitely."""
+    """Time in seconds for which a node waits for a round that includes it. A spare waits indefinitely."""
     last_call_timeout: float = 30.0
-    """How long a round waits for more nodes once the minimum has joined. After a loss, the others continue at once."""
+    """Time in seconds for which a round waits for more nodes once the minimum has joined. After a loss, the remaining
+    nodes continue immediately."""
     close_timeout: float = 30.0
-    """How long a node tries to report the end of the run to an unreachable lighthouse."""
+    """Time in seconds for which a node tries to report the end of the run to an unreachable lighthouse."""
     connect_timeout: float = 60.0
-    """How long a starting node tries to reach the lighthouse."""
+    """Time in seconds for which a starting node tries to reach the lighthouse."""
     loss_timeout: float = 2.0
-    """How long a node whose workers have failed waits for a report that another node was lost. Without one, the failure
-    counts against --max-restarts."""
+    """Time in seconds for which a node whose workers have failed waits for a report that another node was lost. If none
+    arrives, the failure counts against --max-restarts."""
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> "Options":

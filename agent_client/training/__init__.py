@@ -1,1 +1,1 @@
-"""Classes for training scripts: DDP, HSDP, LocalSGD, DiLoCo, optimizer, scheduler, samplers, checkpoints."""
+"""Classes for training scripts: DDP, HSDP, LocalSGD, DiLoCo, optimizer, scheduler, samplers and checkpoints."""

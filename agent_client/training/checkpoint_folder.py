@@ -1,12 +1,12 @@
 """Checkpoints of one replica group, from which a job continues after all of its replica groups have died.
 
-Each replica group writes its own checkpoints into its own folder, and the groups may hold different steps. Each group
-resumes at the step and tag of its checkpoint. In the first quorum the groups at the highest step are the source,
-and the others heal. The ranks of a group share the folder, or each have one on a local disk.
+Each replica group writes its own checkpoints into its own folder, and the groups' last checkpoints may have different
+steps. Each group resumes at the step and tag of its checkpoint. In the first quorum, the groups at the highest step
+send their state, and the others heal. The ranks of a group share the folder, or each rank has one on a local disk.
 
-A checkpoint is one folder per step, in the format of torch.distributed.checkpoint (state/files.py). Ranks write their
-parts into a hidden folder without waiting for each other, and the last one renames it into place. No collective runs
-during training, so a rank that dies while it saves disturbs no other rank.
+A checkpoint is a folder in the format of torch.distributed.checkpoint (state/files.py). The ranks write their parts
+into a hidden folder without waiting for each other, and the last one renames the folder. A save runs no collective, so
+a rank that dies while it saves does not affect the others.
 """
 
 import contextlib
@@ -48,12 +48,12 @@ from lighthouse_protocol.messages.membership import Tag
 log = logging.getLogger(__name__)
 
 BUSY_WAIT_S = 30.0
-"""How long `save` waits for the previous save. Less than the Agent's default timeout for a collective."""
+"""Time in seconds that `save` waits for the previous save. It is less than the default timeout of a collective."""
 CLOSE_WAIT_S = 600.0
 MOST_TAGS = 32
 """Number of newest checkpoints per rank that `resume` considers."""
 COMMON = "held-by-all"
-"""File in a checkpoint on a local disk. It marks that the other ranks of the group held that step, too."""
+"""File in a checkpoint on a local disk. It shows that all other ranks of the group have a checkpoint of this step."""
 
 _STEP = r"step-(\d+)-quorum-(\d+)"
 _COMPLETE = re.compile(_STEP)
@@ -62,17 +62,17 @@ _REMOVED = re.compile(r"\.removed-.*")
 _OLD_FORMAT = re.compile(rf"{_STEP}-rank-\d+\.state")
 
 _running: "dict[tuple[Path, int], Future[None]]" = {}
-"""Save in progress for each (folder, rank) of this process. A wrapped function may open the folder again meanwhile."""
+"""Saves in progress by (folder, rank). Global, because a wrapped function may open the folder again meanwhile."""
 
 os.register_at_fork(after_in_child=_running.clear)
 
 
 class CheckpointFolder:
-    """Folder with the newest checkpoints of one replica group.
+    """Saves and loads the checkpoints of one replica group in a folder.
 
-    Each group of a job needs its own folder. The ranks of a group may share it, or have one each on a local disk. A
+    Each group of a job needs its own folder. The ranks of a group may share it, or each use a folder on a local disk. A
     checkpoint is a folder `step-N-quorum-Q` in the format of `torch.distributed.checkpoint`, with a checksum for every
-    file. It also stores the random number generators of Python, NumPy and torch for each rank.
+    file. It also contains each rank's state of the random number generators of Python, NumPy and torch.
 
     Example:
         ```python
@@ -90,11 +90,11 @@ class CheckpointFolder:
         Args:
             folder: Path of the folder.
             agent: The Agent of this rank. Its `close()` waits up to 10 minutes for a save in progress.
-            keep: Number of newest checkpoints to keep, at least 2. The newest one that all ranks hold is always kept.
-                The disk needs room for one more.
+            keep: Number of newest checkpoints to keep, at least 2. The newest one that all ranks have is always kept.
+                The disk needs space for one more than this number.
 
         Raises:
-            ValueError: `keep` is less than two.
+            ValueError: `keep` is less than 2.
             OSError: The folder cannot be created.
         """
         if keep < 2:
@@ -104,12 +104,12 @@ class CheckpointFolder:
         self._keep = keep
         self._rank, self._ranks = agent.group_rank, agent.group_world_size
         self._disk: list[int] = []
-        """Ranks that share this folder, or empty before `_begin`."""
+        """Ranks that share this folder. Empty before `_begin`."""
         self._nonce = ""
         self._given_up: set[Tag] = set()
-        """Checkpoints beyond the step at which the group has resumed. Training will replace them."""
+        """Checkpoints of later steps than the one at which the group has resumed. Training will replace them."""
         self._foreign: set[Tag] = set()
-        """Checkpoints found by a script that has not resumed. They are never removed."""
+        """Checkpoints that existed when a script saved without having resumed. They are never removed."""
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -118,22 +118,23 @@ class CheckpointFolder:
     def save(self) -> Path | None:
         """Copy the state to host memory, and write it in the background.
 
-        Call it between two steps, at the same step in every rank of the group. It waits up to 30 s for the last save,
-        and skips this one with a warning if that is still running. A failed save logs a warning. A rank that catches
-        up writes nothing.
+        Call this between two steps, at the same step on every rank of the group. If the previous save is still running,
+        the call waits up to 30 s for it, and then skips this save with a warning. If writing fails, a warning is
+        logged. While a rank is catching up, it writes nothing.
 
         Returns:
-            The folder that appears once all ranks have written their parts, or None if this save was skipped.
+            The path at which the checkpoint appears once all ranks have written their parts, or None if this save was
+            skipped.
 
         Raises:
-            AgentError: This rank has to heal before it holds a state again.
-            TypeError: The state has an entry that cannot be stored; the message names its path.
+            AgentError: This rank holds no complete state until it has healed.
+            TypeError: The state contains an entry that cannot be stored. The message names its path.
         """
         if self._agent.catches_up:
             return None
         agent = self._agent.state_dict()
         tag = Tag(agent["step"], agent["tag_quorum_id"])
-        if tag.quorum_id is None:  # the state has no name until a heal gives it one
+        if tag.quorum_id is None:  # this rank holds no complete state until it has healed
             return None
         try:
             if not self._disk:
@@ -166,31 +167,32 @@ class CheckpointFolder:
         """Wait until this rank has finished writing.
 
         Args:
-            timeout_s: Maximum seconds.
+            timeout_s: Time limit in seconds.
 
         Returns:
-            False if it is still writing after `timeout_s`.
+            False if the rank is still writing after `timeout_s`.
         """
         running = _running.get((self._folder, self._rank))
         return running is None or not wait_for([running], timeout_s).not_done
 
     def close(self) -> None:
-        """Wait up to 10 minutes for a save in progress. `Agent.close` calls it."""
+        """Wait up to 10 minutes for a save in progress. `Agent.close` calls this method."""
         if not self.wait():
             log.warning("%s: a save is still running after %g s; it may not be complete", self._folder, CLOSE_WAIT_S)
 
     def resume(self) -> bool:
-        """Load the newest checkpoint that all ranks of the group hold.
+        """Load the newest checkpoint that all ranks of the group have.
 
-        Call it in every rank, before the first step. It skips damaged checkpoints with a warning. The number of ranks
-        may differ from that at the save; a rank without its own part continues with its own random numbers.
+        Call this on every rank of the group before the first step. Damaged checkpoints are skipped with a warning. The
+        number of ranks may differ from that at the time of the save. A rank for which the checkpoint has no part keeps
+        the current state of its random number generators.
 
         Returns:
-            False if there is no checkpoint yet.
+            True if a checkpoint was loaded, False if there is none yet.
 
         Raises:
-            AgentError: There are files, and none of them can be used by all ranks. The message gives the reasons.
-            StateMismatch: The checkpoint is that of another model.
+            AgentError: There are checkpoints, but none that all ranks can use. The message gives the reasons.
+            StateMismatch: The checkpoint belongs to a different model.
             OSError: The folder cannot be read or written.
         """
         self._begin()
@@ -199,7 +201,7 @@ class CheckpointFolder:
         while True:
             rows = torch.zeros(self._ranks, MOST_TAGS, 2, dtype=torch.int64)
             for place, tag in enumerate(sorted(usable, reverse=True)[:MOST_TAGS]):
-                rows[self._rank, place] = torch.tensor([tag.step + 1, tag.quorum_id])  # 0 is an empty place
+                rows[self._rank, place] = torch.tensor([tag.step + 1, tag.quorum_id])  # 0 marks an unused row
             summed: list[list[list[int]]] = self._agent.sum_over_group(rows).tolist()
             of_ranks = [{Tag(step - 1, quorum_id) for step, quorum_id in row if step} for row in summed]
             tag = newest_common(of_ranks)
@@ -218,9 +220,9 @@ class CheckpointFolder:
     # -- called by all ranks together, before the first step or at the first save
 
     def _begin(self) -> None:
-        """Find out which ranks share the folder, and remove the remains of earlier saves.
+        """Find out which ranks share the folder, and remove incomplete saves of earlier processes.
 
-        All ranks of the group call it together.
+        All ranks of the group must call this together.
         """
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
@@ -232,7 +234,7 @@ class CheckpointFolder:
             probe.touch()
         except OSError as e:
             error = e
-        self._sum([0])  # barrier: all probes exist
+        self._sum([0])  # a barrier: after it, all probe files exist
         try:
             disk = [each for each in range(self._ranks) if (self._folder / f".probe-{self._nonce}-{each}").exists()]
             if self._rank == min(disk):
@@ -254,7 +256,10 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the checkpoints that this rank can probably load, according to their descriptions."""
+        """Return the checkpoints that, according to their descriptions, this rank can load, with their parts by rank.
+
+        Append the reasons why others cannot be used to `reasons`.
+        """
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -335,7 +340,7 @@ class CheckpointFolder:
     def _sum(self, numbers: list[int]) -> list[int]:
         return self._agent.sum_over_group(torch.tensor(numbers, dtype=torch.int64)).tolist()
 
-    # -- on the thread of a save, during training
+    # -- run on the thread of a save, during training
 
     def _write(self, tag: Tag, state: FrozenState, done: "Future[None]") -> None:
         try:
@@ -349,13 +354,13 @@ class CheckpointFolder:
     def _try(self, tag: Tag, task: Callable[[], object]) -> bool:
         try:
             task()
-        except Exception as error:  # noqa: BLE001  whatever a disk or a library raises must not end training
+        except Exception as error:  # noqa: BLE001  an error of the disk or a library must not end the training
             self._warn(tag, error)
             return False
         return True
 
     def _write_part(self, tag: Tag, state: FrozenState) -> None:
-        while len(self._own) > 1:  # other ranks have not finished these; they may still finish the last
+        while len(self._own) > 1:  # other ranks have not completed these, and may still complete the last one
             shutil.rmtree(self._own.pop(0), ignore_errors=True)
         staging = self._folder / f".{_name(tag)}.{self._nonce}"
         part = staging / f"rank-{self._rank}"
@@ -373,9 +378,9 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename into place each save that has the parts of all ranks that share the folder.
+        """Rename each hidden folder that contains the parts of all ranks that share the folder.
 
-        With `every`, include saves of earlier processes.
+        With `every`, include those of earlier processes.
         """
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
@@ -400,7 +405,7 @@ class CheckpointFolder:
             sync_folder(self._folder)
 
     def _rotate(self, saved: Tag) -> None:
-        """Remove all but the newest checkpoints and the newest one that all ranks are known to hold."""
+        """Remove old checkpoints. Keep the newest ones, and the newest one that all ranks are known to have."""
         held = {tag: path for tag, path in self._held().items() if tag not in self._foreign}
         self._given_up |= {tag for tag in held if tag > saved}
         counted = held.keys() - self._given_up
@@ -417,7 +422,7 @@ class CheckpointFolder:
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _held_by_ranks(self, own: Collection[Tag]) -> Sequence[Collection[Tag]] | None:
-        """Return what each rank held after its last save, or None if that is unknown.
+        """Return the checkpoints that each rank had after its last save, or None if this is unknown.
 
         Ranks with local disks exchange this through the group's store.
         """
@@ -465,14 +470,14 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Check whether all ranks held that checkpoint.
+    """Return whether all ranks of the group had this checkpoint.
 
-    They did if they share the folder, or have confirmed it to each other.
+    They did if they share the folder, or if the checkpoint contains the file COMMON.
     """
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):
-        return True  # unknown: assume the worst, so that no loss goes unnoticed
+        return True  # unknown, so assume that they had it, because then a missing one is reported
     return len(part.disk) == part.ranks or (path / COMMON).exists()
 
 

@@ -1,15 +1,16 @@
-"""torch's DistributedDataParallel with gradients that the Agent reduces, bucket by bucket, during the backward pass.
+"""A DistributedDataParallel whose gradients the Agent reduces, bucket by bucket, during the backward pass.
 
-torch rearranges its buckets after a replica's first backward pass, in the order of that pass. A group that has just
-returned would then sum other gradients than its peers, and nothing would fail, since the lengths agree. Here the
-buckets are arranged once, before the first pass, last parameter first. Options that move or omit buckets are refused.
+torch's class rearranges its buckets after the first backward pass, in the order of that pass. A group that has just
+restarted would then sum different gradients than its peers, and this would go unnoticed, because the sizes match. Here,
+the buckets are arranged once, before the first pass, last parameter first. Options that change or omit buckets are
+refused.
 
-A forward pass in training mode begins the step. If a backward pass raises after it has reduced some buckets, its step
-is discarded before the next one begins, because the peers wait for the other buckets.
+A forward pass in training mode begins the step. If a backward pass raises after it has reduced some buckets, the step
+is discarded before the next one begins, because the peers wait for the remaining buckets.
 
-With `find_unused_parameters` torch leaves the gradient of a parameter unchanged (mostly None) if no rank used it, and
-asks its process group which ranks used which parameters. All replica groups must agree on that, so this question goes
-over all of them.
+With `find_unused_parameters`, torch leaves the gradient of a parameter unchanged (usually None) if no rank used it. It
+determines this by an all-reduce of a map of used parameters over its process group. All replica groups must have the
+same result, so this all-reduce runs over all groups.
 """
 
 import logging
@@ -41,9 +42,9 @@ from lighthouse_protocol.messages.membership import Tag
 log = logging.getLogger(__name__)
 
 MARK = 1
-"""One byte that only the first participant sets. The sum shows whether exactly one did."""
+"""Value of a byte that only the first participant sets. The sum shows whether exactly one participant did."""
 HEAD_BYTES = 16
-"""The mark, padded with zeros to the alignment of any dtype."""
+"""Size of the mark, padded with zeros so that tensors of any dtype after it are aligned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +70,11 @@ class _Alike:
 
 
 class SharedBuffers:
-    """Keeps the buffers that the forward pass changes (BatchNorm's statistics) equal in all replica groups.
+    """Keeps the buffers that the forward pass changes (such as BatchNorm's statistics) equal in all replica groups.
 
-    The forward passes of each group see other samples, so their statistics differ. Before the vote, all groups take the
-    buffers of the first participant that contributes. They are sent as bytes, in a single reduction for all dtypes, so
-    they are bitwise equal. `find` is called each time, since a script may replace buffers.
+    The groups train on different samples, so their statistics differ. Before the vote, all groups copy the buffers of
+    the first participant that contributes. The buffers are sent as bytes, in a single reduction for all dtypes, so the
+    copies are bitwise equal. `find` returns the buffers. It is called each time, because a script may replace them.
     """
 
     def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
@@ -91,7 +92,7 @@ class SharedBuffers:
 
     @torch.no_grad()
     def agree(self) -> None:
-        """Begin to receive the buffers of the first participant. Without peers, do nothing."""
+        """Start to receive the buffers of the first participant. Do nothing if this group is the only one."""
         self._coming = []
         if self._machine.has_peers:
             for device, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
@@ -114,13 +115,13 @@ class SharedBuffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        # With another tag, a peer's state was installed since.
+        # If the tag has changed, a peer's state was installed in the meantime.
         if self._before is not None and self._before[0] == self._machine.tag:
             for alike, before in zip(self._alike(), self._before[2], strict=True):
                 alike.assign(before)
 
     def _alike(self) -> list[_Alike]:
-        """Sort the buffers by device, the widest dtype first, so that each one is aligned."""
+        """Group the buffers by device and dtype, the widest dtype first, so that each one is aligned."""
         found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in self._find():
             if buffer.numel():
@@ -137,18 +138,18 @@ class _Kept:
     parameters: list[Tensor]
     """Parameters of the bucket, in its order."""
     content: Tensor
-    """Gradients before the reduction, flat."""
+    """Gradients before the reduction, a one-dimensional tensor."""
     name: str
     rest: Sequence[Part]
 
 
 @dataclass(slots=True)
 class Salvage:
-    """Gradients that outlive the loss of a peer.
+    """Keeps a step's gradients, so that they can be reduced again after the loss of a peer.
 
-    Each bucket's content before its reduction is kept until the next backward pass. If a peer is lost, the step is
-    retried under the next quorum with that content, bucket by bucket in the order of a backward pass. So it matches
-    peers that do the same, and peers that compute the step again.
+    The content of each bucket before its reduction is kept until the next backward pass. If a peer is lost, the kept
+    buckets are reduced again under the next quorum, in the same order as in a backward pass. So the reductions match
+    those of peers that do the same, and of peers that compute the step again.
     """
 
     agent: Agent
@@ -171,17 +172,17 @@ class Salvage:
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
-        """Keep the map of the parameters that this rank has used, if torch requests it. It is reduced last."""
+        """Keep the map of the parameters that this rank has used. It is reduced after all buckets."""
         self._used = used.clone(), name
 
     def reduce_again(self) -> None:
-        """Reduce the kept buckets under the present quorum, and store the means as a backward pass would."""
+        """Reduce the kept buckets under the current quorum, and store the means as gradients."""
         missing: dict[int, Tensor] = {}
         for kept in self._buckets:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
             sizes = [parameter.numel() for parameter in kept.parameters]
             for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
-                # As torch does: in the memory order of the parameter, if that has no gaps.
+                # As torch does, use the memory order of the parameter if its memory has no gaps.
                 if has_no_gaps(parameter.shape, parameter.stride()):
                     mean = mean.as_strided(parameter.shape, parameter.stride())
                 else:
@@ -192,7 +193,7 @@ class Salvage:
                     parameter.grad.copy_(mean)
         if self._used is None:
             return
-        # Remove gradients of parameters that no group used, and set those of parameters that only peers used.
+        # Remove the gradients of parameters that no group used, and set those of parameters that only peers used.
         used, name = self._used
         by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
         for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
@@ -203,10 +204,10 @@ class Salvage:
 
 
 class DistributedDataParallel(parallel.DistributedDataParallel):
-    """Average gradients over all ranks of all replica groups, in place of torch's DistributedDataParallel.
+    """Averages gradients over all ranks of all replica groups. Replaces torch's DistributedDataParallel.
 
-    Inside the group it works as torch's class does. Across groups the gradients go through `agent`. A forward pass in
-    training mode begins a step if none is in progress.
+    Inside a replica group it works as torch's class does. The average over the replica groups is computed by `agent`. A
+    forward pass in training mode begins a step if none is in progress.
 
     Example:
         ```python
@@ -221,18 +222,19 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         """Wrap the model.
 
         Args:
-            module: The model, with the same parameters in all ranks and groups. Pass the plain module, not one that is
-                wrapped already.
+            module: The unwrapped model. All ranks of all groups must have parameters of the same shapes and dtypes, in
+                the same order.
             agent: The Agent of this rank.
-            salvage: Whether a step that loses a peer is committed with the survivors' gradients instead of being
-                repeated. Needs memory for a second set of gradients.
+            salvage: What to do if a peer is lost in a step. If True, the gradients that the other groups have computed
+                are reduced again without the peer, and the step is committed. This needs memory for a second set of
+                gradients. If False, the step is discarded and the script repeats it.
             **options: Options of torch's class, except `process_group`, `static_graph` and
-                `skip_all_reduce_unused_params`. `broadcast_buffers` (default True) also keeps the buffers equal in all
-                groups: at each commit they become those of the first group.
+                `skip_all_reduce_unused_params`. With `broadcast_buffers` (default True), all groups copy the buffers of
+                the first group at each commit.
 
         Raises:
-            ValueError: An option that is not supported.
-            ConfigurationError: The model is sharded, or the ranks of the group hold different parameters.
+            ValueError: An option is not supported.
+            ConfigurationError: The model is sharded, or the ranks of the group have different parameters.
         """
         for name in ("static_graph", "process_group", "skip_all_reduce_unused_params"):
             if options.get(name):
@@ -282,7 +284,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             self._shared.begin_step()
             self._drop_unreduced_pass()
             if self._reduction.is_expected and not self.require_backward_grad_sync:
-                self._reset_reducer()  # otherwise torch would reduce this pass instead of the missing one
+                self._reset_reducer()  # otherwise torch would treat this pass as the missing one, and reduce it
         self._reduction.is_expected |= self.require_backward_grad_sync
 
     @never_compiled
@@ -295,13 +297,13 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             self._reduction.passes.append(weakref.ref(mark))
 
     def join(self, *_: Any, **__: Any) -> Any:
-        """Raise ConfigurationError: torch's join is for a fixed set of ranks."""
+        """Raise ConfigurationError, because torch's `join` requires a fixed set of ranks."""
         raise ConfigurationError(
             "join(): not supported with replica groups, which come and go: use StepLoader or StepSampler for the "
             "batches, and end the loop by agent.current_step"
         )
 
-    # -- a part of each step
+    # -- methods of StepPart
 
     @property
     def begins_steps(self) -> bool:
@@ -348,7 +350,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def agree(self) -> None:
-        """Begin to share the buffers. torch raises RuntimeError if parameters were not used, so not reduced."""
+        """Start to share the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
         self.reducer._check_reducer_finalized()
         self._shared.agree()
 
@@ -356,9 +358,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._shared.end_step(is_committed=is_committed)
 
     def _drop_unreduced_pass(self) -> None:
-        """Forget a pass that raised before it had reduced anything, so that the next one belongs to the same step.
+        """Discard a pass that raised before it had reduced anything, so that the next pass belongs to the same step.
 
-        In a group of several ranks torch would wait here for the others. There the next pass raises torch's own error.
+        This is not possible in a group of several ranks, because torch would wait for the others. There, the next pass
+        raises torch's own error.
         """
         try:
             self.reducer._check_reducer_finalized()
@@ -380,42 +383,42 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
         """Return the parameters in the order of the buckets.
 
-        If torch looks for unused parameters, it reverses the order itself.
+        With `find_unused_parameters`, torch reverses the order itself.
         """
         parameters, are_sparse = super()._build_params_for_reducer()
         return (parameters, are_sparse) if self.find_unused_parameters else (parameters[::-1], are_sparse[::-1])
 
     def _lay_out_buckets(self) -> None:
-        """Arrange the buckets as torch does once, after a first backward pass.
+        """Arrange the buckets now, as torch would do after the first backward pass.
 
-        torch does not do that if it looks for unused parameters.
+        torch never rearranges them with `find_unused_parameters`.
         """
         self.reducer._push_all_rebuilt_params()
         self.reducer._rebuild_buckets()
 
 
 class _GroupAmongGroups(ObservedGroup):
-    """The ranks of this replica group, with an all-reduce over all replica groups.
+    """Process group of this replica group, except that `allreduce` runs over all replica groups.
 
-    torch only all-reduces the map of used parameters. Its other sums go through the hook.
+    torch's reducer calls `allreduce` only for the map of used parameters. Gradients go through the hook.
     """
 
     def __init__(self, agent: Agent) -> None:
         observed = agent.internals.group_for_torch()
         super().__init__(observed.ranks, observed.progress)
         self.agent = agent
-        self.parameters: list[torch.nn.Parameter] = []  # in the order of the map
+        self.parameters: list[torch.nn.Parameter] = []  # in the order of the map of used parameters
         self.salvage: Salvage | None = None
         self.label = ""
 
     @never_compiled
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Set the map to 1 where any rank used the parameter and its gradient counts."""
+        """Set the map to 1 for each parameter that any rank used whose gradients count."""
         [used] = tensors
         here = used.bool()
         if self.salvage is not None:
             self.salvage.keep_used(used.float(), self._map)
-        _at_the_end(lambda: self._forget(here & ~used.bool()))  # torch's own end is queued when this returns
+        _at_the_end(lambda: self._forget(here & ~used.bool()))  # torch queues its own callback when this returns
         marked = _reduce(self.agent, used.float(), self._map).then(lambda mean: [used.copy_(mean.value() > 0)])
         return c10d._create_work_from_future(marked)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -428,10 +431,11 @@ class _GroupAmongGroups(ObservedGroup):
         return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
-        """Remove the gradients of parameters whose use does not count.
+        """Remove the gradients of the parameters in `uncounted`, which only ranks used whose gradients do not count.
 
-        A healing group counts for nothing: parameters that only it used have no gradient in the other groups. A failed
-        step keeps its gradients until it is discarded, since a GradScaler raises without them.
+        A healing group's gradients do not count, so parameters that only this group used have no gradient in the other
+        groups. If the step has failed, keep the gradients until it is discarded, because a GradScaler raises without
+        them.
         """
         if self.agent.has_failed:
             return
@@ -441,14 +445,14 @@ class _GroupAmongGroups(ObservedGroup):
 
 
 def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
-    """Return the name of `module` in the model of all groups, or its class. It is the same for a compiled module."""
+    """Return the name of `module` inside `model`, or else its class name. A compiled module has the same name."""
     module, model = (getattr(each, "_orig_mod", each) for each in (module, model))
     found = next((name for name, part in model.named_modules() if part is module), "")
     return found or type(module).__name__
 
 
 class _Mark:
-    """Mark on an autograd node, which lives as long as the node."""
+    """Object attached to an autograd node. It is freed together with the node."""
 
 
 @dataclass(slots=True)
@@ -457,13 +461,13 @@ class _Reduction:
     salvage: Salvage | None
     module: str
     buckets: int | None = None
-    """Number of reduced buckets in the running pass, or None if no pass is running."""
+    """Number of buckets that the current backward pass has reduced, or None if no pass is running."""
     is_expected: bool = False
-    """True if torch will reduce in the next backward pass. A forward pass sets it, even if its loss is never
-    back-propagated."""
+    """True if torch will reduce in the next backward pass. A forward pass sets this, even if no backward pass
+    follows."""
     order: PassOrder = field(default_factory=PassOrder)
     passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
-    """Forward passes whose backward pass has not run. The references die with the graphs."""
+    """Forward passes whose backward pass has not run. A reference is dead once the graph of its pass was freed."""
     _layout: list[Part] = field(default_factory=list[Part])
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
@@ -499,7 +503,7 @@ def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.F
 
 
 def _at_the_end(act: Callable[[], None]) -> None:
-    """Call `act` at the end of the backward pass, if it succeeds, after the callbacks that torch has queued before."""
+    """Call `act` at the end of the current backward pass if it succeeds, after the callbacks queued so far."""
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
     engine.queue_callback(lambda: engine.queue_callback(act))
 

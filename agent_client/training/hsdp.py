@@ -1,19 +1,19 @@
 """HSDP: torch's `fully_shard` (FSDP2) shards inside a replica group, and the Agent replicates across replica groups.
 
-Each rank averages the gradients of its shards with the same rank of the other groups, as the backward pass reaches
-them. If a step has several microbatches, this happens in the last one (`model.set_requires_gradient_sync(is_last)`).
-All groups must use the same parameters in a step, as FSDP2 requires of the ranks of a group, or else call
+Each rank averages the gradients of its shards with the same rank of the other groups, during the backward pass. If a
+step has several microbatches, this happens in the last one (`model.set_requires_gradient_sync(is_last)`). FSDP2
+requires that all ranks of a group use the same parameters in a step. Here, all groups must do so, too, or call
 `model.set_reduce_scatter_unused_params(True)`. A forward pass of the module in training mode begins the step.
 
-Models that need a device mesh with a replicate dimension (HSDP, torchtitan) get it from `managed_mesh`:
+For models that need a device mesh with a replicate dimension (HSDP, torchtitan), `managed_mesh` returns one:
 
     replicas = ManagedGroup()
     mesh = managed_mesh(replicas, init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
     fully_shard(model, mesh=mesh)
     replicas.agent = Agent.from_env(state=TrainState(model, optimizer))
 
-The shape of a mesh never changes, while replica groups come and go, so to torch this dimension has one rank. Sums and
-averages over it become the mean over the participants. Everything else is refused.
+The shape of a mesh is fixed, but replica groups join and leave, so for torch this dimension has size 1. Sums and
+averages over it compute the mean over the participants. All other operations over it are refused.
 """
 
 import functools
@@ -38,11 +38,11 @@ from agent_client.step.script_check import find_fsdp1
 def replicate(module: nn.Module, agent: Agent) -> None:
     """Average the gradients of a sharded model over the replica groups.
 
-    Shard the model with torch's `fully_shard` (FSDP2) inside the group first. Each rank then averages the gradients of
+    First shard the model inside the group with torch's `fully_shard` (FSDP2). Each rank then averages the gradients of
     its shards with the same rank of the other groups. A forward pass of the module in training mode begins a step.
 
     Args:
-        module: The model. All its parameters are sharded.
+        module: The model. All its parameters must be sharded.
         agent: The Agent of this rank.
 
     Raises:
@@ -95,7 +95,7 @@ def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tenso
 class _ShardedPart:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self.order = PassOrder(counts=False)  # torch decides which microbatches reduce
+        self.order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
 
     @property
     def begins_steps(self) -> bool:
@@ -108,7 +108,7 @@ class _ShardedPart:
         return list(self._module.parameters())
 
     def contribute_zeros(self) -> bool:
-        """Return False: the other ranks wait in torch's own collectives for this one's backward pass."""
+        """Return False, because the other ranks wait in torch's own collectives for this rank's backward pass."""
         return False
 
     def give_up(self) -> None:
@@ -128,7 +128,7 @@ _numbers = itertools.count()
 
 
 class ManagedGroup(ProcessGroup):
-    """Process group of the replicate dimension. `agent` may be set later, but before the first step."""
+    """Process group of the replicate dimension. `agent` must be set before the first step."""
 
     def __init__(self, agent: Agent | None = None) -> None:
         super().__init__(0, 1)  # pyright: ignore[reportCallIssue]
@@ -143,7 +143,7 @@ class ManagedGroup(ProcessGroup):
         return "lighthouse"
 
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Average over the participants, in place."""
+        """Average the tensors over the participants, in place."""
         if self.agent is None:
             raise RuntimeError("the managed process group has no agent yet: set its `agent` before the first step")
         operation = opts.reduceOp if isinstance(opts, AllreduceOptions) else opts
@@ -160,8 +160,14 @@ class ManagedGroup(ProcessGroup):
 
 
 def managed_mesh(replicas: ManagedGroup, shards: DeviceMesh, name: str = "replicate") -> DeviceMesh:
-    """Return `shards` with one more dimension in front, called `name`, for the replica groups."""
-    torchs: Any = distributed_c10d  # looks up groups and their names here
+    """Return a mesh with the dimensions of `shards`, preceded by a dimension `name` for the replica groups.
+
+    Args:
+        replicas: Process group of the new dimension.
+        shards: Mesh of the ranks of this replica group.
+        name: Name of the new dimension.
+    """
+    torchs: Any = distributed_c10d  # torch looks up groups and their names in this module
     torchs._register_process_group(replicas.group_name, replicas)
     world = torchs._world
     world.pg_map[replicas] = (replicas.getBackendName(), HashStore())

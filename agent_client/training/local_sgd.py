@@ -1,15 +1,16 @@
 """LocalSGD (arXiv 1805.09767), DiLoCo (arXiv 2311.08105) and its streaming variant (arXiv 2501.18512).
 
-Each rank takes local (inner) steps without communication. After `sync_every` of them an outer step synchronizes all
-ranks. An outer step is a step of the Agent. Its quorum is requested when it begins, so it includes groups that have
-joined meanwhile, and it commits in all ranks or in none. The replica groups agree on the global parameters, which are
-those of the last commit, and these heal.
+Each rank takes local (inner) steps without communication. After `sync_every` inner steps, an outer step synchronizes
+all ranks. An outer step is a step of the Agent, which all ranks commit or none. Its quorum is requested when the outer
+step begins, so it includes groups that have joined in the meantime. The global parameters are those of the last
+committed outer step. They are equal in all groups, and a healing group copies them.
 
-LocalSGD averages the parameters. In DiLoCo an outer optimizer moves the global parameters by the mean of the
-pseudo-gradients (global - local), and the local parameters continue from there. A model in P fragments synchronizes one
-fragment at a time, each every `sync_every` inner steps. Outer step n synchronizes fragment n mod P, so the schedule
-heals with the step. With `delay` the communication overlaps with that number of inner steps. With `mixing` a fragment
-keeps a share of the local parameters: local = mixing * local + (1 - mixing) * global.
+LocalSGD averages the parameters. In DiLoCo, an outer optimizer updates the global parameters with the mean of the
+pseudo-gradients (global - local), and the local parameters continue from there. If the model is divided into P
+fragments, one fragment is synchronized at a time, each every `sync_every` inner steps. Outer step n synchronizes
+fragment n mod P, so a healed group continues with the right fragment. With `delay`, the communication overlaps with
+that number of inner steps. With `mixing`, a fragment keeps a share of the local parameters:
+local = mixing * local + (1 - mixing) * global.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -32,9 +33,9 @@ STATE_NAME = "outer"
 
 
 class OuterState:
-    """The global parameters and everything that heals with them. The inner steps move the local parameters only.
+    """The global parameters, and everything that a healing group copies together with them.
 
-    For a sharded model, each rank holds its shards.
+    Inner steps change only the local parameters. If the model is sharded, each rank stores its shards.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -43,7 +44,7 @@ class OuterState:
         self.optimizer: Optimizer | None = None
         self.inner_steps = 0
         self.rank_batches = 0
-        """Number of batches in the committed outer steps, over the ranks of all groups."""
+        """Number of batches in the committed outer steps, summed over all ranks of all groups."""
 
     @property
     def local(self) -> list[Tensor]:
@@ -65,7 +66,7 @@ class OuterState:
 
 @dataclass(slots=True)
 class InnerSteps:
-    """Internals of an OuterSteps, for a sampler that counts inner steps."""
+    """Internals of an OuterSteps object, used by a sampler that counts inner steps."""
 
     agent: Agent
     taken: int = 0
@@ -84,11 +85,11 @@ class InnerSteps:
 class OuterSteps(FaultTolerantOptimizer):
     """Base class of LocalSGD and DiLoCo: an optimizer with inner and outer steps.
 
-    zero_grad() and step() are the inner optimizer's, and every `interval`-th step() ends an outer step. An outer step
-    begins `delay` inner steps before its end, and its communication overlaps with them. A discarded outer step is
-    retried at once, up to `attempts` attempts. After them its inner steps are lost.
+    zero_grad() and step() call the inner optimizer, and every `interval`-th step() ends an outer step. An outer step
+    begins `delay` inner steps before its end, and its communication overlaps with these. A discarded outer step is
+    retried immediately. If `attempts` attempts fail, its inner steps are lost, and the script does them again.
 
-    As a position for StepSampler it counts inner steps. The inner steps of a lost outer step are taken again.
+    Passed to StepSampler as the position, it counts inner steps.
     """
 
     votes_each_step = False
@@ -118,25 +119,25 @@ class OuterSteps(FaultTolerantOptimizer):
 
     @property
     def global_parameters(self) -> list[Tensor]:
-        """Parameters of the last committed outer step, in the order of model.parameters(), the same in all groups.
+        """Parameters of the last committed outer step, equal in all groups, in the order of model.parameters().
 
-        For a sharded model, this rank's shards.
+        If the model is sharded, these are this rank's shards.
         """
         return list(self._state.tensors)
 
     @property
     def current_step(self) -> int:
-        """Number of inner steps so far. A committed outer step counts in full."""
+        """Number of inner steps in all committed outer steps, plus those taken since."""
         return self._agent.current_step * self._interval + self._state.inner_steps
 
     @property
     def batches_committed(self) -> int:
-        """Number of batches before this inner step, over all ranks."""
+        """Number of batches before the current inner step, summed over all ranks."""
         _, places = self._agent.internals.last_slot()
         return self._state.rank_batches + self._state.inner_steps * places
 
     def slot(self) -> tuple[int, int]:
-        """Return (index, number of ranks) of this rank among all ranks of the last outer step's quorum."""
+        """Return this rank's index among all ranks of the last outer step's quorum, and the number of these ranks."""
         self._join()
         return self._agent.internals.last_slot()
 
@@ -151,7 +152,8 @@ class OuterSteps(FaultTolerantOptimizer):
         """Take an inner step, and end the outer step if it was the last one.
 
         Returns:
-            False if an outer step ended and was discarded. The parameters are then those of the last committed one.
+            False if this ended an outer step that was discarded. The parameters are then those of the last committed
+            outer step. Otherwise True.
         """
         self.wrapped.step(closure)
         self._state.inner_steps += 1
@@ -161,13 +163,13 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end()
 
     def _join(self) -> None:
-        """Take over the peers' state before the first inner step, in an outer step without inner steps."""
+        """Heal, if necessary, before the first inner step, in an outer step without inner steps."""
         while self._agent.current_step == 0:
             self._begin()
             self._end()
 
     def _begin(self) -> None:
-        """Begin an outer step. It waits for the quorum, because a healing peer receives the present state."""
+        """Begin an outer step and wait for its quorum, because a healing peer must receive the state as it is now."""
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)
@@ -200,7 +202,7 @@ class OuterSteps(FaultTolerantOptimizer):
         raise NotImplementedError
 
     def _update_parameters(self, is_committed: bool) -> None:
-        """Move the global parameters if the step was committed, and then the local ones."""
+        """Update the global parameters if the outer step was committed, and then the local ones."""
         raise NotImplementedError
 
 
@@ -211,10 +213,10 @@ def parameters_of(optimizer: Optimizer) -> set[Tensor]:
 class LocalSGD(OuterSteps):
     """Optimizer that averages the parameters of all groups every `sync_every` steps.
 
-    Between two averages the groups do not communicate. Use it like the optimizer that it wraps. An average is an outer
-    step: it commits in all groups or in none. It needs memory for one copy of the parameters, and for a second one
-    during an outer step. Set the Agent's timeouts above the time between the first and the last group to reach an outer
-    step.
+    Between two averages, the groups do not communicate. Use it like the optimizer that it wraps. Each average is an
+    outer step, which is committed in all groups or in none. It needs memory for one copy of the parameters, and for a
+    second one during an outer step. The groups reach an outer step at different times, so set the Agent's timeouts to
+    more than this difference.
 
     Example:
         ```python
@@ -231,14 +233,14 @@ class LocalSGD(OuterSteps):
         """Wrap the optimizer.
 
         Args:
-            model: The model. It is not wrapped in DistributedDataParallel.
+            model: The model. It must not be wrapped in DistributedDataParallel.
             optimizer: The torch optimizer of the inner steps.
             agent: The Agent of this rank.
-            sync_every: Number of inner steps in an outer step, the same in all groups.
-            attempts: Number of attempts at an outer step. After them its inner steps are lost.
+            sync_every: Number of inner steps per outer step. It must be the same in all groups.
+            attempts: Number of attempts at an outer step. If all of them are discarded, its inner steps are lost.
 
         Raises:
-            ValueError: The arguments do not fit together.
+            ValueError: The arguments are not valid together.
             ConfigurationError: The Agent has `heal_mode="catch_up"`.
         """
         state = OuterState(model.parameters())
@@ -259,10 +261,11 @@ class LocalSGD(OuterSteps):
 
 
 class DiLoCo(OuterSteps):
-    """Optimizer with local inner steps and an outer optimizer that moves the global parameters.
+    """Optimizer with local inner steps and an outer optimizer that updates the global parameters.
 
-    The inner optimizer moves the model in each rank. Every `sync_every` inner steps the outer optimizer moves the
-    global parameters by the mean difference of all ranks. Use it like the inner optimizer; the outer one belongs to it.
+    The inner optimizer updates the model on each rank. Every `sync_every` inner steps, the outer optimizer updates the
+    global parameters with the mean of all ranks' pseudo-gradients (global - local). Use this class like the inner
+    optimizer. It calls the outer optimizer itself.
 
     Example:
         ```python
@@ -285,22 +288,23 @@ class DiLoCo(OuterSteps):
         mixing: float = 0.0,
         attempts: int = 2,
     ) -> None:
-        """Combine both optimizers. All groups use the same numbers.
+        """Combine both optimizers. The numeric arguments must be the same in all groups.
 
         Args:
-            model: The model. It is not wrapped in DistributedDataParallel.
-            inner_optimizer: Moves the model's parameters in each inner step.
-            outer_optimizer: Moves the global parameters. It is given the model's parameters and has no state yet.
+            model: The model. It must not be wrapped in DistributedDataParallel.
+            inner_optimizer: Optimizer that updates the model's parameters in each inner step.
+            outer_optimizer: Optimizer that updates the global parameters. Create it with the model's parameters. It
+                must not have a state yet.
             agent: The Agent of this rank.
             sync_every: Number of inner steps between two synchronizations of a fragment.
-            fragments: Number of fragments of similar size, or the modules that make them up. One fragment is
-                synchronized at a time. `sync_every` is a multiple of their number.
+            fragments: Number of fragments, which then have similar sizes, or the module of each fragment. One fragment
+                is synchronized at a time. `sync_every` must be a multiple of the number of fragments.
             delay: Number of inner steps that overlap with the communication.
             mixing: Share of the local parameters that a fragment keeps, from 0 to 1.
-            attempts: Number of attempts at an outer step. After them its inner steps are lost.
+            attempts: Number of attempts at an outer step. If all of them are discarded, its inner steps are lost.
 
         Raises:
-            ValueError: The arguments do not fit together.
+            ValueError: The arguments are not valid together.
             ConfigurationError: The Agent has `heal_mode="catch_up"`.
         """
         parameters = list(model.parameters())
@@ -317,7 +321,7 @@ class DiLoCo(OuterSteps):
             raise ValueError("outer_optimizer: has state already; restore it by the Agent's checkpoint")
         if not parameters_of(inner_optimizer) <= parameters_of(outer_optimizer) <= tensors.keys():
             raise ValueError("outer_optimizer: needs all that the inner one moves, and parameters of the model only")
-        for group in outer_optimizer.param_groups:  # it works on the global parameters
+        for group in outer_optimizer.param_groups:  # make it update the global parameters
             group["params"] = [tensors[parameter] for parameter in group["params"]]
         state.optimizer = outer_optimizer
         super().__init__(inner_optimizer, agent, state, interval=interval, delay=delay, attempts=attempts)
@@ -356,7 +360,10 @@ def _split(parameters: Sequence[Tensor], fragments: int | Sequence[torch.nn.Modu
 
 
 def _balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Assign each parameter, largest first, to the fragment that is smallest at that point."""
+    """Divide parameters into `count` fragments of similar size. Return the indices of the parameters in each.
+
+    Each parameter, largest first, is assigned to the fragment that is smallest so far.
+    """
     if not 1 <= count <= len(sizes):
         raise ValueError(f"fragments: {count} of {len(sizes)} parameters")
     found: list[list[int]] = [[] for _ in range(count)]

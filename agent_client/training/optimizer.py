@@ -1,7 +1,7 @@
 """Optimizer and learning-rate scheduler for steps that may be discarded.
 
-`FaultTolerantOptimizer.step()` votes on the step and applies the gradients only if all replica groups commit it.
-`FaultTolerantScheduler` moves only after committed steps.
+`FaultTolerantOptimizer.step()` votes on the step, and applies the gradients only if all replica groups commit it.
+`FaultTolerantScheduler` changes the learning rate only after committed steps.
 """
 
 import inspect
@@ -24,11 +24,11 @@ from agent_client.step.script_check import refuse_optimizer
 class FaultTolerantOptimizer(Optimizer):
     """Optimizer whose `step()` commits the step in all replica groups, or discards it.
 
-    It wraps a torch optimizer and shares its parameter groups and state, so a scheduler can drive either of the two. A
-    discarded step changes nothing.
+    It wraps a torch optimizer and shares its parameter groups and state, so a scheduler may be created for either of
+    the two. A discarded step changes neither parameters nor optimizer state.
 
     Attributes:
-        last_loss: The value that the closure of the last `step()` returned, or None without a closure.
+        last_loss: The value that the closure of the last `step()` returned, or None if there was no closure.
 
     Example:
         ```python
@@ -47,13 +47,12 @@ class FaultTolerantOptimizer(Optimizer):
         """Wrap one optimizer or several.
 
         Args:
-            optimizer: The optimizer, registered in the Agent's TrainState. Or a list of optimizers that step after one
-                backward pass, for example Muon and AdamW: one vote counts for all, and they step in the list's order.
+            optimizer: The optimizer, which must be registered in the Agent's TrainState. Or a list of optimizers that
+                step after the same backward pass, such as Muon and AdamW. They share one vote and step in list order.
             agent: The Agent of this rank.
 
         Raises:
-            ConfigurationError: The optimizer evaluates the model several times in one step (LBFGS), or is not
-                registered.
+            ConfigurationError: The optimizer evaluates the model several times per step (LBFGS), or is not registered.
         """
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         for each in optimizers:
@@ -78,8 +77,7 @@ class FaultTolerantOptimizer(Optimizer):
         self._order = ZeroGradOrder()
         self._agent = agent
         self._catch_up = agent.internals.catch_up_for(self.wrapped) if len(optimizers) == 1 else None
-        # Both share their hooks: those registered here run when the wrapped optimizer steps, or saves or loads its
-        # state.
+        # Share the hooks: those registered here run when the wrapped optimizer steps, or saves or loads its state.
         vars(self).update((name, hooks) for name, hooks in vars(self.wrapped).items() if name.endswith("_hooks"))
 
     @property
@@ -95,12 +93,12 @@ class FaultTolerantOptimizer(Optimizer):
         return self.wrapped.defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Zero the gradients. At the top of a loop, also begin the step, so its quorum forms during the forward pass.
+        """Zero the gradients. At the top of a loop, also begin the step, so that its quorum forms early.
 
-        At the end of a loop it only zeroes the gradients: the next forward pass, reduction or vote begins the step.
+        At the end of a loop, this only zeroes the gradients. The next forward pass, reduction or vote begins the step.
 
         Args:
-            set_to_none: As for torch's optimizers.
+            set_to_none: Whether to set the gradients to None instead of zeros, as in torch.
         """
         internals = self._agent.internals
         if self._order.zeroes(has_computed=internals.machine.has_computed, forward_begins=internals.forward_begins):
@@ -111,18 +109,19 @@ class FaultTolerantOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Vote on the step, and apply the gradients if it was committed.
 
-        A group that catches up (`heal_mode="catch_up"`) applies them later, in order.
+        A group that is catching up (`heal_mode="catch_up"`) applies them later, in the same order.
 
         Args:
-            closure: Computes the loss and the gradients. It is called once, before the vote, with gradients enabled.
+            closure: Computes the gradients and returns the loss. It is called once, before the vote, with gradients
+                enabled.
 
         Returns:
             True if the step was committed, False if it was discarded.
 
         Raises:
             ConfigurationError: A second optimizer votes after the same backward pass.
-            ScriptMismatch: The other groups do something else in this step.
-            AgentError: This rank cannot continue.
+            ScriptMismatch: The other groups run different collectives in this step.
+            AgentError: Too many consecutive steps were discarded, or the decision cannot be learned.
         """
         self._order.steps()
         self.last_loss = None
@@ -137,7 +136,7 @@ class FaultTolerantOptimizer(Optimizer):
             and voter is not self
             and last[1] == self._agent.internals.machine.moves
         ):
-            # A group that returns between the two votes would vote for another optimizer than its peers.
+            # A group that restarts between the two votes would vote on a different optimizer than its peers.
             raise ConfigurationError(
                 "two optimizers have been stepped after one backward pass, each with its own vote. A step is "
                 "voted on only once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"
@@ -168,9 +167,9 @@ class FaultTolerantOptimizer(Optimizer):
 
 
 class _Together(Optimizer):
-    """Several optimizers as one.
+    """Several optimizers that act as one.
 
-    Hooks before a step run before the step of the first optimizer, and hooks after a step run after that of the last.
+    Pre-step hooks run before the first optimizer steps, and post-step hooks after the last one has stepped.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
@@ -217,27 +216,26 @@ class _Together(Optimizer):
 
 
 class FaultTolerantScheduler(LRScheduler):
-    """Scheduler for loops that ignore the return value of `optimizer.step()`.
+    """Learning-rate scheduler for loops that ignore the return value of `optimizer.step()`.
 
-    It wraps a scheduler that moves once after each optimizer step. A discarded or skipped step does not move it.
-    Register the wrapped scheduler in the TrainState, so that a group that returns gets its state.
+    It wraps a scheduler that is stepped once after each optimizer step, and skips the step if the optimizer step was
+    discarded or skipped. Register the wrapped scheduler in the TrainState, so that a healing group copies its state.
 
-    If a loop calls `step()` several times after one optimizer step, as Accelerate does once per process, the scheduler
-    moves that number of times.
+    Several calls of `step()` after one optimizer step all take effect. Accelerate makes one call per process.
     """
 
     def __init__(self, scheduler: LRScheduler, agent: Agent) -> None:
         """Wrap the scheduler.
 
         Args:
-            scheduler: A torch scheduler.
+            scheduler: The torch scheduler.
             agent: The Agent of this rank.
         """
         self.wrapped = scheduler
         self._agent = agent
 
     def step(self, *values: Any, **named: Any) -> None:
-        """Move the scheduler if the last step was committed and the next one has not computed anything yet.
+        """Step the wrapped scheduler if the last training step was committed and the next one has not computed yet.
 
         Args:
             *values: Positional arguments of the wrapped scheduler's `step`.

@@ -1,8 +1,8 @@
-"""Choice of the samples on which a rank trains.
+"""Selects the samples on which a rank trains.
 
-All batches of a run are numbered: first those of step 0, then those of step 1, and so on. A step has one batch for each
-contribution of a rank, so its first number is the count of batches in the committed steps before it. That count heals
-with the step, and each number is drawn in exactly one committed step, whichever groups come and go.
+All batches of a run are numbered from 0: first the batches of step 0 on all ranks, then those of step 1, and so on. So
+a step's first number is the number of batches in the committed steps before it. Healing groups copy this number with
+the step. So each batch is used in exactly one committed step, even if groups join and leave.
 """
 
 import functools
@@ -20,9 +20,10 @@ T = TypeVar("T")
 
 
 class Position(Protocol):
-    """Position of a rank: an Agent, or a LocalSGD or DiLoCo, whose inner steps count.
+    """Interface to the position of a rank in the run. An Agent counts steps; LocalSGD and DiLoCo count inner steps.
 
-    Read `current_step` and `batches_committed` after the slots, which wait until this rank has joined its peers.
+    Read `slots` first, which waits for the quorum, and only then `current_step` and `batches_committed`. Healing may
+    change these.
     """
 
     @property
@@ -42,13 +43,14 @@ class Position(Protocol):
 class DrawRecords(Protocol):
     @property
     def ranks(self) -> int:
-        """Number of ranks that each count in `batches_committed` as one."""
+        """Number of ranks per unit of `batches_committed`: an Agent counts one batch per group, not per rank."""
         ...
 
     def draw_counts(self) -> tuple[int, int, bool]:
-        """Return the steps that were committed or discarded, a counter, and whether the pass accumulates.
+        """Return (ended, moves, accumulates).
 
-        The counter counts forward passes, reductions and votes. A pass accumulates under `no_sync()`, when another pass
+        `ended` is the number of steps that were committed or discarded, and `moves` the number of forward passes,
+        reductions and votes. `accumulates` is True if the last forward pass ran under `no_sync()`, so that another pass
         of the same step follows.
         """
         ...
@@ -56,7 +58,7 @@ class DrawRecords(Protocol):
     def record_source(self, data: DataChoice) -> None: ...
 
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record the next batch. Return False if its step had been left out and is discarded now."""
+        """Record that a batch is drawn. Return False if this shows that the script had abandoned the current step."""
         ...
 
 
@@ -67,9 +69,9 @@ class Draws:
     _count: int = 0
 
     def draw(self, of: int, *, ended: int, moves: int, accumulates: bool) -> int:
-        """Return which of the step's `of` batches is next, counted from 0.
+        """Return the index, from 0, of the next of the step's `of` batches.
 
-        A step that was computed without a vote, because a GradScaler skipped it, begins again.
+        If the step was computed but not voted on, because a GradScaler skipped it, start again with its first batch.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0
@@ -94,13 +96,13 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Number of one batch of a rank, and its place among the rank's batches of the step."""
+    """Number of one batch of a rank, and the positions of the rank's batches in the step."""
 
     first: int
     offsets: tuple[int, ...]
-    """Offsets of the rank's batches from `first`."""
+    """Offsets of the rank's batches in the step from `first`."""
     stride: int
-    """Number of batches in the step, over all ranks."""
+    """Number of batches in the step, summed over all ranks."""
     index: int = 0
 
     @property
@@ -112,7 +114,7 @@ class Drawn:
         return self.index == len(self.offsets) - 1
 
     def following(self) -> "Drawn":
-        """Return the rank's next batch, if no step is discarded and no group comes or goes."""
+        """Return the rank's next batch, assuming that no step is discarded and no group joins or leaves."""
         if self.is_last:
             return Drawn(self.first + self.stride, self.offsets, self.stride)
         return replace(self, index=self.index + 1)
@@ -121,8 +123,10 @@ class Drawn:
 def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
     """Return the first batch of a rank in the next step.
 
-    `rank_batches` is the number of batches in the committed steps, over the ranks of all groups. `accumulate` is the
-    number of batches per slot.
+    Args:
+        slots: (index, count) for each microbatch of the rank, as returned by `Agent.slots`.
+        rank_batches: Number of batches in the committed steps, summed over all ranks of all groups.
+        accumulate: Number of batches per slot.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
@@ -130,7 +134,7 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
 
 
 def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
-    """Collect the batches that are back-propagated in a row: one batch of each microbatch of the rank."""
+    """Group the batches for consecutive backward passes: each list has one batch of each microbatch of the rank."""
     batches: list[T] = []
     for each, batch in drawn:
         several = len(each.offsets) // accumulate
@@ -142,12 +146,12 @@ def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterat
 
 
 class StepSampler:
-    """Iterable over batches of sample indices; in every step the ranks of all groups get disjoint batches.
+    """Iterable over batches of sample indices. In every step, the ranks of all groups get disjoint batches.
 
-    The order is one random permutation per epoch. An epoch is `length` samples over all ranks, and each sample is used
-    once per epoch even if groups come and go. A discarded step yields the same samples again. The position is the
-    Agent's step, so a loop that resumes from a checkpoint continues at the right batch. To load samples in worker
-    processes, use StepLoader.
+    The order is a random permutation per epoch. An epoch is `length` samples, summed over all ranks. Each sample is
+    used once per epoch, even if groups join and leave. After a discarded step, the same samples are returned again. The
+    position follows from the Agent's step, so a loop that resumes from a checkpoint continues with the right batch. To
+    load samples in worker processes, use StepLoader.
 
     Example:
         ```python
@@ -170,19 +174,19 @@ class StepSampler:
         accumulate: int = 1,
         steps: int | None = None,
     ) -> None:
-        """Set the data set, the batch and the order.
+        """Create the sampler. All arguments except `position` must be the same in all groups.
 
         Args:
-            length: Number of samples in the data set. The same in all groups, as are the arguments below.
-            batch_size: Samples in a batch of one rank.
-            position: The Agent. With LocalSGD or DiLoCo, that object: its inner steps count.
-            seed: Seed of the order.
-            accumulate: Number of batches in each step. The loop runs a backward pass for each, all but the last under
-                `no_sync()`.
-            steps: Number of committed steps after which the batches end, or None for no end.
+            length: Number of samples in the data set.
+            batch_size: Number of samples in a batch of one rank.
+            position: The Agent, or the LocalSGD or DiLoCo object, whose inner steps are then counted.
+            seed: Seed of the random order.
+            accumulate: Number of batches per rank and step. The loop must run a backward pass for each, all but the
+                last one under `no_sync()`.
+            steps: Number of committed steps after which the iteration ends, or None for an endless iteration.
 
         Raises:
-            ValueError: `length`, `batch_size` or `accumulate` is below 1.
+            ValueError: `length`, `batch_size` or `accumulate` is less than 1.
         """
         if length < 1 or batch_size < 1 or accumulate < 1:
             raise ValueError(f"length {length}, batch_size {batch_size} and accumulate {accumulate} must be at least 1")
@@ -195,25 +199,25 @@ class StepSampler:
         """Yield this rank's batches, `accumulate` in each step.
 
         Returns:
-            An iterator over tensors of indices, int64 of shape (batch_size,).
+            An iterator over tensors of sample indices, int64 of shape (batch_size,).
 
         Raises:
-            ConfigurationError: In CONSTANT_BATCH mode, in which a rank may have several microbatches. Also if a batch
-                is requested before the step of the last one was computed.
+            ConfigurationError: The mode is CONSTANT_BATCH, in which a rank may have several microbatches per step (use
+                `microbatches`). Or another batch is requested before the script has used the last one.
         """
         return (self.batch(drawn.number) for drawn in self.draws())
 
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
-        """Yield the positions of this rank's batches, step by step.
+        """Yield the numbers of this rank's batches, step by step.
 
         Args:
-            several: Whether a rank may have several microbatches in a step. They follow one another.
+            several: Whether a rank may have several microbatches in a step. Their batches are yielded one by one.
         """
         position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:
             slots = position.slots() if several else [position.slot()]
             if position.current_step >= self._steps:
-                return  # the state of a peer that has finished was installed
+                return  # the rank has copied the state of a peer that has already done all steps
             internals.record_source(self.data)
             drawn = drawn_in(slots, position.batches_committed * internals.ranks, self.data.accumulate)
             ended, moves, accumulates = internals.draw_counts()
@@ -223,14 +227,14 @@ class StepSampler:
                 yield drawn
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:
-        """Yield the microbatches of each step as a list of at least one batch, for CONSTANT_BATCH mode.
+        """Yield this rank's microbatches of each step as a list, for CONSTANT_BATCH mode.
 
-        Run a backward pass of the undivided mean loss of each microbatch, all but the last under the model's
-        `no_sync()`, then step the optimizer. With `accumulate`, a step has that number of lists, and losses are divided
-        by `accumulate` only.
+        For each batch in the list, run a backward pass of its mean loss. Do not divide the loss by the number of
+        microbatches. Run all but the last pass under the model's `no_sync()`. Then step the optimizer. With
+        `accumulate` > 1, each step has that number of lists, and losses are divided by `accumulate` only.
 
         Returns:
-            An iterator over lists of index tensors, int64 of shape (batch_size,).
+            An iterator over lists of at least one tensor of sample indices, int64 of shape (batch_size,).
         """
         drawn = ((each, self.batch(each.number)) for each in self.draws(several=True))
         return in_microbatches(drawn, self.data.accumulate)
@@ -239,10 +243,10 @@ class StepSampler:
         """Return the sample indices of one batch.
 
         Args:
-            number: Number of the batch, counted over all ranks and steps of the run.
+            number: Number of the batch, counted from 0 over all ranks and steps of the run.
 
         Returns:
-            Indices, int64 of shape (batch_size,).
+            Sample indices, int64 of shape (batch_size,).
         """
         length, batch_size = self.data.length, self.data.batch_size
         at = torch.arange(number * batch_size, (number + 1) * batch_size)

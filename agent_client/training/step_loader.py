@@ -1,7 +1,7 @@
-"""Data loader that loads samples in worker processes ahead of the step, while replica groups come and go.
+"""Data loader whose worker processes load samples in advance, even though replica groups join and leave.
 
-Workers load the batches that will follow if the set of groups stays the same. If it changes, the loader drops them and
-loads the right ones.
+The workers load the batches that follow if the set of groups stays the same. If it changes, the loader drops these
+batches and loads the right ones.
 """
 
 from collections import deque
@@ -22,11 +22,12 @@ _KEPT = (
 
 
 class StepLoader:
-    """Data loader for replica groups: loads the batches of a StepSampler in the workers of a torch DataLoader.
+    """Data loader for replica groups. It loads the batches of a StepSampler in the workers of a torch DataLoader.
 
-    Workers load ahead the batches that follow if no step is discarded and no group comes or goes. If that changes, the
-    loader drops what was loaded ahead and loads the right batch, which costs the time of at most
-    `num_workers * prefetch_factor` batches. The position is the Agent's step, so a new loader continues at that step.
+    The workers load in advance the batches that follow if no step is discarded and no group joins or leaves. Otherwise,
+    the loader drops what was loaded in advance and loads the right batch, which costs at most the time for loading
+    `num_workers * prefetch_factor` batches. The position follows from the Agent's step, so a new loader continues at
+    the current step.
 
     Example:
         ```python
@@ -39,18 +40,18 @@ class StepLoader:
     def __init__(
         self, dataset: Dataset[Any], sampler: StepSampler, *, loader: type[DataLoader[Any]] = DataLoader, **options: Any
     ) -> None:
-        """Set the data set and the workers.
+        """Create the loader.
 
         Args:
-            dataset: A data set with `__getitem__`.
-            sampler: Chooses the samples of each step.
-            loader: Class that loads: torch's DataLoader, or torchdata's StatefulDataLoader.
-            **options: Options of that class, except those that choose samples: `num_workers`, `collate_fn`,
-                `pin_memory`, `prefetch_factor`, `worker_init_fn`, `multiprocessing_context`, `timeout`.
+            dataset: A map-style data set, that is, one with `__getitem__`.
+            sampler: Sampler that selects the samples of each step.
+            loader: Class of the underlying loader: torch's DataLoader, or torchdata's StatefulDataLoader.
+            **options: Options of that class, such as `num_workers`, `collate_fn`, `pin_memory`, `prefetch_factor`,
+                `worker_init_fn`, `multiprocessing_context` and `timeout`, but none that select samples.
 
         Raises:
-            TypeError: An option that chooses samples.
-            ValueError: An option that torch refuses.
+            TypeError: An option selects samples.
+            ValueError: torch refuses an option.
         """
         if chosen := sorted(_CHOOSE_SAMPLES & options.keys()):
             raise TypeError(f"{', '.join(chosen)}: the StepSampler chooses the samples; leave it out")
@@ -69,21 +70,23 @@ class StepLoader:
         steps: int | None = None,
         seed: int = 0,
     ) -> Self:
-        """Make a StepLoader with the data set, batch size and workers of a DataLoader, in a StepSampler's order.
+        """Create a StepLoader with the data set, batch size and workers of a DataLoader.
+
+        The samples come in the order of a StepSampler.
 
         Args:
-            loader: A DataLoader over a data set with a length. Its sampler is ignored.
-            position: The Agent.
-            batch_size: Samples in a batch, or None for the batch size of `loader`.
-            accumulate: Number of batches in each step.
-            steps: Number of committed steps after which the batches end, or None for no end.
-            seed: Seed of the order, the same in all replica groups.
+            loader: A DataLoader over a map-style data set. Its sampler is ignored.
+            position: The Agent, or the LocalSGD or DiLoCo object.
+            batch_size: Number of samples in a batch, or None for the batch size of `loader`.
+            accumulate: Number of batches per rank and step.
+            steps: Number of committed steps after which the iteration ends, or None for an endless iteration.
+            seed: Seed of the random order. It must be the same in all replica groups.
 
         Returns:
             The loader.
 
         Raises:
-            ConfigurationError: `loader` chooses its samples in a way that cannot be kept.
+            ConfigurationError: `loader` selects its samples in a way that a StepSampler cannot reproduce.
         """
         size = batch_size or loader.batch_size
         if isinstance(loader.dataset, IterableDataset):
@@ -99,7 +102,7 @@ class StepLoader:
                 "in a random order; leave the sampler out, or make the StepLoader yourself"
             )
         options = {name: getattr(loader, name) for name in _KEPT}
-        count: int = len(loader.dataset)  # type: ignore[arg-type]  # it is no IterableDataset
+        count: int = len(loader.dataset)  # type: ignore[arg-type]  # it is not an IterableDataset
         sampler = StepSampler(count, size, position, seed, accumulate=accumulate, steps=steps)
         return cls(loader.dataset, sampler, **options)
 
@@ -108,7 +111,7 @@ class StepLoader:
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
-        """Yield each batch with its place in its step.
+        """Yield each loaded batch with its number and position in the step.
 
         Args:
             several: Whether a rank may have several microbatches in a step.
@@ -135,15 +138,16 @@ class StepLoader:
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a StatefulDataLoader before the batches begin. The position is the Agent's."""
+        """Load the state of a StatefulDataLoader. Call this before the first batch. The position stays the Agent's."""
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 
 
 class _Ahead:
-    """Batch sampler that predicts the batches after `next`.
+    """Batch sampler that yields the batches that are expected after `next`.
 
-    Its state is empty on purpose. Without a state, a StatefulDataLoader would count batches and skip that number.
+    Its state is intentionally an empty dict. Without one, a StatefulDataLoader would count batches and, after loading
+    its own state, skip that number.
     """
 
     def __init__(self, sampler: StepSampler) -> None:

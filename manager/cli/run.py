@@ -1,7 +1,7 @@
 """`lighthouse-manager run`: supervise the ranks of a replica group.
 
-The command line is checked, then the guard process is started before gRPC, because gRPC and fork do not mix. Host 0
-runs as `HeadHost`, the other hosts of a group as `WorkerHost`.
+After the command line was checked, the guard process is started. This happens before gRPC is used, because gRPC does
+not survive a fork. Host 0 of a group runs a `HeadHost`, and its other hosts run a `WorkerHost`.
 """
 
 import functools
@@ -57,7 +57,7 @@ def run(module: bool, parent_pid: int | None, command: tuple[str, ...], **values
     set_up_logging(
         config.log_level, config.log_format, job=config.job, replica_group=config.replica_id, secrets=own_secrets
     )
-    # The guard starts before gRPC does: gRPC and fork do not mix.
+    # Start the guard before gRPC is used, because gRPC does not survive a fork.
     guard = GuardClient(observes=settings.observe == "on", is_all=True)
     try:
         sys.exit(run_daemon(functools.partial(_supervise, launch, guard)))
@@ -73,7 +73,7 @@ async def _supervise(launch: Launch, guard: GuardClient, stop: StopRequest) -> N
 
 
 def _command_of(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
-    """Return the command to run; as with torchrun, scripts, `-m` and modules run under this interpreter."""
+    """Return the command to run. As with torchrun, this interpreter runs a script, or a module with `-m`."""
     if is_module:
         return (sys.executable, "-u", "-m", *command)
     if command[0] == "-m":
@@ -102,8 +102,9 @@ def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: Manage
 def _group_secret(config: ManagerConfig, settings: SupervisorConfig) -> str:
     """Return the secret that all hosts of the group share.
 
-    It comes from the environment, or is derived from a join token. A single host draws a random one. Without any of
-    these it is empty, which is allowed only if the hosts connect over loopback.
+    It comes from the environment if it is set there. Otherwise, a group on a single host uses a random secret, and a
+    group on several hosts derives it from the join token. Without a join token it is empty, which is allowed only if
+    the hosts connect over loopback.
     """
     try:
         secret = secret_from()

@@ -1,4 +1,4 @@
-"""`lighthouse-manager serve`: serve a replica group whose ranks are started by something else."""
+"""`lighthouse-manager serve`: serve a replica group whose ranks are started by another program."""
 
 import functools
 import signal

@@ -1,10 +1,11 @@
-"""Collector of evidence: what each rank is doing when the lighthouse asks.
+"""Collects evidence of what each rank is doing, at the request of the lighthouse.
 
-All ranks are queried in parallel, each within a fixed time. A rank that runs Python answers with its stacks and its
-newest collectives. If its process is on this host, it is also inspected from outside (process_probe.py): always its
-state, and its stacks by a signal if the rank does not answer. Only silent ranks get the signal, since it may crash a
-process that runs Python. Missing evidence is reported with the reason. The process of a rank whose watch has ended is
-inspected as well: it may still exist, stopped by a signal for example.
+All ranks are queried in parallel, each with a fixed time limit. A rank that can still run Python answers with its
+stacks and its latest collectives. If its process is on this host, it is also inspected from outside
+(process_probe.py): its state always, and its Python stacks by a signal if the rank does not answer. Other ranks do not
+receive the signal, because it may crash a process that is running Python. Missing evidence is reported with the reason.
+A rank whose watch has closed is inspected as well, because its process may still exist, for example stopped by a
+signal.
 """
 
 import asyncio
@@ -30,18 +31,18 @@ from manager.group.driver import Watch
 log = logging.getLogger(__name__)
 
 ANSWERED_WITHIN_S = 3.0
-# A message this soon after the request may have been sent before the rank received it.
+# A message that arrives within this time after the request may have been sent before the rank received the request.
 UNDER_WAY_S = 1.0
 UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """Collector of a group's evidence.
+    """Collects and sends the evidence of one group.
 
     Args:
-        group_world_size: Number of ranks.
+        group_world_size: Number of ranks in the group.
         send: Sends a message to the lighthouse.
-        probe: Inspects a rank's process from outside, on whichever host it runs.
+        probe: Inspects a rank's process from outside, on the host where it runs.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class EvidenceCollector:
         self._send = send
         self._probe_process = probe
         self._clock = asyncio.get_running_loop().time
-        self._newest: dict[int, Watch] = {}  # rank to watch; kept after the watch ends, as the process may still exist
+        self._newest: dict[int, Watch] = {}  # by rank; kept after the watch ends, as the process may still exist
         self._numbers = itertools.count(1)
         self._asked: dict[tuple[Watch, int], asyncio.Future[SelfReport]] = {}  # keyed by watch and request number
         self._under_way: dict[int, asyncio.Task[RankEvidence]] = {}
@@ -71,7 +72,7 @@ class EvidenceCollector:
             answer.set_result(own)
 
     def collect(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """Answer a request; each rank's evidence is sent as soon as it is found. Concurrent requests share the work."""
+        """Send each rank's evidence as soon as it is found, then the progress. Concurrent requests share the work."""
         task = asyncio.create_task(self._answer_request(request, view), name="evidence")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
@@ -96,7 +97,7 @@ class EvidenceCollector:
         return task
 
     async def _gather_in_time(self, group_rank: int) -> RankEvidence:
-        """Gather a rank's evidence in time, whatever fails."""
+        """Gather a rank's evidence. On a timeout or an error, return evidence that contains only the reason."""
         try:
             async with asyncio.timeout(GATHERED_WITHIN_S - 1.0):
                 return await self._gather(group_rank)
@@ -137,7 +138,7 @@ class EvidenceCollector:
         )
 
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
-        """Take the stacks of a silent rank by signal."""
+        """Add the stacks of a rank that does not answer, by sending its process a signal."""
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()
         if found.is_stopped:
@@ -149,7 +150,7 @@ class EvidenceCollector:
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
     async def _self_report(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
-        """Request the rank's own report, without waiting for a stopped process."""
+        """Request the rank's own report. Do not wait for it if the process turns out to be stopped."""
         if not watch.is_open:
             return _silent("its watch has ended")
         if watch.hello.offer is None:
@@ -172,7 +173,7 @@ class EvidenceCollector:
 
 
 def _is_in_reach(watch: Watch) -> bool:
-    """Return whether the process runs on this host, in a namespace where its pid is valid."""
+    """Return whether the process runs on this host, in a pid namespace in which its pid is valid."""
     return watch.is_local and watch.hello.pid > 0
 
 

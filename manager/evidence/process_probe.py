@@ -1,6 +1,7 @@
-"""Inspection of a rank's process from outside: its state from /proc, its Python stacks by a signal.
+"""Inspects a rank's process from outside: reads its state from /proc, and gets its Python stacks by a signal.
 
-Both block, and reading /proc can hang on a sick process. So each inspection runs in its own thread with a time limit.
+Both operations block, and reading /proc can hang if the process is stuck in the kernel. Therefore each inspection runs
+in its own thread with a time limit.
 """
 
 import asyncio
@@ -46,7 +47,7 @@ class ThreadState:
     state: str
     utime_s: float
     stime_s: float
-    wchan: str = ""  # kernel function in which the thread waits, or empty if none or not visible to this user
+    wchan: str = ""  # kernel function in which the thread is waiting; empty if none, or if hidden from this user
 
     def __str__(self) -> str:
         waits = f", wchan {self.wchan}" if self.wchan else ""
@@ -60,7 +61,7 @@ class ProcessState:
     pid: int
     state: str
     caught: int  # bitmask of the signals that have a handler; bit 0 is signal 1
-    rss_kib: int | None  # resident memory, or None if the process has no memory any more
+    rss_kib: int | None  # resident memory in KiB, or None for a zombie
     threads: tuple[ThreadState, ...]
 
     @property
@@ -82,7 +83,7 @@ def _describe_state(state: str) -> str:
 
 
 def _lines(threads: Sequence[ThreadState]) -> Iterable[str]:
-    """Return a line per group of threads with the same name, state and kernel function."""
+    """Return one line for each group of threads with the same name, state and kernel function."""
     alike: dict[tuple[str, str, str], list[ThreadState]] = {}
     for thread in threads:
         alike.setdefault((thread.name, thread.state, thread.wchan), []).append(thread)
@@ -139,19 +140,19 @@ def _field(status: str, name: str) -> str:
 
 # -- Python stacks
 #
-# A signal makes the process write its stacks to a memfd, even while it runs no Python. The signal would kill a process
-# without a handler. It is therefore sent through a pidfd, never by pid, and only while the kernel reports a handler and
-# the file is the offered one.
+# A signal makes the process write its stacks to a memfd, even while it cannot run Python. The signal would kill a
+# process that has no handler for it. So it is sent through a pidfd, never by pid, and only if the kernel reports a
+# handler and the process still has the memfd open that it offered.
 
 _FILE = f"/memfd:{STACKS_FILE}"
 _POLL_S = 0.01
-# The stacks arrive in many small writes, and a busy host may delay them.
+# The handler makes many small writes, and a busy host may delay them.
 _REST_S = 0.2
 _MOST_BYTES = 1 << 20
 
 
 class NoStacksError(Exception):
-    """The reason why there are no stacks."""
+    """The stacks are not available. The message is the reason."""
 
 
 def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, within_s: float) -> str:
@@ -160,11 +161,11 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
     Args:
         descriptor: A pidfd of the process.
         state: The state of the process.
-        offer: The signal and the file that the process has offered.
+        offer: The signal to send, and the file to which the process's handler writes.
         within_s: Time limit in seconds.
 
     Raises:
-        NoStacksError: If there are none.
+        NoStacksError: If the stacks are not available.
     """
     if not offer.signal:
         raise NoStacksError("it has no handler that writes them")
@@ -183,7 +184,7 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
 
 @contextlib.contextmanager
 def _opened(pid: int, number: int) -> Generator[int, None, None]:
-    """Open the offered file, if the descriptor still refers to it: a script may have closed and reused it."""
+    """Open the file of stacks. Check that it is still the same, because a script may have reused the descriptor."""
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(_FILE):
         raise NoStacksError("it has closed the file for them")
@@ -195,7 +196,7 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
 
 
 def _written(file: int, ends_at: float, within_s: float) -> str:
-    """Return the content of the stacks file once it has stopped growing."""
+    """Wait until the file of stacks has stopped growing, and return its content."""
     size, rests_at = 0, ends_at
     while (now := time.monotonic()) < min(ends_at, rests_at):
         if (grown := os.fstat(file).st_size) > size:
@@ -215,12 +216,12 @@ OUTPUT_WITHIN_S = 2.0
 ELSEWHERE = "process: it is on another host, or in another pid namespace, than its manager"
 NO_OUTPUT = "output: only `lighthouse-manager run` keeps it"
 
-# Arguments: what the rank has reported about its process, and whether it runs on this host.
+# Arguments: the rank's hello, which describes its process, and whether the process runs on this host.
 ProbeProcess = Callable[[WatchHello, bool], Coroutine[Any, Any, ProcessSnapshot]]
 
 
 async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
-    """Inspect a process without a supervisor, so without its output."""
+    """Inspect a process that no supervisor runs. Its output is therefore not available."""
     outside = await probe(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
 
@@ -229,8 +230,8 @@ async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...
     """Inspect a process and add its last output.
 
     Args:
-        request: Identifies the process.
-        lines: The rank's last lines, or None if this supervisor does not run the rank.
+        request: The rank's hello, which identifies the process.
+        lines: Returns the rank's last lines of output, or None if this supervisor does not run the rank.
     """
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(probe(request))
@@ -265,7 +266,7 @@ def _probe(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
 
 
 async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the rank's last lines, or no lines and the reason."""
+    """Return the rank's last lines, and the reasons if they are missing."""
     try:
         async with asyncio.timeout(OUTPUT_WITHIN_S):
             output = await lines
@@ -275,10 +276,11 @@ async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ..
 
 
 async def _in_thread(work: Callable[[], T], within_s: float) -> T:
-    """Run `work` in a new daemon thread.
+    """Run `work` in a new daemon thread and return its result.
 
     Raises:
-        TimeoutError: After `within_s` seconds. The thread continues until /proc returns and does not delay the exit.
+        TimeoutError: If `work` takes longer than `within_s` seconds. The thread is abandoned, and does not delay the
+            exit of this process.
     """
     done = concurrent.futures.Future[T]()
     done.set_running_or_notify_cancel()

@@ -1,11 +1,11 @@
 """Counters and status of one replica group. No I/O.
 
-`StepCounts` counts committed steps, discarded steps by reason, heals, and the time spent in committed steps. The time
-of a step runs from its start until its decision. If the answer to a vote carries the next grant, the next step starts
-at once, so what the script does between two steps belongs to the later one. Steps in which a group heals add no time,
-because their ranks wait for a state.
+`StepCounts` counts committed steps, discarded steps by reason, heals, and the time spent in committed steps. A step
+lasts from its grant until its decision. If the answer to a vote carries the next grant, the next step starts
+immediately, so the time that the script spends between two steps counts towards the later one. Steps in which a group
+heals add no time, because ranks are then waiting for a state.
 
-`GroupStatus` is a snapshot of the group's machine, and puts waits and missing ranks into words.
+`GroupStatus` is a snapshot of the group, and describes waits and missing ranks in text.
 """
 
 from collections.abc import Collection, Set
@@ -22,7 +22,7 @@ GROUP_LOST, RANK_LOST, REVOKED, VOTED_NO = REASONS
 
 
 class StepCounts:
-    """Counters of one manager. They only grow."""
+    """Counters of one manager. They never decrease."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
@@ -31,8 +31,8 @@ class StepCounts:
         self._step_s = 0.0
         self._began_at: float | None = None
         self._revoked_id = 0
-        self._lost_id = 0  # the last quorum that was revoked because a group was lost
-        self._unsettled: tuple[int, str] | None = None  # quorum and provisional reason of the last discard
+        self._lost_id = 0  # id of the last quorum that was revoked because a group was lost
+        self._unsettled: tuple[int, str] | None = None  # quorum id and provisional reason of the last discard
         self._healed = HealTotals()
         self.totals = GroupCounts()  # the same object until a number changes
 
@@ -41,12 +41,12 @@ class StepCounts:
         return sum(getattr(self._discards, reason) for reason in REASONS) + (self._unsettled is not None)
 
     def began(self, now: float, *, has_healing: bool) -> None:
-        """Start the clock of a step that the ranks enter."""
+        """Start measuring a step at time `now`. With `has_healing`, the step adds no time."""
         self._settle()
         self._began_at = None if has_healing else now
 
     def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
-        """Record that the lighthouse has revoked a quorum, because of a lost group or for another reason."""
+        """Record that the lighthouse revoked a quorum. `is_group_lost` is True if a lost group was the reason."""
         self._revoked_id = quorum_id
         if is_group_lost:
             self._lost_id = quorum_id
@@ -64,8 +64,9 @@ class StepCounts:
 
         Args:
             quorum_id: The quorum of the step.
-            is_rank_lost: Whether a rank of this group was lost before its vote. Otherwise the next step settles the
-                reason: ranks may notice the loss of a group, and vote no, before the lighthouse reports it.
+            is_rank_lost: Whether a rank of this group was lost before its vote. If False, the reason stays open until
+                the next step, because ranks may notice the loss of another group, and vote no, before the lighthouse
+                reports it.
         """
         self._settle()
         is_revoked = quorum_id == self._revoked_id
@@ -82,14 +83,14 @@ class StepCounts:
         self._note_totals()
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        """Record the heal totals of a rank's process. An older sample changes nothing."""
+        """Record the heal totals of a rank's process. Ignore totals with fewer heals than the recorded ones."""
         rank = self._group.ranks[group_rank]
         known = rank.heals
         if known is not None and known[0] != rank_incarnation:
             rank.past_heals, known = _sum(rank.past_heals, known[1]), None
         if known is None or totals.heals >= known[1].heals:
             rank.heals = rank_incarnation, totals
-        # The group heals as one.
+        # All ranks of a group heal together, which counts as one heal.
         ranks = [_sum(rank.past_heals, rank.heals[1]) for rank in self._group.ranks if rank.heals is not None]
         self._healed = HealTotals(
             max((rank.heals for rank in ranks), default=0),
@@ -108,7 +109,7 @@ def _sum(past: HealTotals, now: HealTotals) -> HealTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupStatus:
-    """Snapshot of a group's machine."""
+    """Snapshot of one replica group, for the status command, metrics and logs."""
 
     me: Participant
     incarnation: str
@@ -116,7 +117,7 @@ class GroupStatus:
     quorum_id: int  # the last one that the ranks received
     step: int  # step of the group's state, or its highest granted step if that is higher
     is_joined: bool
-    is_gathering: bool  # some requests wait for the other ranks or for the answer to the join
+    is_gathering: bool  # some requests are waiting for the other ranks or for the answer to the join
     is_voting: bool
     waiting: tuple[int, ...]  # ranks with a waiting request
     missing: frozenset[int]
@@ -139,10 +140,10 @@ class GroupStatus:
         return [rank for rank in range(self.me.group_world_size) if rank not in self.waiting]
 
     def waiting_for(self, lighthouse_error: str) -> str:
-        """Describe what the requests for a quorum wait for.
+        """Describe what the requests for a quorum are waiting for.
 
         Args:
-            lighthouse_error: Why the lighthouse is unreachable, or empty if it is reachable.
+            lighthouse_error: Why the lighthouse is unreachable, or an empty string if it is reachable.
         """
         lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
         if self.is_joined or not self.is_gathering:
@@ -158,7 +159,7 @@ class GroupStatus:
 
 
 def describe_missing(me: Participant, missing: Set[int]) -> str:
-    """Describe the present and the missing ranks. Return an empty string if all or none are missing."""
+    """Describe which ranks are present and which are missing. Return an empty string if all or none are missing."""
     size = me.group_world_size
     return describe_missing_ranks(me.replica_id, size, missing) if 0 < len(missing) < size else ""
 

@@ -1,9 +1,10 @@
 """Driver of one replica group's manager.
 
 `GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
-deadline. It is synchronous: time, the ranks' streams and calls, the session with the lighthouse and the evidence are
-ports, so the simulator runs the same code. Its parts are `RankNotices` (waits and the world, for the ranks and the log)
-and `GroupProgressDriver` (samples and stalls).
+deadline. It is synchronous. The clock, the ranks' streams and calls, the session with the lighthouse and the evidence
+collector are passed in, so the simulator runs the same code. Its parts are `RankNotices`, which informs the ranks and
+the log about waits and the size of the job, and `GroupProgressDriver`, which collects progress samples and detects
+stalls.
 """
 
 import itertools
@@ -60,15 +61,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """Stream of a rank's process."""
+    """Stream that a rank's process keeps open to its manager."""
 
     hello: WatchHello
     peer: Peer[ToRank]
-    is_local: bool  # the process is on this host, in this pid namespace
+    is_local: bool  # the process runs on this host, in this pid namespace
     heard_at: float  # when the last message arrived
     is_open: bool = True
-    is_newest: bool = True  # no later process of the rank has opened a watch, and this one has not left
-    healed: HealTotals | None = None  # from the last sample that contains them
+    is_newest: bool = True  # no later process of the rank has opened a watch, and this process has not left
+    healed: HealTotals | None = None  # from the last sample that contained heal totals
 
 
 Watches = dict[int, Watch]
@@ -80,21 +81,21 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 
 class RankNotices:
-    """Sends the ranks what they wait for, and the world. Logs long waits for a quorum and missing ranks.
+    """Sends the ranks the reason for a wait and the size of the job. Logs long waits for a quorum and missing ranks.
 
     Args:
         timers: The clock.
         watches: The open watches.
-        waiting_for: Returns the reason of a wait for a quorum. Called only while requests wait.
+        waiting_for: Returns the reason why requests for a quorum are waiting. Called only while some are.
     """
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
-        self.world: World | None = None  # the newest from the lighthouse
+        self.world: World | None = None  # last one received from the lighthouse
         self._clock = timers.time
         self._watches = watches
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
-        self._reason = ""  # as last sent to the ranks
+        self._reason = ""  # the last reason that was sent to the ranks
         self._timer = DeadlineTimer(self._check_wait, timers)
         self._incomplete = SustainedNotice(timers, self._report_missing, self._log_complete, INCOMPLETE_LOGGED_AFTER_S)
 
@@ -112,16 +113,16 @@ class RankNotices:
         self._send(world)
 
     def set_missing(self, incomplete: str) -> None:
-        """Set the text about missing ranks, empty if none or all are missing."""
+        """Set the description of the missing ranks. It is empty if none or all ranks are missing."""
         self._incomplete.set(incomplete)
 
     def answered(self) -> None:
-        """Record that a request was answered with a quorum."""
+        """Log how long the wait for a quorum took, if it was long, because a request was answered."""
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Begin a wait for a quorum, or another one once some requests have been answered, or end the wait."""
+        """Begin a wait for a quorum, also if some of the requests were just answered, or end the wait."""
         if is_waiting:
             self._wait.begin(self._clock())
             self._timer.set_after(CHECKED_EVERY_S)
@@ -147,7 +148,7 @@ class RankNotices:
             self._send(Waiting(waiting_for))
 
     def _report_missing(self, incomplete: str) -> None:
-        """Log the missing ranks and notify the present ones, which may wait for them before they request a quorum."""
+        """Log the missing ranks and notify the present ones, which may be waiting for them to connect."""
         log.warning(
             "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
@@ -167,9 +168,9 @@ class GroupProgressDriver:
 
     Args:
         me: This group.
-        limits: When ranks count as stalled.
+        limits: Time limits after which a rank counts as stalled.
         timers: The clock.
-        incarnation: Returns the group's present incarnation.
+        incarnation: Returns the group's current incarnation.
         check_lag: Calls `was_late` if this process was paused. Called before each verdict and view.
     """
 
@@ -190,11 +191,11 @@ class GroupProgressDriver:
         self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
 
     def answered(self, assignment: Assignment) -> None:
-        """Record that a rank enters a step."""
+        """Record the assignment with which a rank enters a step."""
         self._is_alone = assignment.replica_world_size == 1
 
     def add_sample(self, watch: Watch, sample: ProgressSample) -> None:
-        """Record a sample, unless the rank has a newer watch."""
+        """Record a sample. Ignore it if the rank has a newer watch."""
         hello = watch.hello
         if watch.is_newest:
             process = Process(hello.rank_incarnation, hello.hostname, hello.pid)
@@ -207,7 +208,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """Exclude a pause of this process from all ages. Call this before the next verdict."""
+        """Exclude a pause of this process of `by_s` seconds from all ages. Call this before the next verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -226,27 +227,27 @@ class GroupProgressDriver:
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
-    """Return whether the rank's collective is within its group, or the rank is observed and has no Agent."""
+    """Return whether the rank's current collective stays within its group, or the rank has no Agent."""
     return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
 
 
 class LighthousePort(Protocol):
-    """The session with the lighthouse, and its connection.
+    """Interface to the session with the lighthouse and its connection.
 
-    It calls the driver's `opened`, `received` and `closed`, and opens the next session when one ends.
+    The implementation calls the driver's `opened`, `received` and `closed`, and opens a new session when one ends.
     """
 
     @property
     def error(self) -> str:
-        """Why the lighthouse is unreachable; empty if it is reachable."""
+        """Why the lighthouse is unreachable, or an empty string if it is reachable."""
         ...
 
     def send(self, message: ToLighthouse) -> None:
-        """Send a message on the present session, or drop it without a session."""
+        """Send a message on the current session, or drop the message if there is none."""
         ...
 
     def give_up(self, reason: str) -> None:
-        """End this connection and open another."""
+        """Close this connection and open a new one."""
         ...
 
     def connect_second(self, reason: str) -> None:
@@ -254,12 +255,12 @@ class LighthousePort(Protocol):
         ...
 
     def cancel_second(self) -> None:
-        """Cancel the second connection, which is not needed any more."""
+        """Cancel the second connection, because the first one works again."""
         ...
 
 
 class EvidenceSource(Protocol):
-    """Collects evidence of what the ranks are doing, and sends it to the lighthouse."""
+    """Interface to the collector of evidence of what the ranks are doing."""
 
     def opened(self, watch: Watch) -> None: ...
 
@@ -268,27 +269,27 @@ class EvidenceSource(Protocol):
     def answered(self, watch: Watch, own: SelfReport) -> None: ...
 
     def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """Answer a request. `view` returns the progress of the ranks, to be sent after the evidence."""
+        """Collect and send the requested evidence, then send the ranks' progress, which `view` returns."""
         ...
 
     def close(self) -> None: ...
 
 
 Answer = tuple[Assignment, Quorum | None]
-"""Answer to a request for a quorum: the rank's assignment, and the quorum or None for a grant."""
+"""Answer to a request for a quorum: the rank's assignment, and the quorum, or None if it is a grant."""
 
 
 @dataclass(slots=True)
 class _Call:
-    """A rank's call that waits for its answer."""
+    """A rank's call that is waiting for its answer. A vote may also arrive as a message on the rank's watch."""
 
     reply: Reply[Any] | None  # None for a vote on a watch
-    watch: Watch | None = None  # the watch of such a vote, which ends with it
-    vote: int = 0  # number of such a vote
+    watch: Watch | None = None  # watch on which the vote arrived; the call ends with it
+    vote: int = 0  # number of the vote on its watch
     expiry: Timer | None = None
 
     def answer(self, value: Any) -> None:
-        """Send the answer, or a refusal if `value` is an error."""
+        """Send `value` as the answer, or as a refusal if it is an error."""
         if self.expiry is not None:
             self.expiry.cancel()
         if self.watch is not None:
@@ -298,7 +299,7 @@ class _Call:
 
 
 class GroupDriver:
-    """Driver of one group. Ranks call `ask`, `vote` and `open_watch`; the link calls `opened`, `received`, `closed`.
+    """Driver of one group. Ranks call `ask`, `vote` and `open_watch`. The link calls `opened`, `received` and `closed`.
 
     `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are the arguments of GroupMachine.
 
@@ -306,10 +307,10 @@ class GroupDriver:
         timers: The clock.
         link: The session with the lighthouse.
         evidence: The evidence collector.
-        end: Ends the daemon with a status: 0 after the group has left, 1 after a kill.
-        limits: When ranks count as stalled.
-        on_given_up: Called for each lost rank that does not return, and for a group that does not fit its peers.
-        on_killed: Called instead of `end` if the group is killed.
+        end: Called with the daemon's exit status: 0 after the group has left, 1 after a kill.
+        limits: Time limits after which a rank counts as stalled.
+        on_given_up: Called for each lost rank that did not return, and for a group that does not fit its peers.
+        on_killed: Called instead of `end` if the lighthouse kills the group.
         check_lag: Calls `was_late` if this process was paused.
     """
 
@@ -356,21 +357,24 @@ class GroupDriver:
         return self.machine.group.me
 
     def describe(self, me: Participant) -> None:
-        """Replace the participant once its addresses are known."""
+        """Set this group's description as a participant, once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
         return self.machine.status()
 
     def was_late(self, by_s: float) -> None:
-        """Handle a pause of this process. Call this before any event that arrived during the pause."""
+        """Postpone all timeouts by the `by_s` seconds for which this process was paused.
+
+        Call this before any event that arrived during the pause.
+        """
         self._progress.was_late(by_s)
         self._feed(events.WasLate(by_s))
 
     # -- calls of ranks
 
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
-        """Begin a rank's request for a quorum, and return its number for `end_call`.
+        """Begin a rank's request for a quorum. Return the call's number, to be passed to `end_call`.
 
         Args:
             reply: Receives the answer or a refusal within `time_left_s` seconds.
@@ -382,19 +386,19 @@ class GroupDriver:
         return self._begin(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
-        """Begin a rank's vote, like `ask`. `fields` are the other fields of PendingVote."""
+        """Begin a rank's vote. The arguments and the result are those of `ask`, with the fields of PendingVote."""
         vote = PendingVote(call=next(self._numbers), **fields)
         return self._begin(_Call(reply), vote, _answer_within_s(time_left_s))
 
     def end_call(self, call: int) -> None:
-        """End a call whose caller has disconnected. Do nothing if it is already answered."""
+        """End a call because its caller has disconnected. Do nothing if it was already answered."""
         if (ended := self._calls.pop(call, None)) is not None:
             if ended.expiry is not None:
                 ended.expiry.cancel()
             self._feed(events.CallEnded(call))
 
     def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """Handle the failure of a rank, which is about to end. With `ends_group`, its whole group ends.
+        """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit.
 
         Raises:
             InvalidRequest: The group has no such rank.
@@ -403,7 +407,7 @@ class GroupDriver:
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Drain at the request of a rank.
+        """Make the group leave the job at the request of a rank.
 
         Raises:
             InvalidRequest: The group has no such rank.
@@ -420,10 +424,10 @@ class GroupDriver:
         return self.machine.checkpoint_address(group_rank, step)
 
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
-        """Check that a caller may learn the address of a rank's state.
+        """Check that a caller may receive the address at which a rank serves its state.
 
         Raises:
-            NotPermitted: The rank is an Agent, and the caller does not prove that it is a member of its quorum.
+            NotPermitted: The rank is an Agent, and `proof` does not prove that the caller is a member of its quorum.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
@@ -436,13 +440,13 @@ class GroupDriver:
         return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Report that a supervisor has started these ranks, or all lost ranks if None."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
         self._feed(events.RanksStarted(None if group_ranks is None else tuple(group_ranks)))
 
     # -- watches of ranks
 
     def open_watch(self, hello: WatchHello, peer: Peer[ToRank], *, is_local: bool) -> int:
-        """Open a watch and return its number. `is_local` as in Watch.
+        """Open a watch and return its number. For `is_local` see Watch.
 
         Raises:
             InvalidRequest: The group has no such rank.
@@ -461,7 +465,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Receive a message, or None for an unknown one, which still shows that the rank runs.
+        """Handle a message on a watch. None stands for an unknown message, which still shows that the rank is alive.
 
         Raises:
             InvalidRequest: The message is a second hello.
@@ -492,14 +496,14 @@ class GroupDriver:
                 pass
 
     def end_watch(self, number: int) -> None:
-        """Handle the end of a watch's stream or process. Repeated calls do nothing."""
+        """Close a watch because its stream or its process has ended. Repeated calls do nothing."""
         watch = self._watches.pop(number, None)
         if watch is None:
             return
         watch.is_open = False
         watch.peer.end()
         self._evidence.ended(watch)
-        if not watch.hello.is_observer:  # an observer that has not left stays in the view, and its sample ages
+        if not watch.hello.is_observer:  # an observed rank that has not left stays in the view with its last sample
             self._progress.ended(watch)
             self._feed(events.WatchEnded(number))
         for call in [call for call, waiting in self._calls.items() if waiting.watch is watch]:
@@ -516,14 +520,14 @@ class GroupDriver:
     def closed(self) -> None:
         self._feed(events.SessionClosed())
 
-    # -- the end
+    # -- shutdown
 
     def drain(self, reason: str) -> None:
-        """Leave the job after the steps that the other groups count on."""
+        """Leave the job after completing the steps that were already granted."""
         self._feed(events.DrainAsked(reason))
 
     def close(self, reason: str) -> None:
-        """Refuse all waiting and later calls with `reason`, and stop all timers."""
+        """Refuse all pending and future calls with `reason`, and stop all timers."""
         self._closed = Unreachable(reason)
         self._timer.cancel()
         self._progress.close()
@@ -533,7 +537,7 @@ class GroupDriver:
             self._answer(call, self._closed)
 
     def kill(self, killed: events.Killed) -> None:
-        """End the ranks' Agents with status 1, and this daemon, too, unless `on_killed` is set."""
+        """Make the ranks' Agents exit with status 1, and this daemon, too, unless `on_killed` is set."""
         for watch in self._watches.values():
             watch.peer.send(KilledMessage(killed.reason))
         self._on_killed(killed)
@@ -541,14 +545,14 @@ class GroupDriver:
     # -- waiting
 
     def _begin(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
-        """Feed a call to the machine. If it has no answer within `within_s` seconds, refuse it."""
+        """Feed a call to the machine, and refuse the call if it is not answered within `within_s` seconds."""
         number = event.call
         if self._closed is not None:
             call.answer(self._closed)
             return number
         self._calls[number] = call
         self._feed(event)
-        if number in self._calls:  # a granted step is answered at once
+        if number in self._calls:  # false after a grant, which is answered immediately
             call.expiry = self._timers.call_later(within_s, self._expire, event, within_s)
         return number
 
@@ -585,7 +589,7 @@ class GroupDriver:
         for effect in effects:
             match effect:
                 case events.QuorumAnswered(call, assignment, quorum):
-                    if not assignment.revoked:  # other ranks may already wait for the next one
+                    if not assignment.revoked:  # if it is, other ranks may already be waiting for the next quorum
                         self._notices.answered()
                     self._progress.answered(assignment)
                     self._answer(call, (replace(self._with_secret(assignment), world=self._notices.world), quorum))
@@ -663,5 +667,5 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """Return the time in seconds for an answer or a refusal that still reaches the caller."""
+    """Return the time in seconds within which to answer so that the answer reaches the caller before its deadline."""
     return time_left_s - answer_margin_s(time_left_s) / 2

@@ -1,6 +1,7 @@
 """Events that a replica group's machine handles, and the effects that it returns.
 
-The effect for a vote is the message `VoteAnswer`, with the number of the call.
+There is no effect class for the answer to a vote. The machine returns the message `VoteAnswer` itself, with the number
+of the call.
 """
 
 from collections.abc import Set
@@ -15,9 +16,9 @@ from lighthouse_protocol.refusals import LighthouseError
 
 @dataclass(frozen=True, slots=True)
 class QuorumRequest:
-    """Request of one rank for a quorum.
+    """A rank's request for a quorum.
 
-    `rank_incarnation` is empty, and `tag_quorum_id` None, if the caller does not send them.
+    If the caller does not send them, `rank_incarnation` is an empty string and `tag_quorum_id` is None.
     """
 
     call: int
@@ -38,23 +39,23 @@ class QuorumRequest:
 
     @property
     def holds(self) -> Tag:
-        """Return the tag of the state that the rank holds."""
+        """Return the tag (step and quorum id) of the state that the rank holds."""
         return self.catch_up.held or Tag(self.step, self.tag_quorum_id)
 
 
 @dataclass(frozen=True, slots=True)
 class PendingVote:
-    """Vote of one rank on its step. A yes waits in the record of its rank until the step is decided."""
+    """A rank's vote on its step. A yes is stored in the rank's record until the step is decided."""
 
     call: int
     group_rank: int
     step: int
     vote: bool
     quorum_id: int | None = None
-    """None if the caller does not name the quorum. The vote is then for the newest attempt."""
+    """Quorum of the step, or None if the caller did not send it. The vote is then for the current attempt."""
 
     wants_next: bool = False
-    """The rank can use a grant of the next step that comes with the decision."""
+    """True if the decision may carry a grant of the next step."""
 
     @property
     def is_bound(self) -> bool:
@@ -64,7 +65,7 @@ class PendingVote:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """A waiting call of a rank has ended: its caller has disconnected, or received `error` at its deadline."""
+    """A rank's pending call has ended: the caller disconnected, or received `error` at its deadline."""
 
     call: int
     error: LighthouseError | None = None
@@ -79,22 +80,22 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class WatchEnded:
-    """The stream or its process has ended."""
+    """The watch's stream has closed, or its process has exited."""
 
     watch: int
 
 
 @dataclass(frozen=True, slots=True)
 class RankLeaves:
-    """A rank closes its Agent in good order."""
+    """A rank is closing its Agent normally."""
 
     watch: int
-    step: int | None = None  # as in `Leaving`
+    step: int | None = None  # see `Leaving`
 
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A rank reports its own failure, and ends."""
+    """A rank reports that it has failed, and exits."""
 
     group_rank: int
     rank_incarnation: str
@@ -104,7 +105,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RankHealed:
-    """A rank reports the totals of its process's heals."""
+    """A rank reports the heal totals of its process."""
 
     group_rank: int
     rank_incarnation: str
@@ -113,7 +114,7 @@ class RankHealed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """A supervisor has started these ranks, or all lost ranks if None."""
+    """A supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
 
     group_ranks: tuple[int, ...] | None = None
 
@@ -147,7 +148,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class QuorumAnswered:
-    """Answer a rank's request."""
+    """Answer a rank's request for a quorum with an assignment."""
 
     call: int
     assignment: Assignment
@@ -175,89 +176,92 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class FailureReported:
-    """A rank has reported its own failure."""
+    """Log that a rank has reported its own failure."""
 
     group_rank: int
     reason: str
-    is_known: bool  # False if the manager does not watch the process; then the report changes nothing
+    is_known: bool  # False if the manager does not watch the process, in which case the report has no effect
 
 
 @dataclass(frozen=True, slots=True)
 class MissingChanged:
-    """The missing ranks have changed."""
+    """Log that the set of missing ranks has changed, and notify the present ranks."""
 
     text: str  # names the present and the missing ranks; empty if all or none are missing
 
 
 @dataclass(frozen=True, slots=True)
 class WaitChanged:
-    """A request for a quorum waits (none waited before, or some have just been answered), or none waits any more."""
+    """Requests for a quorum have begun to wait, some were answered while others still wait, or none waits any more."""
 
     is_waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """A lost rank has not returned in time. Its process, if it still runs, is useless unless it left in good order."""
+    """A lost rank did not return in time. If its process still exists, it can be killed, unless it exits normally."""
 
     group_rank: int
     reason: str
     lost_at: float
-    has_left: bool  # the rank ended in good order
+    has_left: bool  # the rank exited normally
     is_started: bool  # a supervisor has started another process for the rank, which has not connected yet
 
     @property
     def is_expected(self) -> bool:
-        """Return whether this is no failure."""
+        """Return whether the loss is not a failure."""
         return self.has_left or self.is_started
 
 
 @dataclass(frozen=True, slots=True)
 class GroupGivenUp:
-    """The group does not fit its peers. None of its ranks can continue, and a restart alone does not fix that."""
+    """The group does not fit its peers, for example because its model differs. A restart does not fix this."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorldChanged:
-    """Send the world to the ranks."""
+    """Send the size of the job to the ranks."""
 
     world: World
 
 
 @dataclass(frozen=True, slots=True)
 class SessionGivenUp:
-    """Close the connection and make a new one."""
+    """Close the connection to the lighthouse and open a new one."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class SilenceChanged:
-    """A heartbeat has no answer: open a second connection, and move the session there. Cancel this if it answers."""
+    """The lighthouse has stopped or resumed answering heartbeats.
+
+    If it has stopped, open a second connection and move the session there. If it answers again first, cancel this.
+    """
 
     is_silent: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The lighthouse kills the group."""
+    """Make the ranks exit, because the lighthouse kills the group."""
 
     reason: str
-    behind: Set[int] = NO_RANKS  # stalled ranks that are the reason; empty if an operator requests the kill
+    behind: Set[int] = NO_RANKS  # stalled ranks that caused the kill; empty if an operator requested it
 
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Collect evidence of what the ranks are doing, and send it."""
+    """Collect evidence of what the ranks are doing, and send it to the lighthouse."""
 
     request: EvidenceRequest
 
 
 @dataclass(frozen=True, slots=True)
 class HasLeft:
-    """The group has left the lighthouse, and no rank needs this manager any more."""
+    """Stop the manager. The group has left the job, and no rank needs this manager any more."""
 
     reason: str
 

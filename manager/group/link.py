@@ -1,8 +1,8 @@
 """The manager's connection to the lighthouse.
 
-`LighthouseLink` carries one session and opens the next one until the group has left. It chooses the lighthouse if there
-are several, and can move to a second connection while the first one is silent (see session.py). `Absence` limits the
-log lines about an unreachable lighthouse.
+`LighthouseLink` opens a new session whenever one ends, until the group has left. It chooses the lighthouse if there are
+several, and can move the session to a second connection if the first one is silent (see session.py). `Absence` limits
+the log lines about an unreachable lighthouse.
 """
 
 import asyncio
@@ -37,8 +37,8 @@ FIRST_TRY_S = 0.5
 class Absence:
     """Selects the log lines about an unreachable lighthouse.
 
-    Each new reason is logged at once. The same reason is logged again after REMIND_S, and then after twice the previous
-    interval, up to MAX_REMIND_S.
+    Each new reason is logged immediately. The same reason is logged again after REMIND_S, then at intervals that double
+    up to MAX_REMIND_S.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class Absence:
         self._remind_s = REMIND_S
 
     def next_line(self, error: str, now: float) -> str:
-        """Return the line to log for a failed attempt, or an empty string for none."""
+        """Return the line to log for a failed attempt, or an empty string if nothing should be logged."""
         if not self._error:
             self._since, self._remind_s = now, REMIND_S
         elif error == self._error and now < self._remind_at:
@@ -71,7 +71,7 @@ class _Connection:
         self.client = client
         self.session = client.session()
         self.successor: asyncio.Future[AsyncLighthouseClient] = asyncio.get_running_loop().create_future()
-        """The connection to which the session moves."""
+        """Completes with the client of the connection to which the session moves."""
 
         self.over = asyncio.create_task(self._read(on_message))
         """Completes at the end of the session, with the error or None."""
@@ -87,13 +87,13 @@ class _Connection:
 
 
 class LighthouseLink:
-    """Sessions with the lighthouse, one after the other.
+    """Runs sessions with the lighthouse, one after the other.
 
-    A session may move to a second connection. The first connection closes only after the lighthouse has welcomed the
-    second. Before that, its end would count as the loss of this group.
+    A session may move to a second connection. The first connection closes only after the lighthouse has accepted the
+    second, because until then its end would count as the loss of this group.
 
     Args:
-        connect: Creates a client. Each attempt has its own connection, so no attempt waits for another's back-off.
+        connect: Creates a client with its own connection, so that no attempt waits for the backoff of another.
         search: Selects the lighthouse to which `connect` connects.
     """
 
@@ -102,7 +102,7 @@ class LighthouseLink:
         self.error = "not connected yet"
         self._connect = connect
         self._connection: _Connection | None = None
-        self._abandoned: set[_Connection] = set()  # abandoned connections, to close at the next welcome
+        self._abandoned: set[_Connection] = set()  # sessions have ended or moved; closed at the next welcome
         self._closing: set[_Connection] = set()
         self._second: asyncio.Task[None] | None = None
         self._was_reachable: bool | None = None
@@ -117,13 +117,13 @@ class LighthouseLink:
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether the lighthouse answers. It may refuse the group; then `error` contains the reason."""
+        """Return whether the lighthouse answers, even if it refuses the group. `error` then contains the reason."""
         return self._was_reachable is True
 
     async def run(
         self, opened: Callable[[], None], received: Callable[[ToManager], None], closed: Callable[[], None]
     ) -> None:
-        """Run sessions until cancelled, or until the group has left in good order.
+        """Run sessions until cancelled, or until the group has left the job.
 
         Args:
             opened: Called at the start of each session.
@@ -131,9 +131,9 @@ class LighthouseLink:
             closed: Called at the end of each session.
 
         Raises:
-            WrongProtocol: The only address belongs to no lighthouse. After a first answer another process may just
-                have the port for a while, so the link tries again instead.
-            NotServed: The only address does not serve sessions, likewise.
+            WrongProtocol: Only one address is configured, and the server there is not a lighthouse. Not raised once a
+                lighthouse has answered there, because another process may be using its port temporarily.
+            NotServed: Only one address is configured, and its server offers no sessions. The same exception applies.
         """
         backoff = Backoff()
         waits = True
@@ -170,7 +170,7 @@ class LighthouseLink:
                         is_refused = error is not None and not isinstance(error, Unreachable | Superseded)
                         text = str(error or f"{connection.client.address} closed the session")
                         waits = self._search.mark_failed(error or Unreachable(text))
-                        if waits or not isinstance(error, NotLeader):  # a follower's redirect is no failure
+                        if waits or not isinstance(error, NotLeader):  # a redirect by a follower is not a failure
                             self._set_error(text, is_reachable=is_refused)
                         if error is not None and is_refused:
                             received(JoinRejected(0, error))
@@ -181,7 +181,7 @@ class LighthouseLink:
                 if client is None:
                     if waits:
                         await backoff.wait()
-                elif not connection.client.is_connected:  # its messages must not reach the lighthouse later
+                elif not connection.client.is_connected:  # its queued messages must not reach the lighthouse later
                     connection.session.cancel()
         finally:
             self.cancel_second()
@@ -194,12 +194,12 @@ class LighthouseLink:
             self._connection.session.send(message)
 
     def give_up(self, reason: str) -> None:
-        """End this connection and open the next one."""
+        """Close this connection and open a new one."""
         if self._connection is not None:
             self._connection.session.cancel(Unreachable(f"{self.address} is unreachable: {reason}"))
 
     def connect_second(self, reason: str) -> None:
-        """Open a second connection, because the first may be broken, and move the session there."""
+        """Open a second connection because the first may be broken, and move the session there."""
         if self._connection is not None and self._second is None:
             log.info(
                 "%s: %s; opening a second connection",
@@ -235,7 +235,7 @@ class LighthouseLink:
                 return
 
     def _close_abandoned(self) -> None:
-        """Close the abandoned connections."""
+        """Close the connections whose sessions have ended or moved."""
         for connection in self._abandoned:
             connection.session.cancel()
         self._closing = {connection for connection in self._closing | self._abandoned if not connection.over.done()}

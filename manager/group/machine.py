@@ -1,20 +1,25 @@
 """State machine of one replica group's manager, between the ranks and the lighthouse. No I/O.
 
-`ReplicaGroup` (records.py) holds the facts, and presence.py, requests.py, votes.py and session.py the rules of their
-parts. All append what follows to `ReplicaGroup.effects`. This module combines them:
+`ReplicaGroup` (records.py) holds the state. presence.py, requests.py, votes.py and session.py hold the rules for its
+parts, and append their effects to `ReplicaGroup.effects`. This module combines them.
 
-1. A rank's request for a quorum is granted under the standing quorum, waits, or gathers. When all ranks have asked, the
-   group joins. If a request is withdrawn, so is the join.
-2. Ranks enter the first step of a quorum only under a valid lease.
-3. The next grant requires a commit by all ranks. If all ranks want it, the answers to their votes carry that grant. A
-   discard ends the quorum for this group.
-4. The loss of a rank ends the quorum, too, and the other ranks receive `Revoked`. If the rank does not return, they
+Three terms: a *standing quorum* is one under which the group may do many steps. A *grant* is the manager's permission
+for its ranks to enter the next step of that quorum without asking the lighthouse. The *lease* is the time after the
+last acknowledged heartbeat during which the manager may grant.
+
+1. When a rank requests a quorum, the manager grants it a step under the standing quorum, keeps the request until the
+   lighthouse's next message or the group's next vote, or gathers it for a join. When all ranks have asked, the group
+   joins: it requests the next quorum from the lighthouse. If a gathered request is withdrawn, so is the join.
+2. Ranks enter the first step of a standing quorum only under a valid lease.
+3. The next step is granted only after all ranks have committed the previous one. If all ranks ask for this in their
+   votes, the answers to the votes carry the grant. A discarded step ends the quorum for this group.
+4. The loss of a rank also ends the quorum, and the other ranks receive `Revoked`. If the rank does not return, they
    receive `RankGone`, and their requests are refused, because their collectives would wait for it forever.
-5. A rank that leaves in good order, with its last step committed, stays until the quorum is over, because its peers may
-   still read its data. It also waits until the other ranks of the group leave or request the next step. Then it
-   receives `Released`.
-6. Facts for which the lighthouse waits (the end of a quorum, the loss of a rank) are sent at once.
-7. A draining group does the steps that it has been granted, and leaves when it would join.
+5. A rank that exits normally after its last step was committed stays until the quorum is over, because its peers may
+   still be reading its data. It also waits until the group's other ranks leave or request the next step. Then it
+   receives `Released` and exits.
+6. Changes for which the lighthouse waits (the group stops using a quorum, a rank is lost) are sent immediately.
+7. A draining group completes the steps that it has been granted, and leaves instead of joining again.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -41,13 +46,13 @@ class GroupMachine:
 
     Args:
         me: This group as a participant. The fields that change with each join are filled in later.
-        life: Identifies this start of the manager.
+        life: Identifier of this start of the manager. It becomes part of the group's incarnation.
         encode_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
-        rank_timeout_s: As in RankPresence.
-        progress: As in SessionMachine.
-        secret: As in SessionMachine.
+        rank_timeout_s: See RankPresence.
+        progress: See SessionMachine.
+        secret: See SessionMachine.
 
-    Times (`now`) are the caller's monotonic clock in seconds.
+    All times (`now`) are readings of the caller's monotonic clock, in seconds.
     """
 
     def __init__(
@@ -67,7 +72,7 @@ class GroupMachine:
         self.watches = RankPresence(self.group, rank_timeout_s)
         self.counts = StepCounts(self.group)
         self.session = SessionMachine(progress, secret)
-        self._unopened: session.JoinAccepted | None = None  # received, but the ranks have not entered it yet
+        self._unopened: session.JoinAccepted | None = None  # quorum received, but not yet passed on to the ranks
         self._secrets: dict[int, str] = {}  # secrets of the last quorums, by quorum_id
         self._draining = ""  # reason of the drain
         self._why_over = ""  # reason of the lighthouse's refusal to let the group join again
@@ -84,7 +89,7 @@ class GroupMachine:
         return f"{self._life}.{self.group.incarnation}"
 
     def report(self) -> session.GroupReport:
-        """Return the group's report for heartbeats; the same object until a fact changes."""
+        """Return the group's report for heartbeats. Return the same object until its content changes."""
         standing = self.group.standing
         held = standing and (standing.quorum.quorum_id, standing.mode, standing.granted, standing.wants_next)
         down, missing = self.watches.absence()
@@ -129,7 +134,10 @@ class GroupMachine:
 
     @property
     def proves_itself(self) -> bool:
-        """Return whether the ranks are Agents, which serve their states only to members of their quorum."""
+        """Return whether a caller must prove that it is a member of the quorum before it learns a rank's address.
+
+        This applies if all ranks are Agents, because clients of the bare RPCs have no quorum secret.
+        """
         return bool(self._secrets) and self.watches.is_complete
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
@@ -187,7 +195,7 @@ class GroupMachine:
                 self._handle_rank(event, now)
 
     def _finish(self, now: float) -> list[events.Effect]:
-        """Add what follows from the new state of the records, and return all effects."""
+        """Add the effects that follow from the new state of the records, and return all effects."""
         self._release()
         if self.group.drains and not self.watches.has_ranks:
             self._leave()
@@ -245,14 +253,17 @@ class GroupMachine:
                     self._add(events.GroupGivenUp(reason))
 
     def _release(self) -> None:
-        """Release the leaving ranks that no mate needs any more. In a LEAVING group, its peers may still need them."""
+        """Release the leaving ranks that no other rank of the group needs any more.
+
+        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data.
+        """
         standing = self.group.standing
         is_leaving = standing is not None and standing.mode is HoldState.LEAVING
         if not is_leaving and (released := self.watches.release()):
             self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
-        """Grant a request under the standing quorum, let it wait, or let it gather for a join."""
+        """Grant a step under the standing quorum, keep the request waiting, gather it for a join, or refuse it."""
         rank = self.group.ranks[request.group_rank]
         superseded = Superseded(f"rank {request.group_rank} has asked again")
         if rank.pending is not None and not rank.pending.is_gathering:
@@ -295,7 +306,7 @@ class GroupMachine:
             self._send(self.session.join(me, min(ask.deadline_at for ask in asks), now))
 
     def _open_step(self, now: float) -> None:
-        """Open the attempt at the step that the ranks have just been granted."""
+        """Open voting on the step that the ranks were just granted."""
         standing = self.group.standing
         assert standing is not None
         self.counts.began(now, has_healing=self.requests.catches_up)
@@ -307,7 +318,7 @@ class GroupMachine:
         self.votes.open(quorum_id, step)
 
     def _enter_quorum(self, quorum: Quorum, now: float, *, stands: bool) -> None:
-        """Let the ranks into the first step of the quorum that answers their join."""
+        """Start the first step of the quorum that answers the group's join, and answer the ranks' requests."""
         answers = self.requests.enter(quorum, stands=stands)
         if isinstance(answers, LighthouseError):
             self._refuse_all(answers)
@@ -318,7 +329,7 @@ class GroupMachine:
         self.group.effects += answers
 
     def _decide_again(self, now: float) -> None:
-        """Decide again on the requests that wait for a decision."""
+        """Decide again on the requests that were kept waiting."""
         waiting = self.group.pending(is_gathering=False)
         for request in waiting:
             self.group.ranks[request.group_rank].pending = None
@@ -341,12 +352,12 @@ class GroupMachine:
             self._decide_again(now)
 
     def _decide_step(self, commit: bool | None, now: float, rank_lost: str = "") -> None:
-        """Decide the present attempt and answer its votes. Do nothing if `commit` is None.
+        """Decide the current step and answer its votes. Do nothing if `commit` is None.
 
         Args:
-            commit: The decision.
-            now: The present moment.
-            rank_lost: The reason if the loss of a rank has caused the decision.
+            commit: True to commit the step, False to discard it, None if it is still undecided.
+            now: The current time.
+            rank_lost: How a rank was lost if that caused the discard, or an empty string.
         """
         attempt = self.group.attempt
         if commit is None or attempt is None:
@@ -369,7 +380,7 @@ class GroupMachine:
             self._add(session.VoteAnswer(vote.call, Decision(commit, grant)))
 
     def _give_up_quorum(self, reason: str, now: float) -> None:
-        """End the held quorum for this group, and make the ranks abort its unfinished collectives."""
+        """End the standing quorum for this group, and make the ranks abort its unfinished collectives."""
         if self.requests.give_up():
             self._push_revoked(reason)
             self._decide_again(now)
@@ -381,12 +392,12 @@ class GroupMachine:
     # -- the ends of ranks and calls
 
     def _note_calls(self, now: float) -> None:
-        """Restart the rank timeout of ranks with open calls."""
+        """Restart the rank timeout of the ranks that have a call in progress."""
         open_calls = [r.group_rank for r in self.group.ranks if r.pending is not None or r.vote is not None]
         self.watches.restart_timeout(open_calls, now)
 
     def _expire_ranks(self, now: float) -> None:
-        """Handle the ranks that exceed the rank timeout, and the lost ranks that have not returned in time."""
+        """Handle the ranks that exceeded the rank timeout, and the lost ranks that did not return in time."""
         for rank in self.watches.expire(now):
             self._handle_loss(rank, now)
         for loss in self.watches.given_up(now):
@@ -396,14 +407,14 @@ class GroupMachine:
             self._add(events.RankGivenUp(loss.group_rank, reason, loss.lost_at, loss.has_left, loss.is_restarted))
 
     def _handle_loss(self, group_rank: int, now: float) -> None:
-        """End the request of a lost rank, the step that it has not voted on, and the quorum."""
+        """Refuse a lost rank's request, discard the step unless the rank has voted, and end the quorum."""
         reason = self.watches.loss_of(group_rank).reason
         self._refuse(group_rank, WrongState(reason))
         self._decide_step(self.votes.note_loss(group_rank), now, reason)
         self._give_up_quorum(reason, now)
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> None:
-        """Notify the mates of a lost rank, and refuse their requests."""
+        """Send `RankGone` to the `mates`, the other ranks' processes at the time of the loss. Refuse their requests."""
         self._add(events.Pushed(RankGone(group_rank, reason), self.watches.watches_of(mates)))
         self.votes.give_up_rank(group_rank, self.watches.loss_of(group_rank).reason)
         for request in (*self.group.pending(is_gathering=False), *self.group.pending(is_gathering=True)):
@@ -411,7 +422,7 @@ class GroupMachine:
                 self._refuse(request.group_rank, WrongState(reason))
 
     def _refuse(self, group_rank: int, error: LighthouseError) -> None:
-        """Refuse the waiting request of a rank, if it has one. If it gathers, withdraw the group's join."""
+        """Refuse a rank's waiting request, if any. If the request was gathered for a join, withdraw the join."""
         rank = self.group.ranks[group_rank]
         if rank.pending is not None:
             pending, rank.pending = rank.pending, None
@@ -420,7 +431,7 @@ class GroupMachine:
             self.group.refuse(pending.request.call, error)
 
     def _refuse_all(self, error: LighthouseError) -> None:
-        """Refuse every gathering request, and withdraw the group's join."""
+        """Refuse every request that was gathered for a join, and withdraw the join."""
         self._send(self.session.withdraw())
         for request in self.group.pending(is_gathering=True):
             self.group.ranks[request.group_rank].pending = None
@@ -432,7 +443,10 @@ class GroupMachine:
         self.group.refuse(request.call, error)
 
     def _end_call(self, call: int, error: LighthouseError | None) -> None:
-        """End a call. If it was too late and the group has joined, refuse the requests of all ranks with its error."""
+        """Drop the request and the vote of a call that has ended.
+
+        If the call failed and this withdraws the group's join, refuse all ranks' requests with the call's error.
+        """
         was_joined = self.session.is_joining
         for rank in self.group.ranks:
             if rank.pending is not None and rank.pending.request.call == call:
@@ -507,12 +521,12 @@ class GroupMachine:
             self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; ask again"))
 
     def _open(self, now: float) -> None:
-        """Let the ranks into the received quorum. Like every grant of a standing quorum, this needs a valid lease."""
+        """Start the first step of the received quorum. If the quorum stands, wait until the lease is valid."""
         accepted = self._unopened
         if accepted is None or (accepted.stands and now >= self.group.renewed_until):
             return
         self._unopened = None
-        if not self.session.answered(accepted.join):  # taken back in the meantime
+        if not self.session.answered(accepted.join):  # the join was withdrawn in the meantime
             return
         self._secrets[accepted.quorum.quorum_id] = accepted.secret
         for older in sorted(self._secrets)[:-SECRETS_KEPT]:
@@ -529,7 +543,7 @@ class GroupMachine:
         )
 
     def _note_changes(self, missing: Set[int]) -> None:
-        """Report changes of the missing ranks, and of whether requests wait."""
+        """Report when the missing ranks change, and when the first request starts or the last one stops waiting."""
         is_waiting = False
         for rank in self.group.ranks:
             is_waiting |= rank.pending is not None
@@ -552,10 +566,10 @@ class GroupMachine:
         return Drained(f"{self.group.me.replica_id} leaves: {self._draining}")
 
     def _leave_if_idle(self) -> None:
-        """Leave if the group has no ranks or waits for a quorum, because then it has no step to finish.
+        """Leave if the group has no ranks or is waiting for a quorum, because it then has no step to finish.
 
-        If a join is pending at the lighthouse, its quorum may already be on its way. Then the lighthouse either refuses
-        the join because of the drain, or the group does the quorum's steps.
+        Stay while a join is pending at the lighthouse, because the answer may already be on its way. Either the
+        lighthouse refuses the join because of the drain, or the group does the steps of the quorum that it receives.
         """
         if self.session.is_joining and self.session.is_open:
             return

@@ -1,9 +1,14 @@
-"""Presence of a group's ranks, according to their watches. No I/O.
+"""Rules that decide which ranks of a group are present, lost or given up. No I/O.
 
-A rank is lost when its watch or its process ends, never by a missing heartbeat. A rank that does not return within
-RETURNS_WITHIN_S is given up, because the other ranks' processes would wait for it forever. The end of an old watch
-never affects a newer watch of the same rank. A rank without a watch counts as present while its manager runs. If a rank
-timeout is set, it is lost after that time without an open call.
+A *watch* is the stream that an Agent's process keeps open to its manager.
+
+1. A rank is lost when its watch closes or its process exits, never because of a missing heartbeat. The end of an old
+   watch does not affect a newer watch of the same rank.
+2. A rank that does not return within RETURNS_WITHIN_S of its loss is given up, because the other ranks would wait for
+   it forever.
+3. A rank without a watch counts as present from its first request on. If a rank timeout is set, such a rank is lost
+   after that time without a call in progress.
+4. A process that exits normally stays until the group's other ranks no longer read its data. These are its `mates`.
 """
 
 import math
@@ -13,16 +18,16 @@ from lighthouse_protocol.messages.session import LEFT, RESTARTING, STARTING, Hol
 from manager.group.records import LostRank, OpenWatch, Rank, ReplicaGroup
 
 RETURNS_WITHIN_S = 10.0
-"""Time in seconds in which a lost rank must return. A launcher that ends the other ranks itself is faster."""
+"""Time in seconds within which a lost rank must return. Launchers that stop the other ranks do so sooner."""
 
 
 class RankPresence:
-    """Rules about the presence fields of the ranks.
+    """Updates the records of which ranks are present, and finds the ranks that exceed a timeout.
 
     Args:
-        group: The records.
-        rank_timeout_s: Time in seconds after which a silent rank without a watch is lost, or None for never.
-        returns_within_s: Time in seconds until a lost rank is given up.
+        group: The records of the group.
+        rank_timeout_s: Time in seconds without a call after which a rank without a watch is lost, or None for never.
+        returns_within_s: Time in seconds after its loss at which a rank is given up.
     """
 
     def __init__(
@@ -37,26 +42,26 @@ class RankPresence:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every rank is watched."""
+        """Return whether every rank has an open watch."""
         return all(rank.watch is not None for rank in self._group.ranks)
 
     @property
     def has_ranks(self) -> bool:
-        """Return whether any rank is present, watched or not."""
+        """Return whether any rank is present, with or without a watch."""
         return any(rank.watch is not None or rank.has_asked for rank in self._group.ranks)
 
     @property
     def losses(self) -> list[LostRank]:
-        """The losses of the ranks that have not returned."""
+        """Records of the ranks that are lost and have not returned."""
         return [rank.loss for rank in self._group.ranks if rank.loss is not None]
 
     @property
     def staying_ranks(self) -> set[int]:
-        """The watched ranks that have not announced their end."""
+        """The watched ranks that have not announced that they will exit."""
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return why the group cannot take part at present, or an empty string, and its missing ranks."""
+        """Return why the group cannot train at present, or an empty string if it can, and the missing ranks."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -79,11 +84,11 @@ class RankPresence:
         return loss
 
     def staying_watches(self) -> tuple[int, ...]:
-        """Return the watch numbers of all processes that have not announced their end."""
+        """Return the watch numbers of all processes that have not announced that they will exit."""
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watch numbers of these processes."""
+        """Return the watch numbers of these processes, given by their rank incarnations."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
@@ -91,7 +96,7 @@ class RankPresence:
         return watch is not None and watch.rank_incarnation == rank_incarnation
 
     def record_request(self, group_rank: int) -> None:
-        """Mark a rank as present because it requests a quorum, watched or not."""
+        """Mark a rank as present, with or without a watch, because it requests a quorum."""
         if 0 <= group_rank < self._group.size:
             rank = self._group.ranks[group_rank]
             rank.has_asked = True
@@ -99,7 +104,7 @@ class RankPresence:
             rank.loss = None
 
     def opened(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
-        """Add a watch. Return whether it replaces another process of the rank, which is thereby lost."""
+        """Add a watch. Return True if it replaces an open watch of another process, which now counts as lost."""
         rank = self._group.ranks[group_rank]
         old = rank.watch
         rank.watch = self._group.watches[number] = OpenWatch(number, group_rank, rank_incarnation)
@@ -111,10 +116,14 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that a process ends in good order and stays until these `mates` have moved on.
+        """Record that a process will exit normally once the `mates` no longer need its data.
+
+        Args:
+            number: The process's watch.
+            mates: The other ranks of the group that may still read from the process.
 
         Returns:
-            Whether it is the rank's present process. An older process does not stay.
+            Whether it is the rank's current process. An older process may exit immediately.
         """
         watch = self._group.watches.get(number)
         if watch is None:
@@ -126,12 +135,12 @@ class RankPresence:
         return is_present
 
     def remove_mate(self, group_rank: int) -> None:
-        """Record that a rank no longer needs the leaving ranks."""
+        """Record that a rank no longer needs the data of the processes that are about to exit."""
         for watch in self._group.watches.values():
             watch.mates.discard(group_rank)
 
     def release(self) -> tuple[int, ...]:
-        """Return the watch numbers of leaving processes that no mate needs any more, each once."""
+        """Return the watch numbers of the processes that may exit now. Each is returned only once."""
         released: list[int] = []
         for watch in self._group.watches.values():
             if watch.has_left and not watch.mates and not watch.is_released:
@@ -140,12 +149,12 @@ class RankPresence:
         return tuple(released)
 
     def started(self, group_ranks: Iterable[int] | None = None) -> None:
-        """Mark the lost ranks among `group_ranks`, or all lost ranks if None, as restarted by a supervisor."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 
     def ended(self, number: int, now: float) -> int | None:
-        """Remove a watch. Return the rank that is thereby lost, or None."""
+        """Remove a watch. Return the rank, which is now lost, or None if the rank has a newer watch or none."""
         watch = self._group.watches.pop(number, None)
         if watch is None or self._group.ranks[watch.group_rank].watch is not watch:
             return None
@@ -154,27 +163,30 @@ class RankPresence:
         return watch.group_rank
 
     def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Record a process's report of its own failure. Return whether its rank is thereby lost."""
+        """Record that a process reports its own failure. Return False, and change nothing, if it is not watched."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
         return True
 
     def shift(self, by_s: float) -> None:
-        """Extend all timeouts by a pause of the manager, in which it could not see ranks return or call."""
+        """Postpone all timeouts by `by_s` seconds after the manager itself was paused for that time.
+
+        During the pause, the manager could not receive the ranks' calls.
+        """
         for rank in self._group.ranks:
             rank.heard_at += by_s
         for loss in self.losses:
             loss.lost_at += by_s
 
     def restart_timeout(self, group_ranks: Iterable[int], now: float) -> None:
-        """Restart the rank timeout of these ranks, which have open calls."""
+        """Restart the rank timeout of the given ranks, because they have calls in progress."""
         for rank in group_ranks:
             if 0 <= rank < self._group.size:
                 self._group.ranks[rank].heard_at = now
 
     def expire(self, now: float) -> list[int]:
-        """Mark the ranks that exceed the rank timeout as lost, and return them."""
+        """Mark the ranks that exceeded the rank timeout as lost, and return them."""
         silent = [rank for rank in self._group.ranks if rank.loss is None and self._expires_at(rank) <= now]
         for rank in silent:
             how = f"rank {rank.group_rank} has asked for nothing for {self.rank_timeout_s:g} s"
@@ -182,14 +194,14 @@ class RankPresence:
         return [rank.group_rank for rank in silent]
 
     def given_up(self, now: float) -> list[LostRank]:
-        """Return the lost ranks that did not return in time, each once, the earliest loss first."""
+        """Return the lost ranks that did not return in time, earliest loss first. Each is returned only once."""
         over = [rank.loss for rank in self._group.ranks if rank.loss is not None and self._expires_at(rank) <= now]
         for loss in over:
             loss.is_given_up = True
         return sorted(over, key=lambda loss: loss.lost_at)
 
     def deadline(self) -> float | None:
-        """Return when the next rank exceeds the rank timeout or is given up, or None."""
+        """Return the time at which the next rank exceeds the rank timeout or is given up, or None if there is none."""
         earliest = math.inf
         for rank in self._group.ranks:
             if rank.watch is None:
@@ -197,7 +209,10 @@ class RankPresence:
         return None if math.isinf(earliest) else earliest
 
     def _expires_at(self, rank: Rank) -> float:
-        """Return when a lost rank is given up, or an unwatched one exceeds the rank timeout. Infinite if never."""
+        """Return the time at which a rank is given up if it is lost, or else exceeds the rank timeout.
+
+        Return infinity if there is no such time.
+        """
         if rank.loss is not None:
             return math.inf if rank.loss.is_given_up else rank.loss.lost_at + self._returns_within_s
         is_unwatched = rank.has_asked and rank.watch is None

@@ -1,7 +1,11 @@
-"""The records of one replica group: its ranks, its open watches, its standing quorum and the attempt at a step.
+"""The records of one replica group: its ranks, its open watches, its standing quorum and its current attempt.
 
-Each fact about a rank has one place: a field of its `Rank`. The rules (presence.py, requests.py, votes.py) read and
-change these records, and append what follows to `ReplicaGroup.effects`.
+A *watch* is the stream that an Agent's process keeps open to its manager. A *standing quorum* is one under which the
+group may do many steps; for each step after the first, the manager gives its ranks a *grant*, the permission to enter
+it. An *attempt* is one try at a step under one quorum; it ends with the group's decision to commit or discard the step.
+
+Each fact about a rank is stored in one place, a field of its `Rank`. The rules (presence.py, requests.py, votes.py)
+read and change these records, and append their effects to `ReplicaGroup.effects`.
 """
 
 from collections import OrderedDict
@@ -15,163 +19,165 @@ from lighthouse_protocol.refusals import LighthouseError
 from manager.group.events import CallRefused, Effect, PendingVote, QuorumRequest
 
 GRANTING = (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
-"""The quorum allows further grants, at once or after a resume."""
+"""Modes in which the quorum allows further grants, immediately or after the lighthouse has resumed it."""
 
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """An open stream of a rank's process."""
+    """Open watch of a rank's process."""
 
     number: int
     group_rank: int
     rank_incarnation: str
 
     has_left: bool = False
-    """The process has announced that it ends in good order."""
+    """True if the process has announced that it will exit normally."""
 
     mates: set[int] = field(default_factory=set[int])
-    """Ranks that may still read what this process has sent. The process stays until all of them have moved on."""
+    """Other ranks of the group that may still read this process's data. It does not exit before this set is empty."""
 
     is_released: bool = False
-    """`Released` was sent."""
+    """True if the process was sent `Released`, which allows it to exit."""
 
 
 @dataclass(slots=True)
 class LostRank:
-    """Loss of a rank. The record is deleted when the rank returns."""
+    """Record of a lost rank, deleted when the rank returns."""
 
     group_rank: int
     lost_at: float
     mates: frozenset[str]
-    """Rank incarnations of the other ranks at that moment."""
+    """Rank incarnations of the group's other ranks at the time of the loss."""
 
     has_left: bool
-    """The rank ended in good order."""
+    """True if the rank exited normally."""
 
     reason: str = field(default="", compare=False)
 
     is_restarted: bool = field(default=False, compare=False)
-    """A supervisor has started another process for the rank."""
+    """True if a supervisor has started another process for the rank."""
 
     is_given_up: bool = field(default=False, compare=False)
-    """The rank did not return in time, and its mates have received `RankGone`."""
+    """True if the rank did not return in time, so that the other ranks were sent `RankGone`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PendingRequest:
-    """A request that waits for an answer."""
+    """A rank's request for a quorum that is waiting for an answer."""
 
     request: QuorumRequest
 
     is_gathering: bool
-    """True if the request waits for the group's other ranks or for the answer to their join. False if it waits until
-    the manager may decide without a join."""
+    """True if the request is waiting for the group's other ranks or for the answer to their join. False if it is
+    waiting for the next event after which the manager decides on it again."""
 
     number: int
-    """Order of arrival among the requests that wait."""
+    """Position in the order of arrival."""
 
 
 @dataclass(eq=False, slots=True)
 class Rank:
-    """One rank of the group, through all its processes."""
+    """One rank of the group. The record outlives the rank's processes."""
 
     group_rank: int
 
     # -- presence
 
     watch: OpenWatch | None = None
-    """The newest watch, while it is open."""
+    """The newest watch, or None if it has closed."""
 
     process: str | None = None
-    """Rank incarnation of the last watch. It outlives the watch, because the process may be between two watches."""
+    """Rank incarnation of the last watch. Kept after the watch has closed, because the process may be reconnecting."""
 
     has_asked: bool = False
-    """The rank has requested a quorum since its last loss. Without a watch, this makes it present."""
+    """True if the rank has requested a quorum since its last loss. A rank without a watch is then present."""
 
     heard_at: float = 0.0
-    """When the rank last had an open call. Used only with a rank timeout, for ranks without a watch."""
+    """When the rank last had a call in progress. Used for the rank timeout of ranks without a watch."""
 
     loss: LostRank | None = None
-    """Set from the loss of the rank until its return."""
+    """Set while the rank is lost."""
 
     # -- heals
 
     heals: tuple[str, HealTotals] | None = None
-    """The process that last reported heals, and its totals."""
+    """Rank incarnation of the process that last reported its heals, and its totals."""
 
     past_heals: HealTotals = field(default_factory=HealTotals)
-    """Totals of the rank's earlier processes."""
+    """Sum of the totals of the rank's earlier processes."""
 
     # -- requests for a quorum
 
     pending: PendingRequest | None = None
 
     last_request: QuorumRequest | None = None
-    """The last request that gathered. It names the address of the rank's state, and later requests are checked
-    against its step."""
+    """The last request that was part of a join. It contains the address at which the rank serves its state. The step
+    of a later request must not be lower."""
 
     lowest: tuple[Tag, int] | None = None
-    """Tag of the state that the rank last joined with, and the lowest max_step of the quorums since."""
+    """Tag (step and quorum) of the state that the rank last joined with, and the lowest `max_step` of the quorums
+    since then, to which the rank may have healed."""
 
     is_dismissed: bool = False
-    """The rank has been refused with `Drained`, so it expects no other quorum."""
+    """True if the rank was refused with `Drained`, so that it requests no other quorum."""
 
-    # -- the vote on the present step
+    # -- the vote on the current step
 
     vote: PendingVote | None = None
-    """Vote that waits for the decision."""
+    """Vote that is waiting for the decision."""
 
     knows_decision: bool = False
-    """The rank has received the decision on the present step."""
+    """True if the rank has received the decision on the current step."""
 
     is_without_step: bool = False
-    """A request or a no has shown that the rank neither holds the result of the present step nor will vote yes."""
+    """True if a request or a no has shown that the rank does not hold the step's result and will not vote yes."""
 
     # -- the standing quorum
 
     assigned: dict[bool, Assignment] = field(default_factory=dict[bool, Assignment])
-    """Assignment in the quorum, by `init_sync`. Computed once, because it is O(participants)."""
+    """Assignment in the quorum's first step, by `init_sync`. A cache, because computing it takes O(participants)."""
 
     has_voted: bool = False
-    """The rank has voted on a granted step of the quorum."""
+    """True if the rank has voted on a granted step of the quorum."""
 
     catch_up: CatchUp | None = None
-    """Catch-up state from the rank's request for the present step."""
+    """Catch-up state from the rank's request for the highest granted step, or None if it has not asked for it yet."""
 
     wants_next: bool = False
-    """`wants_next` of the rank's last vote in the present attempt."""
+    """True if the rank's last vote in the current attempt asked for a grant of the next step."""
 
 
 @dataclass(slots=True)
 class StandingQuorum:
-    """The standing quorum that the ranks received last."""
+    """The standing quorum that the ranks received last, and the steps granted under it."""
 
     quorum: Quorum
     mode: HoldState
 
     formed_for: int
-    """Step that the quorum was formed for."""
+    """First step of the quorum."""
 
     granted: int
-    """Highest step that the ranks have entered."""
+    """Highest granted step. The ranks may have entered it."""
 
     upto: int
     """Last step to grant if the mode is RESUMED."""
 
     committed: int = -1
-    """Last step that all ranks have committed under this quorum."""
+    """Last step that all ranks have committed under this quorum, or -1 if there is none."""
 
     is_late: bool = False
-    """The group learned too late that it must heal. It does its only step with zeros."""
+    """True if the group learned that it must heal only after it had begun to compute. It contributes zeros to the
+    first step and then joins again."""
 
     wants_next: bool = False
-    """The group has finished or failed to catch up, and needs another quorum."""
+    """True if the group has finished or failed to catch up, and therefore needs another quorum."""
 
     knows_lost: bool = False
-    """The ranks have received the name of the lost group."""
+    """True if the ranks have received the name of the lost group that caused the revoke."""
 
     is_revoked_by_order: bool = False
-    """The lighthouse has revoked the quorum while it allowed grants."""
+    """True if the lighthouse revoked the quorum while the quorum still allowed grants."""
 
     @property
     def held(self) -> HeldQuorum:
@@ -180,22 +186,23 @@ class StandingQuorum:
 
 @dataclass(slots=True)
 class Attempt:
-    """An attempt at a step. The votes are in the records of the ranks."""
+    """One try at a step under one quorum. The votes are stored in the ranks' records."""
 
     quorum_id: int
     step: int
 
     is_opened: bool
-    """A quorum has opened the attempt, not a vote."""
+    """True if this manager opened the attempt with a quorum or a grant, False if a vote opened it."""
 
     decision: bool | None = None
+    """True for a commit, False for a discard, None while undecided."""
 
     is_bound: bool = False
-    """A vote has named its quorum."""
+    """True if a vote on the attempt has named its quorum."""
 
     @property
     def is_inherited(self) -> bool:
-        """Return whether an earlier manager may have decided the attempt."""
+        """Return whether an earlier manager opened the attempt, and may have decided it."""
         return not self.is_opened and self.is_bound and self.decision is None
 
 
@@ -213,36 +220,36 @@ class ReplicaGroup:
         self.watches: dict[int, OpenWatch] = {}  # by watch number, in opening order
 
         self.incarnation = 0
-        """Number of times that a rank has lost its state."""
+        """Number of times that a rank has lost its state since the manager started."""
 
         self.drains = False
 
         self.quorum_id = 0
-        """The last quorum that the group received."""
+        """Id of the last quorum that the group received."""
 
         self.max_step = 0
-        """Step that the last quorum was formed for."""
+        """First step of the last quorum."""
 
         self.had_peers: bool | None = None
-        """Whether the last quorum of the same processes had other participants, or None if unknown."""
+        """True if the last quorum of the same processes had other participants, or None if unknown."""
 
         self.step = 0
-        """Step of the state that the group holds, or the lowest one that it may have healed to since it joined."""
+        """Lowest step that the group's state may have: its own at the last join, or one that it has healed to."""
 
         self.standing: StandingQuorum | None = None
         self.lease_until = 0.0
         self.renewed_until = 0.0
-        """End of the lease by the newest acknowledged heartbeat."""
+        """End of the lease according to the last acknowledged heartbeat, on the caller's monotonic clock."""
 
         self.grants = 0
         """Number of granted steps, under all quorums."""
 
         self.attempt: Attempt | None = None
         self.decided = OrderedDict[tuple[int, int], bool]()
-        """The last decisions, by quorum_id and step."""
+        """The last decisions, by (quorum_id, step). True for a commit."""
 
         self.effects: list[Effect] = []
-        """Effects of the event that the machine handles."""
+        """Effects of the event that the machine is handling."""
 
     def refuse(self, call: int, error: LighthouseError) -> None:
         self.effects.append(CallRefused(call, error))
@@ -250,12 +257,12 @@ class ReplicaGroup:
     # -- pending requests
 
     def wait(self, request: QuorumRequest, *, is_gathering: bool) -> None:
-        """Store a request, and replace the one of the same rank that waits now."""
+        """Store a request as waiting. It replaces an earlier one from the same rank."""
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 
     def pending(self, *, is_gathering: bool) -> list[QuorumRequest]:
-        """Return the waiting requests in order of arrival."""
+        """Return the waiting requests that are, or are not, being gathered for a join, in order of arrival."""
         found: list[PendingRequest] = []
         for rank in self.ranks:
             if rank.pending is not None and rank.pending.is_gathering is is_gathering:

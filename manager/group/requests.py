@@ -1,8 +1,10 @@
 """Rules for the ranks' requests for a quorum. No I/O.
 
-A request leads to a join, or to a grant under the standing quorum. `decide_request` decides which. `QuorumRequests`
-collects the requests of all ranks into one join, and holds the standing quorum. `assign` computes the consequences of a
-quorum for one rank: its place, its sources and its targets. The first functions build the refusals.
+A rank requests a quorum before each step. Either the manager answers from the standing quorum with a *grant*, the
+permission to enter the next step. Or the group *joins*: it sends the requests of all its ranks to the lighthouse as one
+request for the next quorum. `decide_request` decides which. `QuorumRequests` combines the ranks' requests into one join
+and stores the standing quorum. `assign` computes a rank's part in a quorum: its index among the contributors, and its
+sources and targets if states must be copied. The first functions build the errors of refused requests.
 """
 
 from collections.abc import Sequence
@@ -43,12 +45,15 @@ def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 
 
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
-    """Build the refusal of two ranks that hold different states, or of which `other` holds none.
+    """Build the error for two ranks that hold different states, or if the rank of `other` holds no usable state.
 
     Args:
         ask: The request of one rank.
         other: The request of the other rank.
-        may_heal: Whether a peer that can heal them may return, so that the ranks should ask again.
+        may_heal: True if a peer that can heal the ranks may still return, so that they should ask again.
+
+    Returns:
+        `WrongState` if the ranks should ask again, or else `Unrecoverable`.
     """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
@@ -72,18 +77,26 @@ MAX_OTHER_SOURCES = 4
 def assign(
     quorum: Quorum, wire_id: str, group_rank: int, init_sync: bool, *, stands: bool = False
 ) -> Assignment | None:
-    """Compute a rank's assignment in a quorum, or return None if it has no participant `wire_id`.
+    """Compute a rank's assignment in a quorum, or return None if `wire_id` is not a participant.
 
     All managers of a quorum, including torchft's, must compute the same result.
 
-    1. Participants below max_step heal. At step 0 with `init_sync`, all heal from one participant (`_origin`).
-    2. Of the n participants that are up to date, number (i + group_rank) mod n is the source of the i-th that heals.
-       The next MAX_OTHER_SOURCES are its replacements.
-    3. A participant that heals counts in the same step if every participant supports this (`heals_first` is not None)
-       and this one heals before it computes. If it would heal too late, it gets no source, adds zeros, and heals under
-       the next quorum, which therefore follows after one step (`is_for_one_step`).
-    4. If the quorum stands, a participant with `catch_up` heals during its steps instead. It contributes nothing until
-       the next quorum, and gets no source if it already has one.
+    1. Participants whose step is below `max_step` heal. At step 0 with `init_sync`, all participants heal from one of
+       them (`_origin`).
+    2. If n participants are up to date, the i-th participant that heals (from 0) copies the state from number
+       (i + group_rank) mod n of these n. The next MAX_OTHER_SOURCES of them are its replacement sources.
+    3. A participant that heals contributes to the same step if every participant supports this (`heals_first` is not
+       None) and it heals before it computes. If it would heal too late for that, it gets no source, contributes zeros
+       to this step, and heals under another quorum, which then follows after one step (`is_for_one_step`).
+    4. If the quorum stands, a participant with `catch_up` heals while the others continue to train. It contributes
+       nothing until the next quorum. It gets no source if it already has one.
+
+    Args:
+        quorum: The quorum.
+        wire_id: This group's id in the quorum.
+        group_rank: The rank within its group.
+        init_sync: Whether all participants copy one state at step 0.
+        stands: Whether the quorum is a standing one, which may last for many steps.
     """
     members = quorum.participants
     mine = next((i for i, member in enumerate(members) if member.wire_id == wire_id), None)
@@ -136,9 +149,10 @@ def assign(
 
 
 def is_for_one_step(quorum: Quorum, init_sync: bool, group_world_size: int) -> bool:
-    """Return whether another quorum must follow after the first step of this standing quorum.
+    """Return whether this standing quorum must be replaced after its first step.
 
-    This is so if a participant learns too late that it must heal. All managers must compute the same result.
+    This is the case if a participant is behind but cannot heal before it computes, so it must heal under the next
+    quorum. All managers must compute the same result.
     """
     members = quorum.participants
     if not _all_report_heals_first(members):
@@ -163,11 +177,11 @@ def _catches_up(member: Participant, max_step: int, *, stands: bool) -> bool:
 
 
 def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int) -> int:
-    """Return the index of the participant from which all others start at step 0.
+    """Return the index of the participant whose state all others copy at step 0.
 
-    torchft selects another one for each group_rank. If all participants send tags, as our Agents do, all ranks start
-    from the same one, so that the ranks of a group hold parts of one model. A group whose ranks disagree has no tag
-    either, and is selected only if there is no other.
+    torchft selects a different participant for each group_rank. If all participants send tags (Agents do), all ranks
+    copy from the same one, so that the ranks of a group hold parts of one model. A group whose ranks hold different
+    states sends no tag either. It is selected only if every candidate is like that.
     """
     if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
         return at_max[group_rank % len(at_max)]
@@ -185,14 +199,14 @@ def _behind(members: tuple[Participant, ...], group_rank: int, init_sync: bool) 
 
 
 class Verdict(Enum):
-    GRANT = auto()  # the first rank enters the next step
-    REPEAT = auto()  # another rank enters the highest granted step
-    WAIT = auto()  # for the next message of the lighthouse, or for votes of the group
-    LEAVE = auto()  # the group drains, and would join
-    REFUSE = auto()  # this request alone
-    REFUSE_ALL = auto()  # the requests of all ranks
-    GATHER = auto()  # the group joins once all ranks have asked
-    JOIN = auto()  # all ranks have asked
+    GRANT = auto()  # let this rank, the first of its group, enter the next step
+    REPEAT = auto()  # give this rank the grant that another rank of its group has received
+    WAIT = auto()  # keep the request until the lighthouse's next message or the group's next vote
+    LEAVE = auto()  # leave the job instead of joining, because the group is draining
+    REFUSE = auto()  # refuse this request only
+    REFUSE_ALL = auto()  # refuse the requests of all ranks
+    GATHER = auto()  # keep the request until all ranks have asked
+    JOIN = auto()  # send the join, because all ranks have asked
 
 
 class RequestDecision(NamedTuple):
@@ -202,27 +216,39 @@ class RequestDecision(NamedTuple):
 
 
 def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> RequestDecision:
-    """Decide on a rank's request for a quorum. This changes nothing.
+    """Decide on a rank's request for a quorum, without changing any record.
+
+    The lighthouse ends a standing quorum in one of two ways. It may *revoke* the quorum immediately, after a loss. Or,
+    to admit or release a group, it *recalls* the quorum: the managers stop granting and report their highest grants.
+    Then it *resumes* the quorum up to the highest step that any of them has granted, so that all reach the same step.
 
     The manager grants step n under the standing quorum q if and only if
 
-    1. q stands, and is neither revoked nor recalled below n;
-    2. all ranks of the group have committed n - 1 under q, or q was formed for n;
-    3. its lease is valid: less than LEASE_SHARE of it has passed since the newest acknowledged heartbeat was sent.
+    1. q is not revoked, not recalled, and, if resumed, resumed up to n or later;
+    2. all ranks of the group have committed step n - 1 under q, or q was formed for step n;
+    3. its lease is valid: less than LEASE_SHARE of the lease has passed since the manager sent the last heartbeat that
+       the lighthouse has acknowledged.
 
-    The first rank's request decides, and the others receive the same answer. If the quorum has been revoked since, that
-    answer is flagged: they run the step and vote no, so no rank waits for another. A rank without a usable state does
-    the same if its group has begun the step; otherwise the group joins, and heals. While the quorum is recalled or the
-    lease has expired, requests wait.
+    The first rank's request decides, and the group's other ranks receive the same grant. If the quorum was revoked in
+    the meantime, their grant is marked as revoked: they do the step and vote no, so that no rank waits for another. A
+    rank that has no usable state does the same if its group has begun the step; otherwise the group joins and heals.
+    While the quorum is recalled or the lease has expired, requests wait.
 
-    The group joins only when it was resumed and has done its last step, when the quorum was revoked, or when a step
-    failed. Then it never grants under that quorum again, whatever the result of the join.
+    The group joins only after the last step of a resumed quorum, after a revoke, or after a failed step. From then on
+    it never grants under that quorum again, even if the join fails.
 
-    If a group learns too late that it must heal, the quorum counts as resumed up to its first step. This group does the
-    step with zeros and votes no, at no cost to its peers. Like the others, it joins after the votes of all its ranks.
+    If a group learns that it must heal only after it has begun to compute, the quorum is treated as resumed up to its
+    first step. This group contributes zeros to the step and votes no, which does not discard the step in other groups.
+    Like the other groups, it joins after all its ranks have voted.
 
-    A group joins when every rank has a request, never before. Ranks that hold different states heal, but callers other
-    than Agents cannot: if their steps differ, all are refused, with both numbers.
+    The group joins only when all its ranks have requested a quorum. If the ranks hold different states, the group joins
+    and heals. Clients other than Agents cannot heal in this way, so if the steps in their requests differ, all are
+    refused.
+
+    Args:
+        group: The records of the replica group.
+        request: The rank's request.
+        now: The current time in seconds of the monotonic clock.
     """
     rank = group.ranks[request.group_rank]
     verdict, mode = _decide_grant(group, rank, request, now)
@@ -243,7 +269,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 def _decide_grant(
     group: ReplicaGroup, rank: Rank, request: QuorumRequest, now: float
 ) -> tuple[Verdict, HoldState | None]:
-    """Decide whether the standing quorum answers the request. If the verdict is JOIN, the group must join."""
+    """Decide whether a grant under the standing quorum answers the request. Return JOIN if the group must join."""
     standing = group.standing
     if standing is None or standing.mode in (HoldState.JOINING, HoldState.LEAVING):
         return Verdict.JOIN, None
@@ -276,8 +302,8 @@ def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
     last = rank.last_request
     if last is None or last.rank_incarnation != request.rank_incarnation:
         return None
-    # Compare the states that the rank holds, because a rank that catches up works at a later step and may fall back. A
-    # quorum may also have made it heal to an older state than its own, even some quorums ago if it catches up.
+    # Compare the held states: while a rank is catching up, its request's step is later than its state's, and may fall
+    # back to it. Besides, a quorum since the last request may have made the rank heal to an older state than its own.
     held, was_held = request.holds.step, last.holds.step
     since, lowest = rank.lowest or (last.holds, was_held)
     if held >= (min(was_held, lowest) if since == last.holds else was_held):
@@ -289,7 +315,7 @@ def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
     )
 
 
-# The lighthouse counts the whole lease from a heartbeat's arrival, so clocks may differ in rate by a tenth.
+# The lighthouse waits for the whole lease after a heartbeat's arrival, so the two clocks may drift by a tenth.
 LEASE_SHARE = 0.8
 
 _S, _C, _U, _J, _L, _V = HoldState
@@ -302,31 +328,37 @@ _OBEYED = {
     QuorumPhase.REVOKED: (_V, _V, _V, _J, _V, _V),
 }
 NEXT_MODES = {(old, order): new for order, row in _OBEYED.items() for old, new in zip(HoldState, row, strict=True)}
-"""The mode after an order for the standing quorum. The order NONE is for no quorum."""
+"""Next mode of the standing quorum, by its present mode and the phase in the lighthouse's order.
+
+The phase NONE never names a standing quorum, so it has no entry."""
 
 
 class QuorumRequests:
-    """The gathered requests of all ranks, and the standing quorum.
+    """Combines the requests of all ranks into one join, and stores the standing quorum.
 
-    - Ranks that hold different states (their tags differ) join at their lowest step as a group whose ranks disagree,
-      and heal.
-    - If no group of the quorum can heal ranks that disagree, or a rank without a state, the ranks must end. A group
-      that is alone but had peers in the previous quorum asks again instead, because a peer with the state may return.
-      A restarted manager does not know its earlier peers, so only a torn state counts as a sign of them.
+    - Ranks hold different states if their tags differ. A tag is the step of a state and the quorum that committed it.
+      The group then joins at the lowest of its ranks' steps, marked `ranks_disagree`, and heals.
+    - If no other group of the quorum can heal the ranks, they are refused and must exit. Exception: a group that is now
+      alone but had peers in the previous quorum asks again, because a peer with the state may return. After a restart,
+      the manager does not know whether the group had peers, and assumes so only if a rank's state is unusable.
     - A new `rank_incarnation` means that the rank has lost its state, so the group takes a new incarnation.
-    - If a rank ends in good order with all steps committed and none begun, the group leaves the standing quorum, and
-      returns the grant that it has not used.
+    - If a rank exits normally when all steps are committed and none has begun, the group leaves the standing quorum and
+      gives up a grant that it has not used.
     """
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
 
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
-        """Return the address at which a rank serves its state, from its last request.
+        """Return the address at which a rank serves its state, as given in its last request.
+
+        Args:
+            group_rank: The rank.
+            step: The step that the rank must be at, or None for any step.
 
         Raises:
             InvalidRequest: The group has no such rank.
-            WrongState: The rank has not requested a quorum, or is at another step.
+            WrongState: The rank has not requested a quorum yet, or is at another step.
         """
         check_rank(group_rank, self._group.size)
         last = self._group.ranks[group_rank].last_request
@@ -339,7 +371,7 @@ class QuorumRequests:
     # -- joins
 
     def gather(self, request: QuorumRequest) -> None:
-        """Store a request for the join."""
+        """Store a rank's request until all ranks have asked and the group can join."""
         group, rank = self._group, self._group.ranks[request.group_rank]
         last = rank.last_request
         if last is not None and last.rank_incarnation != request.rank_incarnation:
@@ -351,7 +383,7 @@ class QuorumRequests:
         rank.last_request = request
 
     def join(self, me: Participant) -> Participant:
-        """Return `me` with the fields of the join, now that the requests of all ranks are present."""
+        """Return `me` with the fields that the ranks' requests determine. All ranks must have asked."""
         group, standing = self._group, self._group.standing
         asks = sorted(group.pending(is_gathering=True), key=lambda ask: ask.group_rank)
         states = {ask.holds for ask in asks}
@@ -378,7 +410,11 @@ class QuorumRequests:
         )
 
     def enter(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
-        """Let the ranks into the quorum that answers their join. Return the answers, or why the ranks are refused."""
+        """Record the quorum that answers the group's join.
+
+        Returns:
+            The answers to the ranks' requests, or the error with which to refuse all of them.
+        """
         group, asks = self._group, self._group.pending(is_gathering=True)
         if quorum.quorum_id < group.quorum_id:
             return WrongState(
@@ -408,7 +444,7 @@ class QuorumRequests:
         return answers
 
     def _without_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
-        """Return why the ranks are refused if they need to heal, or None if all hold the same state."""
+        """Return the error for ranks that would have to heal, or None if all hold the same usable state."""
         torn = next((ask for ask in asks if ask.distrust is not None), None)
         odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
         if odd is None:
@@ -428,7 +464,7 @@ class QuorumRequests:
     # -- the standing quorum
 
     def hold(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
-        """Hold a standing quorum that was formed for `step`."""
+        """Store a standing quorum whose first step is `step`."""
         group = self._group
         for rank in group.ranks:
             rank.assigned, rank.has_voted, rank.catch_up = {}, False, None
@@ -450,7 +486,7 @@ class QuorumRequests:
             self._end_when_done(standing)
 
     def voted(self, vote: PendingVote) -> bool:
-        """Record a rank's vote. Return whether it is the last vote of a group that was too late to heal."""
+        """Record a rank's vote. Return True if the group was too late to heal and now all its ranks have voted."""
         standing, ranks = self._group.standing, self._group.ranks
         ranks[vote.group_rank].wants_next = vote.wants_next
         if standing is None or (vote.quorum_id, vote.step) != (standing.quorum.quorum_id, standing.granted):
@@ -459,18 +495,22 @@ class QuorumRequests:
         return standing.is_late and all(rank.has_voted for rank in ranks)
 
     def ends_by_discard(self, quorum_id: int) -> bool:
-        """Return whether a discarded step ends the quorum for this group.
+        """Return whether the discard of a step under `quorum_id` ends the standing quorum for this group.
 
-        It does not if the group was too late to heal: some of its ranks may still take part in the peers' step.
+        A group that was too late to heal contributes zeros and always discards the step. The quorum continues for it
+        until all its ranks have voted, because they still take part in the other groups' collectives.
         """
         standing = self._group.standing
         return standing is not None and standing.quorum.quorum_id == quorum_id and not standing.is_late
 
     def obey(self, order: QuorumOrder) -> bool:
-        """Apply an order of the lighthouse. Return whether the ranks must be notified of a revoke.
+        """Apply the lighthouse's order to the standing quorum. Ignore an order for another quorum.
+
+        Returns:
+            Whether the order is a revoke of which the ranks must be notified.
 
         Raises:
-            InternalError: A lighthouse does not give this order for a quorum that a manager holds.
+            InternalError: The order is invalid for the quorum's mode.
         """
         standing = self._group.standing
         if standing is None or order.quorum_id != standing.quorum.quorum_id:
@@ -490,12 +530,12 @@ class QuorumRequests:
         return is_news
 
     def _end_when_done(self, standing: StandingQuorum) -> None:
-        """Request the next quorum once the last step is committed, because no peer waits for this group any more."""
+        """If the quorum's last step is committed, allow no more grants, so that the next request joins."""
         if standing.mode is HoldState.RESUMED and standing.committed == standing.granted >= standing.upto:
             standing.mode = HoldState.JOINING
 
     def give_up(self) -> bool:
-        """End the quorum because a step failed or a rank was lost. Return whether that changes anything."""
+        """End the quorum because a step failed or a rank was lost. Return False if it had already ended."""
         standing = self._group.standing
         if standing is None or standing.mode not in GRANTING:
             return False
@@ -503,13 +543,13 @@ class QuorumRequests:
         return True
 
     def leave(self, step: int | None) -> None:
-        """Leave the quorum because a rank ends in good order, if all steps are committed.
+        """Leave the quorum when a rank exits normally, if all granted steps are committed.
 
-        This also applies after the loss of a peer if this group had nothing left to do. The lighthouse then learns that
-        the group's script has ended.
+        This also applies if the quorum was revoked in the meantime, after the group had completed all its steps. The
+        report to the lighthouse then shows a normal exit instead of a loss.
 
         Args:
-            step: The step that the rank would request next, or None if it is within a step.
+            step: The step that the rank would request next, or None if the rank is in the middle of a step.
         """
         standing = self._group.standing
         if standing is None:
@@ -522,7 +562,7 @@ class QuorumRequests:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
     def offer(self, now: float) -> bool:
-        """Grant the next step with the commit of the highest granted one. Return whether that is allowed."""
+        """Grant the next step together with the commit of the previous one, if allowed. Return whether it was."""
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
             return False
@@ -533,7 +573,7 @@ class QuorumRequests:
         return True
 
     def grant(self, request: QuorumRequest, *, is_first: bool) -> Assignment:
-        """Let a rank into the step that it requests."""
+        """Grant a rank the step that it requests, and return its assignment. `is_first` counts a new grant."""
         standing = self._group.standing
         assert standing is not None
         if is_first:
@@ -546,14 +586,14 @@ class QuorumRequests:
 
     @property
     def catches_up(self) -> bool:
-        """Return whether the group heals while it trains."""
+        """Return whether the group is behind and heals while the other groups continue to train."""
         standing = self._group.standing
         return standing is not None and self._assign(standing, 0, True).catches_up
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
         """Return a rank's assignment in the highest granted step.
 
-        After the step that the quorum was formed for, only groups that catch up still heal, and they do not contribute.
+        After the quorum's first step, only groups that catch up still heal, and these do not contribute.
         """
         standing = self._group.standing
         assert standing is not None
@@ -581,7 +621,7 @@ class QuorumRequests:
         )
 
     def _assign(self, standing: StandingQuorum, group_rank: int, init_sync: bool) -> Assignment:
-        """Compute a rank's assignment once per quorum, because it is O(participants)."""
+        """Return a rank's assignment in the quorum's first step. Cached, because it takes O(participants) time."""
         assigned = self._group.ranks[group_rank].assigned
         formed = assigned.get(init_sync)
         if formed is None:
@@ -594,7 +634,7 @@ class QuorumRequests:
         return is_for_one_step(quorum, init_sync, self._group.size)
 
     def _note_catch_up(self, standing: StandingQuorum, request: QuorumRequest, is_first: bool) -> None:
-        """Request another quorum once all ranks have caught up, or a rank cannot catch up under this quorum."""
+        """Mark that the group needs another quorum: all ranks have caught up, or one has no source to catch up from."""
         ranks = self._group.ranks
         if is_first:
             for rank in ranks:

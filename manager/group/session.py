@@ -3,13 +3,14 @@
 `SessionMachine` decides when to send hellos, heartbeats and joins, and when to give up the connection.
 `ProgressReporter` decides which heartbeats carry the progress of the ranks.
 
-A pending join outlives its connection: the next session sends it again. All other facts are levels, which each hello
-and heartbeat repeats. A lease begins when the heartbeat is sent, not when its answer arrives.
-
-If a heartbeat has no answer within one and a half intervals, the session is silent, and the manager opens a second
-connection in case only the first one is broken. The session moves to the second connection, and the first closes only
-after the lighthouse has welcomed the second. So a paused lighthouse loses no group. After a whole lease without an
-answer, the manager gives up the session.
+1. A pending join outlives its connection, because the next session sends it again. Everything else is state that each
+   hello and heartbeat repeats.
+2. The *lease* is the time for which the group may train without hearing from the lighthouse. An acknowledged heartbeat
+   renews it, counted from when the heartbeat was sent, not from when its answer arrived.
+3. If a heartbeat is not answered within one and a half intervals, the session is *silent*. The manager then opens a
+   second connection, in case only the first one is broken, and the session moves there. The first connection closes
+   only after the lighthouse has accepted the second, so no group is lost when the lighthouse itself was paused.
+4. After a whole lease without an answer, the manager gives up the session and opens a new one.
 """
 
 import math
@@ -21,15 +22,15 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.progress import GroupView, RankView
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, apply_change
 
-MIN_INTERVAL_S = 0.9  # minimum interval between views; less than the usual heartbeat interval
-REPEATED_S = 4.0  # interval for an unchanged view; less than stall.SILENT_S
+MIN_INTERVAL_S = 0.9  # minimum interval between two views; less than the usual heartbeat interval
+REPEATED_S = 4.0  # interval after which an unchanged view is repeated; less than stall.SILENT_S
 
 
 class ProgressReporter:
     """Selects the heartbeats that carry the progress of the ranks.
 
-    A view is sent when it has changed, and every REPEATED_S to show that the ranks are alive. Progress never causes an
-    extra message.
+    A view of the ranks is sent when it has changed, and again after REPEATED_S to show that the ranks are alive. It
+    never causes an additional heartbeat.
     """
 
     def __init__(self, view: Callable[[float], GroupView]) -> None:
@@ -38,11 +39,11 @@ class ProgressReporter:
         self._sent_at = 0.0
 
     def begin(self) -> None:
-        """Begin a session, whose first heartbeat carries a view."""
+        """Begin a session. Its first heartbeat carries a view."""
         self._reported = None
 
     def next_view(self, now: float) -> GroupView | None:
-        """Return the view for the next heartbeat, or None to send none."""
+        """Return the view for a heartbeat that is sent now, or None if it should carry none."""
         if self._reported is not None and now < self._sent_at + MIN_INTERVAL_S:
             return None
         view = self._view(now)
@@ -77,11 +78,11 @@ class _Join:
 
 
 class SessionMachine:
-    """State machine of the session.
+    """State machine of the manager's sessions with the lighthouse.
 
     Args:
-        progress: Adds progress to the heartbeats, or None for heartbeats without it.
-        secret: Proves to the lighthouse on a later session that this is the same manager.
+        progress: Provides the progress views for heartbeats, or None to send none.
+        secret: Random string by which the lighthouse recognizes this manager when it opens another session.
     """
 
     def __init__(self, progress: ProgressReporter | None = None, secret: str = "") -> None:
@@ -96,15 +97,15 @@ class SessionMachine:
         self._next_heartbeat_at = 0.0
         self._received_at = 0.0
         self._unanswered = 0  # consecutive sessions without any answer
-        self._is_silent = False  # as last reported by `silence_change`
+        self._is_silent = False  # the last value that `silence_change` returned
         self._reported = session.GroupReport()
         self._entered = (0, 0)  # id of the held quorum, and its first step
         self._join: _Join | None = None
-        self.known: NamedQuorum | None = None  # last received quorum, on which the lighthouse bases its changes
+        self.known: NamedQuorum | None = None  # last received quorum; the lighthouse may send only changes to it
 
     @property
     def is_joining(self) -> bool:
-        """Return whether a join waits for its answer."""
+        """Return whether a join is waiting for its answer."""
         return self._join is not None
 
     def opened(self, me: Participant, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
@@ -127,7 +128,7 @@ class SessionMachine:
         self.is_open = False
 
     def tick(self, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
-        """Send a heartbeat if one is due, or if the group's report has news for which the lighthouse waits."""
+        """Return a heartbeat if one is due, or if the report contains a change for which the lighthouse is waiting."""
         if report.held is not None and self._entered[0] != report.held.quorum_id:
             self._entered = (report.held.quorum_id, report.held.granted)
         is_due = now >= self._next_heartbeat_at or (
@@ -154,7 +155,10 @@ class SessionMachine:
 
     @property
     def _silent_at(self) -> float:
-        """When the session counts as silent. The limit doubles with each consecutive session without an answer."""
+        """Time at which the session counts as silent.
+
+        The limit doubles with each consecutive session in which the lighthouse answered nothing.
+        """
         asked_at = next(iter(self._sent_at.values()), math.inf)
         patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unanswered, 10) - 1)
         return max(asked_at, self._received_at) + patience_s
@@ -165,7 +169,7 @@ class SessionMachine:
         self._next_heartbeat_at = min(self._next_heartbeat_at, now + self._interval_s)
 
     def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
-        """Return when the acknowledged heartbeat was sent, or None if it was not sent in this session."""
+        """Record an acknowledgement. Return when its heartbeat was sent, or None if it was not sent in this session."""
         self._received_at, self._unanswered = now, 0
         self._interval_s = ack.heartbeat_interval_s
         sent_at = self._sent_at.pop(ack.number, None)
@@ -188,16 +192,16 @@ class SessionMachine:
         return self._join is not None and self._join.number == number
 
     def answered(self, number: int) -> bool:
-        """End the waiting join if it has this number. Return whether it does."""
+        """End the pending join if it has this number. Return whether it has."""
         is_ours = self.is_waiting(number)
         if is_ours:
             self._join = None
         return is_ours
 
     def full_answer(self, answer: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
-        """Return the answer to the join with the full quorum.
+        """Return the answer to the join with the full quorum, expanding an answer that contains only the changes.
 
-        Return None if it is a change of another quorum than the known one. Then `request_full` requests the full list.
+        Return None if the changes apply to a different quorum than the known one. Call `request_full` in this case.
         """
         if isinstance(answer, session.JoinAccepted):
             self.known = NamedQuorum.of(answer.quorum)
@@ -209,7 +213,7 @@ class SessionMachine:
         return session.JoinAccepted(answer.join, made.quorum, answer.stands, answer.secret)
 
     def request_full(self, now: float) -> list[session.ToLighthouse]:
-        """Repeat the join. The lighthouse then sends the full quorum."""
+        """Repeat the join, if one is pending, so that the lighthouse sends the full quorum."""
         if self._join is None:
             return []
         return self.join(self._join.participant, self._join.deadline_at, now)
@@ -228,9 +232,9 @@ class SessionMachine:
         return session.Heartbeat(self._heartbeats, self._reported, progress)
 
     def _is_first_commit(self, held: session.HeldQuorum | None) -> bool:
-        """Return whether the report shows the first commit under the quorum, and no heartbeat has shown it yet.
+        """Return whether the quorum's first step is committed and no heartbeat has reported this yet.
 
-        The lighthouse notices by this commit that training continues.
+        The lighthouse takes this as the sign that training continues under the quorum.
         """
         last, first = self._reported.held, self._entered[1]
         if held is None or held.granted <= first:
@@ -245,7 +249,7 @@ class SessionMachine:
 def _is_urgent(report: session.GroupReport, reported: session.GroupReport) -> bool:
     """Return whether the lighthouse needs the report before the next regular heartbeat.
 
-    Grants, and modes that follow from an order or come with a join, can wait.
+    New grants can wait. So can modes that the lighthouse ordered itself or that a join implies.
     """
     held = report.held
     is_held = held is not None and held.mode in _URGENT and held != reported.held
@@ -254,5 +258,5 @@ def _is_urgent(report: session.GroupReport, reported: session.GroupReport) -> bo
 
 
 def _wanted(held: session.HeldQuorum | None) -> int | None:
-    """Return the id of a quorum that another one must follow, or None."""
+    """Return the id of the held quorum if the group needs another one, or else None."""
     return held.quorum_id if held is not None and held.wants_next else None

@@ -1,24 +1,26 @@
 """The group's decision on a step: commit or discard. No I/O.
 
-An attempt is a pair (quorum_id, step). It commits when all ranks of the group have voted yes, and one no discards it at
-once. A yes that names its quorum is bound: it counts even after its call has ended, and its rank repeats it until it
-receives the decision. A yes without a quorum ends with its call, and the rank may vote again.
+An *attempt* is one try at a step, identified by (quorum_id, step). It commits when all ranks of the group have voted
+yes. A single no discards it immediately. A yes that names its quorum is *bound*: it counts even after its call has
+ended, and its rank repeats it until it receives the decision. A yes without a quorum ends with its call, and the rank
+may vote again.
 
-A late or repeated vote receives the decision, except that a no is never answered with a commit. A vote for another step
-than the present one is refused with both numbers. When the ranks receive a quorum for a step, a new attempt begins, so
-an earlier discard does not affect the retry. Callers of the bare RPC without a quorum open an attempt by their first
-vote.
+A late or repeated vote receives the decision, except that a no is never answered with a commit. A vote for a step other
+than the current one is refused; the error names both steps. When the ranks receive a quorum for a step, a new attempt
+begins, so an earlier discard does not affect the retry. Clients of the bare RPC that request no quorum open an attempt
+with their first vote.
 
-A bound vote for an attempt that this manager has not opened comes from the time of an earlier manager, which may have
-sent its decision to some ranks. No rank may receive a different one, so the attempt is inherited:
+A bound vote may be for an attempt that this manager has not opened. An earlier manager opened it, and may have sent its
+decision to some ranks. No rank may receive a different decision, so the attempt is *inherited*, and the ranks' messages
+show how it was decided:
 
-1. It was committed if a rank holds the tag (step + 1, quorum_id), would hold it but for a torn state, or votes on
-   step + 1 of the same quorum.
+1. It was committed if a rank holds the state tagged (step + 1, quorum_id), applied that commit only in part, or votes
+   on step + 1 of the same quorum.
 2. It was discarded if a rank votes no, or requests the step again after a failure. Any other request shows that the
-   rank holds no committed result. Once every rank has either repeated its yes or shown this, no rank has received a
-   commit, and the step is discarded.
+   rank holds no committed result. Once every rank has either repeated its yes or shown this, no rank can have received
+   a commit, and the step is discarded.
 3. If a rank is lost and given up before it shows any of this, the decision cannot be determined. The waiting votes are
-   refused, and their ranks end.
+   refused, and their ranks exit.
 """
 
 from lighthouse_protocol.constraints import check_count
@@ -32,10 +34,10 @@ DECISIONS_KEPT = 16
 
 
 class Votes:
-    """Rules about the ranks' votes. They have no timeouts; a waiting vote ends with its call.
+    """Applies the rules about the ranks' votes. It sets no timeouts: an unbound vote waits until its call ends.
 
-    Methods that return `bool | None` return the decision on the present attempt if it follows from their input. The
-    caller then calls `decide`.
+    Methods that return `bool | None` return the decision on the current attempt if it follows from their input, or None
+    if the attempt is still undecided. If they return a decision, the caller must call `decide`.
     """
 
     def __init__(self, group: ReplicaGroup) -> None:
@@ -51,9 +53,9 @@ class Votes:
         return any(rank.vote is not None for rank in self._group.ranks)
 
     def open(self, quorum_id: int, step: int) -> None:
-        """Begin the attempt at `step` for which the ranks receive the quorum.
+        """Begin a new attempt at `step`, because the ranks receive a quorum or a grant for it.
 
-        If the present attempt has no decision, its waiting votes are refused.
+        If the previous attempt is undecided, refuse its waiting votes.
         """
         old = self._group.attempt
         self._group.decided.pop((quorum_id, step), None)
@@ -64,7 +66,7 @@ class Votes:
         self._begin(Attempt(quorum_id, step, is_opened=True))
 
     def withdraw(self, call: int) -> None:
-        """Remove the vote of an ended call, unless the vote is bound."""
+        """Remove the vote that arrived with a call that has ended, unless the vote is bound."""
         for rank in self._group.ranks:
             if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
                 rank.vote = None
@@ -77,9 +79,9 @@ class Votes:
         return False if self._group.ranks[group_rank].vote is None else None
 
     def note_request(self, request: QuorumRequest) -> bool | None:
-        """Decide the step if a rank's request for a quorum shows the decision, or rules out its vote.
+        """Decide the step if a rank's request for a quorum reveals the decision, or shows that the rank will not vote.
 
-        The bound yes of another rank may wait for a vote of this rank, which never comes.
+        Without this rule, another rank's bound yes could wait forever for this rank's vote.
         """
         attempt, rank = self._group.attempt, self._group.ranks[request.group_rank]
         if attempt is None or attempt.decision is not None or not attempt.is_bound or rank.vote is not None:
@@ -108,7 +110,7 @@ class Votes:
         )
 
     def infer(self, vote: PendingVote) -> bool | None:
-        """Infer the decision on an earlier step from a vote for a later one of the same quorum.
+        """Infer from a vote that the earlier steps of its quorum were committed.
 
         A rank enters a step only after all ranks have committed the previous one.
         """
@@ -120,7 +122,7 @@ class Votes:
         return True if vote.step == attempt.step + 1 and attempt.decision is None else None
 
     def count(self, vote: PendingVote) -> bool | None:
-        """Count a vote, or answer it if its step is decided."""
+        """Record a vote, or answer it if its step is already decided."""
         try:
             check_count(vote.step, "step")
             attempt = self._find(vote)
@@ -134,7 +136,7 @@ class Votes:
             rank.knows_decision = True
             return self._answer(vote, attempt.decision and vote.vote)
         if attempt.is_inherited and vote.quorum_id is None and not vote.vote:
-            # The rank has received no quorum from this manager, so it is in no attempt.
+            # The rank has received no quorum from this manager, so it takes part in no attempt.
             self._answer(vote, False)
             return self._note_without_step(vote.group_rank)
         if rank.vote is not None:
@@ -147,7 +149,7 @@ class Votes:
         return self._decision_if_complete()
 
     def decide(self, commit: bool) -> list[PendingVote]:
-        """Decide the present attempt. Return the votes to answer, in order of arrival."""
+        """Record the decision on the current attempt. Return the votes to answer, in order of arrival."""
         attempt, votes = self._group.attempt, self.waiting
         assert attempt is not None
         attempt.decision = commit
@@ -179,10 +181,10 @@ class Votes:
         return attempt
 
     def _find(self, vote: PendingVote) -> Attempt | bool:
-        """Return the attempt of a vote, or the decision on it if it has ended.
+        """Return the attempt that a vote belongs to, or the decision if it is an earlier attempt.
 
         Raises:
-            WrongState: The vote is for another step or quorum than the present attempt.
+            WrongState: The vote is for a different step or quorum than the current attempt.
         """
         attempt, decided = self._group.attempt, self._group.decided
         if attempt is None:
@@ -205,7 +207,7 @@ class Votes:
         return self._begin(Attempt(quorum_id, vote.step, is_opened=False))
 
     def _is_over(self, attempt: Attempt) -> bool:
-        """Return whether all ranks have received a discard, so that the next vote is for the retry."""
+        """Return whether all ranks have received the discard, so that the next vote belongs to the retry."""
         return attempt.decision is False and all(rank.knows_decision for rank in self._group.ranks)
 
     def _answer(self, vote: PendingVote, commit: bool) -> None:

@@ -1,1 +1,1 @@
-"""The guard process between a supervisor and its ranks: starts them, reads their output, kills their process trees."""
+"""The guard process, which starts the ranks for a supervisor, reads their output and kills their process trees."""

@@ -1,8 +1,8 @@
 """A process that the guard has started, and its output.
 
-`Child` exists until the last descendant of the process has ended. It starts the process, writes its log file, and holds
-its exit status. `Lines` cuts its output into lines and retains the last ones, which show why the rank died. `Outlet` is
-the queue of prefixed lines for the guard's standard output.
+`Child` starts the process, writes its log file and stores its exit status. It is kept until the last descendant of the
+process has ended. `Lines` splits the output into lines and keeps the last ones, which often show why a rank died.
+`Outlet` is the queue of prefixed lines for the guard's standard output.
 """
 
 import contextlib
@@ -24,24 +24,24 @@ from manager.guard.process_tree import MARK_VARIABLE, die_with
 _MAX_ERROR_BYTES = 1 << 16
 LOG_WARNED_EVERY_S = 60.0
 PASSING_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.EFBIG))
-"""Errors of a file system that is full or unreachable, and may recover."""
+"""Errors of a file system that is full or unreachable, but may recover."""
 
 
 TAIL_LINES = 20
 MAX_LINE_BYTES = 4096
 MAX_TAIL_CHARS = 400
-PIECE_BYTES = 4096  # PIPE_BUF: a writable pipe takes this without blocking
+PIECE_BYTES = 4096  # PIPE_BUF: a writable pipe accepts this many bytes without blocking
 
 
 class Lines:
-    """Splitter of a byte stream into lines. Unfinished lines are cut at MAX_LINE_BYTES."""
+    """Splits a byte stream into lines. Lines longer than MAX_LINE_BYTES are split."""
 
     def __init__(self) -> None:
         self._rest = b""
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add data, and return the lines that are complete now, without their line ends."""
+        """Add data, and return the lines that are now complete, without their line ends."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         while len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest[:MAX_LINE_BYTES])
@@ -50,7 +50,7 @@ class Lines:
         return lines
 
     def end(self) -> list[bytes]:
-        """Return the unfinished last line, if there is one."""
+        """Return the unfinished last line in a list, or an empty list if there is none."""
         return self.feed(b"\n") if self._rest else []
 
     @property
@@ -60,13 +60,13 @@ class Lines:
 
     @property
     def current_tail(self) -> list[str]:
-        """The tail with the unfinished line, which may be a progress bar."""
+        """The last non-empty lines, including the unfinished one, which may be a progress bar."""
         rest = [_printable(self._rest)] if self._rest.strip() else []
         return [*self.tail, *rest][-TAIL_LINES:]
 
 
 class Outlet:
-    """Queue of output lines, read in pieces that a writable pipe takes without blocking."""
+    """Queue of output lines, read in pieces that a writable pipe accepts without blocking."""
 
     def __init__(self, limit_bytes: int = 1 << 20) -> None:
         self._limit_bytes = limit_bytes
@@ -88,7 +88,7 @@ class Outlet:
             self._bytes += len(whole)
 
     def next_chunk(self) -> bytes:
-        """Return the next piece, of whole lines if they fit. `consume` removes it."""
+        """Return the next piece of at most PIECE_BYTES, made of whole lines if possible. `consume` removes it."""
         piece = b""
         for line in self._queue:
             if piece and len(piece) + len(line) > PIECE_BYTES:
@@ -107,7 +107,7 @@ class Outlet:
 
 
 def _printable(line: bytes) -> str:
-    """Return a line as printable text. If carriage returns overwrite it, return its last version."""
+    """Return a line as printable text. If it contains carriage returns, return only the text after the last one."""
     text = (line.rstrip(b"\r").rpartition(b"\r")[2] or line).decode(errors="replace").expandtabs(4)[:MAX_TAIL_CHARS]
     return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
@@ -124,28 +124,33 @@ class Child:
     pid: int = 0
     output: int = -1
     log: io.FileIO | None = None
-    unlogged_bytes: int = 0  # lost since the last successful write to the log
+    unlogged_bytes: int = 0  # output lost since the last successful write to the log
     warned_at: float = -LOG_WARNED_EVERY_S
     popen: "subprocess.Popen[bytes] | None" = None  # None until the start
     lines: Lines = field(default_factory=Lines)
     status: int | None = None  # exit status, None until the process itself has ended
-    kill_at: float | None = None  # when the rest of the tree is killed
-    stopped_at: float | None = None  # when a signal stopped the process, None if it runs
-    why: str = ""  # reason if the guard itself has killed the process
-    is_paused: bool = False  # its output is not read at present
+    kill_at: float | None = None  # when to kill the rest of the tree
+    stopped_at: float | None = None  # when a signal (SIGSTOP) stopped the process, None if it is not stopped
+    why: str = ""  # reason if the guard itself killed the process
+    is_paused: bool = False  # the guard does not read its output at present
     is_read: bool = False  # it has closed its output
-    is_users: bool = False  # a command of the user, which may leave strays; our own programs leave none
+    is_users: bool = False  # a command of the user, which may leave stray processes; our own programs leave none
 
     @property
     def mark(self) -> str:
         return f"{os.getpid()}.{self.number:08d}."
 
     def spawn(self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool) -> None:
-        """Start `argv` with `more` environment variables, and with an open pipe as standard input if `has_input`.
+        """Start the process.
+
+        Args:
+            argv: The command line.
+            more: Environment variables to add.
+            has_input: Whether standard input is a pipe that stays open until the guard exits.
 
         Raises:
             OSError: The command cannot be run.
-            subprocess.SubprocessError: The new process cannot be prepared.
+            subprocess.SubprocessError: Setting up the new process failed.
         """
         guard = os.getpid()
         ours, its = os.pipe()
@@ -175,11 +180,12 @@ class Child:
     def write_log(self, data: bytes) -> str:
         """Append `data` to the log.
 
-        A full or unreachable file system never ends a rank. Its output is still read, and logged again later.
+        If the file system is full or unreachable, the rank continues: its output is still read, and logged again once
+        the file system has recovered.
 
         Returns:
-            A line for people when the log begins to fail, repeated at most every LOG_WARNED_EVERY_S, and when it works
-            again. Otherwise an empty string.
+            A warning when writing begins to fail, repeated at most every LOG_WARNED_EVERY_S, a notice when it works
+            again, or an empty string if there is nothing to report.
         """
         if self.log_path is None:
             return ""
@@ -189,7 +195,7 @@ class Child:
             while data:
                 data = data[self.log.write(data) :]
         except OSError as e:
-            self._close_log()  # a stale descriptor stays stale
+            self._close_log()  # a stale NFS descriptor does not recover, so reopen the file
             self.unlogged_bytes += len(data)
             if time.monotonic() < self.warned_at + LOG_WARNED_EVERY_S:
                 return ""
@@ -199,10 +205,10 @@ class Child:
         return f"{self.log_path} is written again; {missing} bytes are missing before this" if missing else ""
 
     def open_log(self) -> str:
-        """Open the log before the start. Return a line for people if its file system is full or unreachable.
+        """Open the log before the process starts. Return a warning if its file system is full or unreachable.
 
         Raises:
-            OSError: The path can never be a log.
+            OSError: The path cannot be used as a log file.
         """
         if self.log_path is None:
             return ""
@@ -216,7 +222,7 @@ class Child:
     def _close_log(self) -> None:
         log, self.log = self.log, None
         if log is not None:
-            with contextlib.suppress(OSError):  # NFS reports failed writes here
+            with contextlib.suppress(OSError):  # NFS reports failed writes when the file is closed
                 log.close()
 
     def close(self) -> None:
@@ -241,8 +247,8 @@ def open_log(path: str) -> io.FileIO:
     """Open a log file for appending, readable by this user only.
 
     Raises:
-        OSError: The file cannot be opened, or is a link, a pipe or another user's file. Others can guess its name, and
-            may have created it.
+        OSError: The file cannot be opened, or is a link, a pipe or another user's file. Such files are refused because
+            another user may have created one under the predictable name.
     """
     make_private(Path(path).parent)
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -261,7 +267,7 @@ def open_log(path: str) -> io.FileIO:
 def _prepare(guard: int) -> None:
     die_with(guard)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        # A background job of a shell ignores SIGINT, and its children would inherit that.
+        # In a background job of a shell, SIGINT is ignored, and child processes would inherit this.
         if signal.getsignal(number) not in (None, signal.SIG_DFL):
             signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -1,7 +1,8 @@
 """The supervisor's connection to the guard process.
 
-`GuardClient` starts the guard (guard.py), sends it orders and receives the ends of the processes that it has started.
-If the guard is killed, its children die with it, and the supervisor, a subreaper, kills their orphaned descendants.
+`GuardClient` starts the guard (guard.py), sends it orders, and receives the exits of the processes that it started. If
+the guard is killed, its children die with it. Orphaned descendants become children of the supervisor, which is a
+subreaper and kills them.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ AWAKE_EVERY_S = 0.5
 SWEPT_EVERY_S = 0.01
 MAX_CAUSE_CHARS = 500
 
-# The guard searches the standard library first, then our folder. Modules of the user cannot shadow either.
+# The guard imports from the standard library first, then from our folder. Modules of the user cannot shadow either.
 _CODE = "import sys; sys.path.append(sys.argv.pop()); from manager.guard.guard import main; main()"
 _OURS = str(Path(__file__).resolve().parents[2])
 _RANK_SITE = str(Path(__file__).resolve().with_name("rank_site"))
@@ -50,23 +51,23 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of a process and all of its descendants."""
+    """A process and all of its descendants have ended."""
 
-    status: int  # as in subprocess
-    output: tuple[str, ...]  # last lines
-    cause: str = ""  # why the guard has killed it, or the message in the error file of torch's @record
+    status: int  # exit code, or minus the number of the signal, as in subprocess
+    output: tuple[str, ...]  # last lines of its output
+    cause: str = ""  # why the guard killed it, or the message in the error file of torch's @record
 
 
 class GuardClient:
-    """The guard as a child process. Create it before gRPC is used, and `run` it on the event loop."""
+    """Runs the guard as a child process. Create it before gRPC is used, and call `run` on the event loop."""
 
     def __init__(self, *, observes: bool = False, is_all: bool = False) -> None:
         """Start the guard.
 
         Args:
             observes: Whether to observe scripts that create a process group (rank_site/sitecustomize.py).
-            is_all: Whether this process starts others only through the guard. Then all descendants that a killed guard
-                leaves behind are killed, even those without its mark.
+            is_all: Whether this process starts other processes only through the guard. If the guard is killed, all
+                descendants are then killed, even those that no longer carry its mark.
         """
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
@@ -96,7 +97,7 @@ class GuardClient:
         return self._process.pid
 
     def start(self, command: Command, on_end: Callable[[Ended], None]) -> int:
-        """Start a process and return its number. Call `on_end` once it and all its descendants have ended."""
+        """Start a process and return its number. `on_end` is called once it and all its descendants have ended."""
         number = next(self._numbers)
         self._on_end[number] = on_end
         self._send(start=number, **asdict(command))
@@ -125,7 +126,7 @@ class GuardClient:
         return await asyncio.shield(self._tails[number])
 
     async def run(self) -> int:
-        """Receive the ends of processes until the guard ends. Return the guard's exit status."""
+        """Receive the exits of processes until the guard itself exits. Return the guard's exit status."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
         self._writer.writelines(self._unsent)
         watching = asyncio.create_task(self._keep_awake(), name="guard is awake")
@@ -145,7 +146,7 @@ class GuardClient:
         return status
 
     async def stop(self) -> None:
-        """Kill all processes of the guard, and wait for its end."""
+        """Kill all processes of the guard, and wait until the guard has exited."""
         if self._writer is not None:
             self._writer.close()
         else:
@@ -153,12 +154,12 @@ class GuardClient:
         await self._wait()
 
     def kill_now(self) -> None:
-        """Kill all processes of the guard and block until it has ended. For a supervisor that never calls `run`."""
+        """Kill all processes of the guard and block until it has exited. Use this only if `run` was never called."""
         self._socket.close()
         self._process.wait(END_TIMEOUT_S)
 
     async def _keep_awake(self) -> None:
-        """Continue the guard if a signal has stopped it, because then it neither ends ranks nor reports their ends."""
+        """Send the guard SIGCONT if a signal has stopped it, because it could neither stop ranks nor report exits."""
         while True:
             await asyncio.sleep(AWAKE_EVERY_S)
             if process_tree.is_stopped(self.pid):
@@ -202,7 +203,10 @@ class GuardClient:
         return status
 
     async def _kill_orphans(self) -> None:
-        """Kill the processes that a killed guard has left. Its children died with it, and we have adopted theirs."""
+        """Kill the processes that a killed guard left behind.
+
+        The guard's children died with it. The other descendants are now children of this process, a subreaper.
+        """
         clock = asyncio.get_running_loop().time
         ends_at = clock() + END_TIMEOUT_S
         us = os.getpid()
@@ -215,12 +219,12 @@ class GuardClient:
 
 
 def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return output lines without credentials, because they appear in logs, incidents and debug bundles."""
+    """Return the output lines with credentials removed, because they appear in logs, incidents and debug bundles."""
     return tuple(map(without_credentials, event["output"]))
 
 
 def cause_of(error_file: str) -> str:
-    """Return the message in an error file of torch's @record, in one line."""
+    """Return the message in the content of an error file of torch's @record, as one line."""
     try:
         message = json.loads(error_file)["message"]
         text = message["message"] if isinstance(message, dict) else message

@@ -1,8 +1,8 @@
 """The guard process between a supervisor and its ranks.
 
-It starts the ranks, reads their output, and lets none of their descendants survive. It is a separate process because
-gRPC does not survive a fork, and because it must outlive a supervisor that is killed. It receives orders as lines of
-JSON on a socket, and sends results there:
+It starts the ranks, reads their output, and makes sure that no descendant of a rank survives it. It is a separate
+process because gRPC does not survive a fork, and because it must outlive a supervisor that is killed. It receives
+orders and sends results as lines of JSON on a socket:
 
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
     {"halt": 1, "grace_s": 10}
@@ -11,10 +11,10 @@ JSON on a socket, and sends results there:
     -> {"tail": 1, "output": [...]}                                                last lines
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   end of the whole tree
 
-When the socket closes, the guard kills all processes and ends. A process that a signal has stopped (SIGSTOP) still
-occupies its slot and its GPU, so the guard kills it after STOPPED_S and reports this in `why`. Each process leads its
-own session, and the kernel kills it if the guard dies. The guard imports only the standard library and a few of our
-modules that do the same.
+When the socket closes, the guard kills all processes and exits. A process that was stopped by a signal (SIGSTOP) still
+occupies its slot and its GPU, so the guard kills it after STOPPED_S and reports this in `why`. Each process is the
+leader of its own session, and the kernel kills it if the guard dies. The guard imports only the standard library and a
+few of our modules that also import nothing else.
 """
 
 import contextlib
@@ -36,10 +36,10 @@ from manager.guard import process_tree
 from manager.guard.child import PASSING_ERRORS, Child, Outlet
 
 _POLL_S = 0.02
-_UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this time are reported and abandoned
+_UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this long are reported and abandoned
 _READ_BYTES = 1 << 16
-_REST_S = 1.0  # time to write the remaining output at the end
-STOPPED_S = 12.0  # limit for a stopped process; a manager gives up a rank with a dead watch after the same time
+_REST_S = 1.0  # time limit for writing the remaining output before the exit
+STOPPED_S = 12.0  # a process may be stopped for this long; a manager gives up a rank with a dead watch as soon
 
 
 class Guard:
@@ -47,7 +47,7 @@ class Guard:
         self._control = control
         self._folder = Path(tempfile.mkdtemp(prefix="lighthouse-run-"))
         self._children: dict[int, Child] = {}
-        self._strays_until: float | None = None  # end of the search for strays
+        self._strays_until: float | None = None  # when to stop searching for strays; None if no search is running
         self._outlet = Outlet()
         self._selector = selectors.PollSelector()
         self._pending = b""
@@ -137,7 +137,7 @@ class Guard:
         at = time.monotonic() + grace_s
         child.kill_at = at if child.kill_at is None else min(child.kill_at, at)
 
-    # -- the ends of processes
+    # -- exits of processes
 
     def _reap(self) -> None:
         by_pid = {child.pid: child for child in self._children.values()}
@@ -159,7 +159,7 @@ class Guard:
         now = time.monotonic()
         for child in list(self._children.values()):
             if child.status is not None and child.kill_at is None:
-                child.kill_at = now  # its descendants would continue
+                child.kill_at = now  # kill its descendants, too
             if child.stopped_at is not None and now >= child.stopped_at + STOPPED_S:
                 child.stopped_at = None
                 if child.kill_at is None:
@@ -174,7 +174,7 @@ class Guard:
         self._end_strays()
 
     def _end_strays(self) -> None:
-        """Kill the strays that no running rank can have started."""
+        """Kill stray processes that are older than every running rank, so that none of them can have started them."""
         if self._strays_until is None:
             return
         here = self._children.values()
@@ -200,7 +200,7 @@ class Guard:
         )
 
     def _end_all(self) -> None:
-        """Kill all descendants of the guard, including new ones."""
+        """Kill all descendants of the guard, including processes that they start meanwhile."""
         ends_at = time.monotonic() + _UNKILLABLE_S
         while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
             process_tree.kill(left)
@@ -210,7 +210,7 @@ class Guard:
     # -- output
 
     def _read_output(self, child: Child) -> bool:
-        """Read the available output of a process. Return whether there may be more."""
+        """Read the output of a process that is available. Return whether there may be more."""
         try:
             data = os.read(child.output, _READ_BYTES)
         except BlockingIOError:
@@ -238,7 +238,7 @@ class Guard:
         self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
 
     def _apply_backpressure(self) -> None:
-        """Stop reading from ranks while our own output is blocked, so that they block as on any pipe."""
+        """Stop reading the ranks' output while the guard's own output is blocked, so that their writes block, too."""
         if self._outlet.has_data != self._is_writing:
             self._is_writing = self._outlet.has_data
             if self._is_writing:
@@ -258,12 +258,12 @@ class Guard:
         except BlockingIOError:
             return
         except OSError as e:
-            self._is_muted = e.errno not in PASSING_ERRORS  # any other error means a closed reader
+            self._is_muted = e.errno not in PASSING_ERRORS  # any other error means that the reader has closed the pipe
             while piece := self._outlet.next_chunk():
                 self._outlet.consume(len(piece))
 
     def _write_rest(self) -> None:
-        """Write the ranks' last output, for at most _REST_S, because the reader may have stopped."""
+        """Write the remaining output of the ranks. Give up after _REST_S, because the reader may have stopped."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         ends_at = time.monotonic() + _REST_S

@@ -1,8 +1,8 @@
 """Descendants of a process, found in /proc.
 
-A process that has left its parent, its process group and its session still descends from the next subreaper, and still
-has the mark of its ancestor in its environment (MARK_VARIABLE). A stray has dropped the mark, too (`setsid env -i`). It
-is recognized as a child of the subreaper that the subreaper has not started.
+Even if a process has left its parent, its process group and its session, it is a descendant of the nearest subreaper,
+and its environment contains the mark of its ancestor (MARK_VARIABLE). A *stray* is a process that has also dropped the
+mark, as with `setsid env -i`. It is recognized as a child of the subreaper that the subreaper did not start.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ MARK_VARIABLE = "LIGHTHOUSE_TREE"
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
-EXEC_LOOKS = 100  # reads of a process within an exec, 1 ms apart; a deadline could expire during a pause of the host
+# Number of reads, 1 ms apart, while a process is within an exec. A deadline could expire while the host is paused.
+EXEC_LOOKS = 100
 
 
 def become_subreaper() -> None:
@@ -28,14 +29,14 @@ def become_subreaper() -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when `parent` ends."""
+    """Make the kernel kill this process when the process `parent` dies."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def descendants(root: int) -> list[int]:
-    """Return the running descendants of a process, without zombies."""
+    """Return the pids of a process's descendants, without zombies."""
     children = _children()
     found: list[int] = []
     below = [root]
@@ -46,21 +47,27 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(root: int, mark: str, session: int = 0) -> list[int]:
-    """Return the descendants of `root` in a session, or with a mark that begins with `mark`."""
+    """Return the pids of the descendants of `root` that are in `session` or whose mark begins with `mark`."""
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Process that has dropped the mark of its ancestor."""
+    """Process that no longer carries the mark of its ancestor."""
 
     tree: list[int]  # the process and its descendants
     born_at: int  # as returned by born_at()
 
 
 def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[Stray]:
-    """Return the children of `root` that it has not started itself (`known`) and that have none of its `marks`."""
+    """Return the strays below `root`.
+
+    Args:
+        root: Pid of the subreaper.
+        known: Pids of the processes that it started.
+        marks: Marks of these processes.
+    """
     signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
     found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]
@@ -70,14 +77,14 @@ def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[St
 def environment(pid: int) -> bytes:
     """Return the environment with which a process was started, in the format of /proc/PID/environ.
 
-    It is empty if the process has ended, belongs to another user, or was started without one. Within an exec a process
-    has neither an environment nor a command line, so the read is repeated.
+    Return an empty value if the process has ended, belongs to another user, or was started without an environment.
+    During an exec a process has neither an environment nor a command line; the read is then repeated.
     """
     for _ in range(EXEC_LOOKS):
         if (found := _read(pid, "environ")) or not _has_memory(pid):
             return found
         if _read(pid, "cmdline"):
-            return _read(pid, "environ")  # the exec may have ended between the two reads above
+            return _read(pid, "environ")  # the exec may have finished between the two reads above
         time.sleep(0.001)
     return b""
 
@@ -94,10 +101,13 @@ def is_stopped(pid: int) -> bool:
 
 
 def pass_on(root: int, number: int) -> bool:
-    """Send a signal to `root` if it handles it, else to its nearest descendants that do. Return whether any does.
+    """Send a signal to `root` if it handles the signal, or else to its nearest descendants that do.
 
-    A process without a handler would end. Forked processes inherit the handlers, so the search stops at a rank and does
-    not reach its data loaders.
+    The signal would kill a process without a handler. Forked processes inherit handlers, so the search stops at each
+    rank and does not reach its data loaders.
+
+    Returns:
+        Whether any process handles the signal.
     """
     children = _children()
     reached, below = False, [root]
@@ -124,7 +134,7 @@ def kill(pids: list[int]) -> None:
 
 
 def _children() -> Mapping[int, list[int]]:
-    """Return the children of all processes, by the pid of the parent."""
+    """Return the pids of all processes on this host, by the pid of their parent."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, parent in _parents():
         children[parent].append(pid)
@@ -144,13 +154,13 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _has_memory(pid: int) -> bool:
-    """Return whether the process is neither a zombie nor a kernel thread, which have no environment."""
+    """Return whether the process has memory. Zombies and kernel threads have none, and so no environment."""
     fields = _stat(pid)
     return bool(fields) and int(fields[20]) > 0
 
 
 def _stat(pid: int) -> list[str]:
-    """Return the fields of /proc/PID/stat from the state on, or an empty list if the process has ended."""
+    """Return the fields of /proc/PID/stat, starting with the state, or an empty list if the process has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -165,7 +175,7 @@ def _session(pid: int) -> int:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Return a file of /proc/PID, empty if the process has ended or belongs to another user."""
+    """Return the content of a file in /proc/PID, or nothing if the process has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

@@ -1,8 +1,8 @@
 """The manager daemon of one replica group.
 
-`ManagerDaemon` connects the parts: the group's driver, the link to the lighthouse, the RPC service, the group's store
-and the evidence collector. `serve` runs it until a signal, a drain or a kill; a supervisor runs it within its own
-process. The module also renders the manager's metrics.
+`ManagerDaemon` connects the components: the group's driver, the link to the lighthouse, the RPC service, the group's
+store and the evidence collector. `serve` runs it until a signal, a drain or a kill. A supervisor runs it in its own
+process instead. The module also renders the manager's metrics.
 """
 
 import asyncio
@@ -82,14 +82,14 @@ class _Snapshot(Collector):
 
 
 def render(status: ManagerStatus) -> tuple[bytes, str]:
-    """Return the body and the content type of a scrape."""
+    """Return the body and the content type of the metrics page."""
     registry = CollectorRegistry()
     registry.register(_Snapshot(status))
     return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 MISCONFIGURED = 2
-# A --drain-timeout below this requests no wait, so the log does not report its end.
+# A --drain-timeout below this means that no wait is wanted, so its expiry is not logged.
 NOT_WAITED_S = 0.01
 
 
@@ -107,17 +107,18 @@ class ManagerDaemon:
         on_killed: Callable[[Killed], None] | None = None,
         session_secret: str = "",
     ) -> None:
-        """Create the manager; it does nothing until `start`.
+        """Create the manager. It does nothing until `start` is called.
 
         Args:
             config: The options.
-            secret: The group's secret, or empty (see GroupAccess in service.py).
-            end: Ends the process with a status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
+            secret: The group's secret, or an empty string (see GroupAccess in service.py).
+            end: Called with the exit status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
             more: RPCs that a supervisor serves on the same port.
-            probe: As in EvidenceCollector.
-            on_given_up: As in GroupDriver.
-            on_killed: As in GroupDriver.
-            session_secret: Authenticates this process to the lighthouse. If empty, a new one is drawn.
+            probe: See EvidenceCollector.
+            on_given_up: See GroupDriver.
+            on_killed: See GroupDriver.
+            session_secret: Secret with which this process authenticates to the lighthouse. If empty, a random one is
+                generated.
         """
         self._config = config
         self._secret = secret
@@ -154,7 +155,7 @@ class ManagerDaemon:
         self.address = ""
 
     async def start(self) -> None:
-        """Start the store and serve.
+        """Start the store and the RPC server.
 
         Raises:
             InvalidRequest: If an address cannot be bound or the store does not start. The error names the option.
@@ -171,7 +172,7 @@ class ManagerDaemon:
                 self._driver.me,
                 address=f"http://{self.address}",
                 store_address=self._store_address,
-                # Only this host can tell.
+                # Only this host can resolve its own names.
                 resolves_to_loopback=any(map(resolves_to_loopback, {self._host, store_host})),
             )
         )
@@ -196,18 +197,18 @@ class ManagerDaemon:
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Report that the supervisor has started these ranks, or all lost ranks if None."""
+        """Record that the supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
         self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
-        """Leave the quorum in good order: finish the step that the other groups count on."""
+        """Leave the job after completing the steps that were already granted, for up to --drain-timeout."""
         self._driver.drain(reason)
         timeout_s = self._config.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
                 await self._left.wait()
         except TimeoutError:
-            if timeout_s >= NOT_WAITED_S:  # torchft's managers end with their rank, so no step is unfinished
+            if timeout_s >= NOT_WAITED_S:  # torchft's managers exit with their rank, so no step is unfinished
                 log.warning(
                     "the ranks did not finish their step within --drain-timeout (%g s); leaving anyway",
                     timeout_s,
@@ -220,7 +221,7 @@ class ManagerDaemon:
         self._end(status)
 
     async def stop(self) -> None:
-        """Refuse the waiting ranks with the reason, then close every connection, the heartbeats and the store."""
+        """Refuse the waiting calls with the reason, then stop the heartbeats, all connections and the store."""
         if self._grpc is not None:
             await self._grpc.set_serving(False)
         self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
@@ -272,10 +273,7 @@ class ManagerDaemon:
         return str(Address(self._host, self._store.port))
 
     async def _watch_store(self, store: StoreProcess) -> None:
-        """End the manager when the store ends.
-
-        Without its store the group cannot connect to its peers; the supervisor restarts the manager.
-        """
+        """Stop the manager when the store's process exits, because the group cannot connect to its peers without it."""
         status = await store.wait()
         log.error(
             "the store process ended with status %d; the manager ends with it",
@@ -318,9 +316,9 @@ async def serve(config: ManagerConfig, secret: str, announce_fd: int | None, sto
 
     Args:
         config: The options.
-        secret: The group's secret, or empty.
+        secret: The group's secret, or an empty string.
         announce_fd: File descriptor to which the address is written once the daemon serves, or None.
-        stop: Set by the stop signal; the daemon sets it when it must end.
+        stop: Set by a stop signal, or by the daemon itself when it must exit.
     """
     daemon = ManagerDaemon(config, secret, stop)
     systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)

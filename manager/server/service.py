@@ -1,8 +1,7 @@
 """gRPC service of a manager, and the rules of access to it.
 
-`ManagerService` serves the documented service, under its own package and without a package, and torchft's messages, all
-on one port. The handlers translate messages for the group's driver. `GroupAccess` decides which callers may act for the
-group.
+`ManagerService` serves the documented service (with and without its package name) and torchft's service on one port.
+The handlers translate messages for the group's driver. `GroupAccess` decides which callers may act for the group.
 """
 
 import logging
@@ -37,7 +36,7 @@ log = logging.getLogger(__name__)
 REFLECTED = ("manager.v1.ManagerService", "torchft.ManagerService")
 MAX_CHECKPOINT_ADDRESS_CHARS = 4096
 TO_RANKS = Frames(WATCH_RESPONSES.write)
-ACTS = frozenset({Role.OPERATE})  # role of the group's own callers; others must prove that they are peers
+ACTS = frozenset({Role.OPERATE})  # roles of the group's own ranks; other callers must prove that they are peers
 
 T = TypeVar("T")
 
@@ -50,14 +49,21 @@ class ManagerService:
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
-        """Create the service; `more` contains a supervisor's additional RPCs."""
+        """Create the service.
+
+        Args:
+            driver: The group's driver.
+            status: Returns the manager's status.
+            watch_within_s: Time in seconds within which the first message of a watch must arrive.
+            more: Additional RPCs of a supervisor.
+        """
         self._driver = driver
         self._status = status
         self._watch_within_s = watch_within_s
         self._more = dict(more or {})
 
     def services(self) -> Mapping[str, Mapping[str, Entry]]:
-        """Return the handlers by service and method."""
+        """Return the handlers by name of service and method."""
         documented: dict[str, Entry] = {
             "Quorum": Method(manager_pb2.ManagerQuorumRequest, self.quorum),
             "CheckpointAddress": Method(manager_pb2.CheckpointAddressRequest, self.checkpoint_address),
@@ -117,10 +123,10 @@ class ManagerService:
         return wire.assignment_to_torchft(assignment, _handles(quorum, request.group_rank))
 
     async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> Answer:
-        """Pass a rank's request to the driver, and wait for the answer.
+        """Pass a rank's request for a quorum to the driver, and wait for the answer.
 
-        If the ranks do not fit together, the documented status is FAILED_PRECONDITION. Only an Agent receives a
-        distinct status that makes its process end.
+        If the group cannot continue because its ranks hold different states, the documented status is
+        FAILED_PRECONDITION. An Agent receives a different status, which makes its process exit.
         """
         reply = FutureReply[Answer]()
         try:
@@ -241,7 +247,7 @@ def encode_handles(handles: tuple[str, ...]) -> bytes:
 
 
 def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:
-    """Return each participant's handle for that rank, or an empty list if one has not shown its handles."""
+    """Return each participant's handle for this rank, or an empty list if a participant has sent no handles."""
     if quorum is None:
         return []
     shown = [torchft_pb2.QuorumMember.FromString(p.wire).reconfigure_handles for p in quorum.participants]
@@ -250,13 +256,12 @@ def _handles(quorum: Quorum | None, group_rank: int) -> list[str]:
 
 # -- access
 #
-# A vote, a request or a watch decides what the whole group does, so a manager accepts them only from its own ranks and
-# supervisors.
+# Votes, requests and watches affect the whole group, so a manager accepts them only from its own ranks and supervisors.
 #
-# 1. If a supervisor or rank 0 has started the manager, or LIGHTHOUSE_MANAGER_SECRET is set, the group has a secret.
-#    Only callers with this secret act for the group, from any host.
-# 2. Without a secret, callers on this host act for the group, such as torchft's clients; callers on other hosts do not.
-# 3. Other callers may learn that a manager serves here, and may send the requests of healing peers, which
+# 1. If a supervisor or rank 0 started the manager, or if LIGHTHOUSE_MANAGER_SECRET is set, the group has a secret. Only
+#    callers with this secret may act for the group. They may be on any host.
+# 2. If the group has no secret, all callers on this host may act for the group, such as torchft's clients.
+# 3. Other callers may only check that a manager is running, and send the requests of healing peers, which
 #    ManagerService checks.
 
 GROUP = Principal("the group", frozenset({Role.OPERATE}))
@@ -267,7 +272,7 @@ _SECRET = re.compile("[A-Za-z0-9_-]{32,128}")
 
 
 class GroupAccess(LocalOperatorAccess):
-    """Access rules of a group. `secret` is empty if the group has none."""
+    """Access rules of a group. `secret` is an empty string if the group has none."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()

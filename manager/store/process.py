@@ -1,4 +1,4 @@
-"""Start and stop of the store process (program.py), without importing torch."""
+"""Starts and stops the store process (program.py), without importing torch."""
 
 import asyncio
 import importlib.util
@@ -13,7 +13,7 @@ _REMEDY = "give --store HOST:PORT of a running TCPStore, or --store-python an in
 
 
 def check_torch(python: str) -> None:
-    """Check that torch can be imported if this interpreter would host the store.
+    """Check that torch can be imported, if `python` is this interpreter.
 
     Raises:
         InvalidRequest: If torch is missing.
@@ -35,7 +35,7 @@ class StoreProcess:
 
         Args:
             python: The interpreter.
-            host: Its listen address, or empty for all addresses.
+            host: Listen address of the store, or an empty string for all addresses.
 
         Raises:
             InvalidRequest: If the store does not start. The error names the option and the alternative.

@@ -1,8 +1,8 @@
 """Program of the store process, which hosts the group's TCPStore so that it outlives the ranks.
 
-It runs as a file under --store-python, with two arguments: the port (0 for any) and the listen address (empty for all).
-It prints `store PORT` once it serves, and serves until its standard input closes or its parent ends. It is the only
-code of the daemons that imports torch, and imports no other code of this project.
+It is run as a file by the interpreter in --store-python, with two arguments: the port (0 for any) and the listen
+address (empty for all). It prints `store PORT` once it serves, and serves until its standard input closes or its parent
+exits. It is the only code of the daemons that imports torch, and it imports no other code of this project.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ import sys
 
 def main() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    # A scheduler may signal all processes of a job at once, but a group that drains needs its store until the end.
+    # A scheduler may signal all processes of a job, but a draining group needs its store until the end.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:

@@ -1,7 +1,7 @@
 """Driver of a group's supervision.
 
 It feeds events to a `SupervisorMachine`, performs the effects in order and sets one timer for the machine's next
-deadline. It is synchronous: time, hosts and the lighthouse are ports, so the simulator runs the same code.
+deadline. It is synchronous. The clock, the hosts and the lighthouse are passed in, so the simulator runs the same code.
 """
 
 import logging
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Group(Protocol):
-    """Hosts of the group, by number, and the group's run at the lighthouse."""
+    """Interface to the group's hosts, by number, and to its run at the lighthouse."""
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None: ...
 
@@ -32,7 +32,7 @@ class Group(Protocol):
 
 
 class SupervisorDriver:
-    """Driver of one group; `finish` is called once, at the end."""
+    """Driver of one group. It calls `finish` once, when the group has ended."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class SupervisorDriver:
         self._finish = finish
 
     def receive(self, message: ToSupervisor) -> None:
-        """Receive a message from the lighthouse."""
+        """Handle a message from the lighthouse."""
         match message:
             case SupervisorWelcome():
                 self.feed(events.HostReady(0))
@@ -60,7 +60,7 @@ class SupervisorDriver:
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def manager_ended(self, status: int) -> None:
-        """Handle the end of the group's manager: it was drained (0), or cannot use the lighthouse."""
+        """Handle the exit of the group's manager: with status 0 after a drain, or else after a fatal error."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))
         else:

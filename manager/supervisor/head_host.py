@@ -1,8 +1,8 @@
 """Host 0 of a group under `lighthouse-manager run`.
 
-`HeadHost` runs the group's manager, store and supervision, and the ranks on host 0. `WorkerHosts` is its side of the
-connections to the group's other hosts: it sends start and stop orders and receives the ends of ranks. The other side is
-in worker_host.py.
+`HeadHost` runs the group's manager, its store, the supervision of the whole group, and the ranks on host 0.
+`WorkerHosts` manages the connections to the group's other hosts: it sends orders to start and stop ranks, and receives
+the exits of ranks. The other side of these connections is in worker_host.py.
 """
 
 import asyncio
@@ -60,9 +60,9 @@ class WorkerHosts:
     """Connections to the supervisors of the group's other hosts.
 
     Args:
-        plan: Returns the launch plan; raises Unreachable until it is known.
+        plan: Returns the launch plan, or raises Unreachable if it is not known yet.
         report: Receives the events for the machine.
-        end: Called when one of these supervisors got a stop signal, with 128 plus the signal number and the host.
+        end: Called when one of these supervisors received a stop signal, with 128 plus the signal number and the host.
     """
 
     def __init__(
@@ -77,16 +77,16 @@ class WorkerHosts:
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def entry(self) -> Stream:
-        """Return the RPC that the manager's server serves."""
+        """Return the RPC of these connections, to be served by the manager's server."""
         return Stream(NODE_REQUESTS, self.serve)
 
     def send(self, host: int, message: hosts.ToHost) -> None:
-        """Send a message to a host. Drop it if the host is not connected: its loss is already reported."""
+        """Send a message to a host. If the host is not connected, drop the message, because its loss is reported."""
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
-        """Ask all other hosts to inspect a rank's process. The host that runs it answers."""
+        """Ask all other hosts to inspect a rank's process. Return the answer of the host that runs it."""
         if not self._hosts:
             return ProcessSnapshot(missing=(ELSEWHERE,))
         number = next(self._numbers)
@@ -282,14 +282,14 @@ class HeadHost(HostSupervisor):
             await self._daemon.stop()
 
     def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
-        """Handle a rank or group that the manager has given up. torchrun's own agent takes care of torchrun's ranks."""
+        """Handle a rank or a group that the manager has given up. Ignore torchrun's ranks, which torchrun handles."""
         if isinstance(lost, GroupGivenUp):
             self._feed(events.MisfitReported(lost.reason))
         elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
             self._feed(events.RankSilent(lost.group_rank, lost.lost_at, lost.reason))
 
     def _killed(self, killed: Killed) -> None:
-        """Restart after a kill. Only ranks that are behind count as losses; a kill by a person does not."""
+        """Restart after a kill. It counts as a loss only if it was caused by stalled ranks, not by a person."""
         if not killed.behind:
             self._feed(events.KillAsked(killed.reason))
         elif self._local is not None:
@@ -298,9 +298,10 @@ class HeadHost(HostSupervisor):
                 self._feed(events.RankSilent(self._local.plan.process_of(rank), self._loop.time(), why))
 
     def _handle_signal(self, status: int, host: int = 0) -> None:
-        """Handle a stop signal: the first lets the group leave in good order, the second skips that, the third kills.
+        """Handle a stop signal.
 
-        Several hosts may receive the same signal, so the signals are counted per host.
+        After the first signal, the group completes its step and leaves. After the second, its ranks receive SIGTERM.
+        After the third, they are killed. Several hosts may receive the same signal, so signals are counted per host.
         """
         self._signals[host] += 1
         why = f"{signal.Signals(status - 128).name} to the supervisor"
@@ -326,7 +327,7 @@ class HeadHost(HostSupervisor):
         else:
             self._workers.send(host, StartRanks(tuple(ranks), attempt, unit))
         if self._daemon is not None:
-            # a torchrun process is all ranks of its host
+            # A torchrun process contains all ranks of its host.
             self._daemon.ranks_started(ranks if self._launch.torchrun is None else None)
 
     def halt(self, host: int, ranks: Sequence[int], grace_s: float) -> None:

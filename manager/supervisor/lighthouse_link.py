@@ -27,18 +27,18 @@ from manager.supervisor.rules.restart_policy import Report
 
 log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 60.0  # how long to keep a stop request for an unreachable lighthouse
+STOP_TIMEOUT_S = 60.0  # how long to try to deliver a stop request to an unreachable lighthouse
 CLOSE_TIMEOUT_S = 1.0
 
 
 class SupervisorLink:
-    """Supervisor's stream, reopened until the run ends.
+    """Keeps a supervisor's stream to the lighthouse open until the run ends.
 
     Args:
         connect: Creates a client.
         search: Selects the lighthouse to which `connect` connects.
         entry: The first message of each stream.
-        on_message: Receives each message, and a HelloRejected for any other final end of the stream.
+        on_message: Receives each message, or a HelloRejected if another final error closes the stream.
         heartbeat: Returns the next heartbeat, given the loop's time.
     """
 
@@ -79,7 +79,7 @@ class SupervisorLink:
     async def close(self) -> None:
         """Send the pending messages and close the stream.
 
-        Wait up to STOP_TIMEOUT_S until a stop request has arrived, because it may be new to the other supervisors.
+        Wait up to STOP_TIMEOUT_S until a stop request has arrived, because the other supervisors may depend on it.
         """
         if self._task is None:
             return
@@ -120,7 +120,7 @@ class SupervisorLink:
                     error = e
                     if isinstance(e, WrongProtocol) and not self._has_answered:
                         self._receive(stream, run.HelloRejected(e))
-                    elif not isinstance(e, NotLeader) or not e.leader:  # a follower that names the leader is no failure
+                    elif not isinstance(e, NotLeader) or not e.leader:  # a redirect to the leader is not a failure
                         self._set_error(str(e))
                 except NotServed:
                     log.warning(
@@ -147,7 +147,7 @@ class SupervisorLink:
                 self._stream = stream
                 self._report.welcomed(self._clock())
                 self._send_heartbeat(stream, interval_s)
-            case run.RunStopped() | run.RunCompleted():  # a completed run needs no stop
+            case run.RunStopped() | run.RunCompleted():  # the run has ended, so a stop request is obsolete
                 self._has_stop_arrived.set()
             case run.HelloRejected():
                 self._is_over = True

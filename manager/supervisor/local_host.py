@@ -1,7 +1,8 @@
-"""The ranks of this host, and the base class of its supervisor.
+"""Runs the ranks of this host, and contains the base class of its supervisor.
 
-`LocalHost` runs the health check, starts the ranks through the guard process, and reports their ends. `Launch` combines
-the settings of one `lighthouse-manager run`. `HostSupervisor` is what `HeadHost` and `WorkerHost` share.
+`LocalHost` runs the health check, starts the ranks through the guard process, and reports their exits. `Launch`
+combines the settings of one `lighthouse-manager run`. `HostSupervisor` is the base class of `HeadHost` and
+`WorkerHost`.
 """
 
 import asyncio
@@ -50,12 +51,15 @@ class _Live:
 
     attempt: int
     incarnation: str
-    process: int | None = None  # the guard's number of the process, or None before it runs
+    process: int | None = None  # the guard's number of the process, or None until it was started
     is_halted: bool = False
 
 
 class LocalHost:
-    """Ranks of this host. `report` receives events for the machine, `report_loss` losses for the lighthouse."""
+    """Starts and stops the ranks of this host.
+
+    `report` receives the events for the state machine, and `report_loss` the losses for the lighthouse.
+    """
 
     def __init__(
         self,
@@ -80,11 +84,11 @@ class LocalHost:
         return tuple(self._live)
 
     async def idle(self) -> None:
-        """Wait until no rank runs."""
+        """Wait until no rank is running."""
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks. `unit` is new for each start and the same on all hosts of the group."""
+        """Start ranks. `unit` identifies this start. It is the same on all hosts of the group."""
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -94,7 +98,7 @@ class LocalHost:
             self._run_health_check(check, self._settings.health_check_timeout_s, tuple(ranks))
 
     def halt(self, ranks: Sequence[int], grace_s: float) -> None:
-        """Stop ranks. Ranks that are already stopping get the new grace if it is shorter."""
+        """Stop ranks. If a rank is already being stopped, the grace period can only become shorter."""
         for rank in ranks:
             if (live := self._live.get(rank)) is not None:
                 live.is_halted = True
@@ -105,7 +109,7 @@ class LocalHost:
                 self._guard.halt(check, 0.0)
 
     def pass_on(self, number: int) -> None:
-        """Forward a signal of the supervisor to the ranks that handle it."""
+        """Forward a signal that the supervisor received to the ranks that handle it."""
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)
@@ -115,9 +119,9 @@ class LocalHost:
         return await probe_with_output(request, self.last_lines(request.group_rank))
 
     async def last_lines(self, rank: int) -> tuple[str, ...] | None:
-        """Return the last output of a rank, or None if this supervisor does not run it.
+        """Return the last lines of a rank's output, or None if this supervisor does not run the rank.
 
-        torchrun's process holds the output of all ranks on this host.
+        With torchrun, these are the last lines of all ranks on this host.
         """
         live = self._live.get(self.plan.host if self.plan.torchrun is not None else rank)
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
@@ -191,21 +195,21 @@ class LocalHost:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Settings of one `lighthouse-manager run`, and factory of the parts that use them."""
+    """Settings of one `lighthouse-manager run`. Creates the components that use them."""
 
     config: ManagerConfig
     settings: SupervisorConfig
     command: tuple[str, ...]
     torchrun: Torchrun | None
-    # Authenticates ranks and other hosts to the manager. If empty, callers on this host are trusted.
+    # Secret with which ranks and other hosts authenticate to the manager. If empty, callers on this host are trusted.
     group_secret: str = field(default="", repr=False)
     incarnation: str = field(default_factory=lambda: secrets.token_hex(6))  # identifies this supervisor
-    # Authenticates the supervisor, its manager and its ranks to the lighthouse.
+    # Secret with which the supervisor, its manager and its ranks authenticate to the lighthouse.
     run_secret: str = field(default_factory=lambda: secrets.token_hex(SECRET_BYTES), repr=False)
 
     @property
     def serves_store(self) -> bool:
-        """Return whether this supervisor runs the store; if several share a master, only that with slot 0 does."""
+        """Return whether this supervisor runs the store. If several share a master, only the one with slot 0 does."""
         settings = self.settings
         return self.config.store == "auto" and (settings.master_addr is None or settings.slot_offset == 0)
 
@@ -217,7 +221,7 @@ class Launch:
         return self.torchrun.world_size or self.config.group_world_size
 
     def manager_config(self) -> ManagerConfig:
-        """Return the manager's options, with the group's actual size and the supervised store."""
+        """Return the manager's options, with the actual size of the group and the address of the supervised store."""
         config, settings = self.config, self.settings
         store = config.store
         if store == "auto":
@@ -281,10 +285,10 @@ class HostSupervisor(ABC):
         self._loop = asyncio.get_running_loop()
         self._local: LocalHost | None = None
         self._over: asyncio.Future[GroupEnded] = self._loop.create_future()
-        self._signals: Counter[int] = Counter()  # stop signals, by host
+        self._signals: Counter[int] = Counter()  # number of stop signals received, by host
 
     async def run(self) -> int:
-        """Run the ranks to the end of the group, and return the exit status.
+        """Run the ranks until the group has ended, and return the exit status.
 
         Raises:
             InvalidRequest: If an address, a port or the store is not available. The error names the option.
@@ -314,22 +318,22 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     def _handle_signal(self, status: int) -> None:
-        """Handle a stop signal. `status` is 128 plus its number."""
+        """Handle a stop signal. `status` is 128 plus the signal's number."""
 
     @abstractmethod
     async def _begin(self) -> None:
-        """Start all parts."""
+        """Start all components."""
 
     @abstractmethod
     async def _end(self, over: GroupEnded) -> None:
-        """Report the end, once no rank runs."""
+        """Report that the group has ended. Called when no rank is running any more."""
 
     @abstractmethod
     async def _close(self) -> None:
-        """Close all parts, whether the group has ended or an error has occurred."""
+        """Close all components, after the group has ended or an error has occurred."""
 
     def _finish(self, over: GroupEnded) -> None:
-        """Make `run` return. The first call counts."""
+        """Make `run` return. Only the first call has an effect."""
         if not self._over.done():
             self._over.set_result(over)
 

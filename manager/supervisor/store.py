@@ -1,6 +1,6 @@
-"""The group's TCPStore as a child of the guard process.
+"""Runs the group's TCPStore in a child of the guard process.
 
-It listens on a port that is known in advance, outlives every rank, and is restarted if it dies.
+The store listens on a port that is known in advance, outlives all ranks, and is restarted if it dies.
 """
 
 import asyncio
@@ -20,19 +20,19 @@ log = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 0.1
 MAX_DELAY_S = 5.0
-QUIET_S = 60.0  # after this time without a death, the restart delay is reset
+QUIET_S = 60.0  # if the store lives for this time, the restart delay is reset
 
 
 class SupervisedStore:
     """TCPStore of a group, restarted if it dies.
 
     Args:
-        guard: Runs the process.
+        guard: The guard process, which starts the store.
         python: The interpreter.
-        port: Its port.
-        host: Its listen address, or empty for all addresses.
-        label: Its name in logs.
-        fail: Called with the reason if it cannot start at all.
+        port: Port of the store.
+        host: Listen address of the store, or an empty string for all addresses.
+        label: Name of the store in logs.
+        fail: Called with the reason if the store cannot start at all.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class SupervisedStore:
         """Check that the store can start.
 
         Raises:
-            InvalidRequest: If it cannot. The error contains the remedy.
+            InvalidRequest: If it cannot. The error says what to do.
         """
         check_torch(self._python)
         check_port(self._port)
@@ -62,7 +62,7 @@ class SupervisedStore:
         self._guard.start(self._command, self._ended)
 
     def stop(self) -> None:
-        """Disable restarts; the store's process ends with the guard."""
+        """Disable restarts. The store's process exits together with the guard."""
         self._is_over = True
 
     def _ended(self, ended: Ended) -> None:
@@ -90,7 +90,7 @@ def check_port(port: int) -> None:
     """Check that the port is free.
 
     Raises:
-        InvalidRequest: If it is not. The error names the process that listens on it, and the remedy.
+        InvalidRequest: If it is not. The error names the process that listens on it, and says what to do.
     """
     try:
         socket.create_server(("", port)).close()

@@ -1,7 +1,7 @@
 """Supervisor of a group's other hosts: `lighthouse-manager run --node-rank K` with K > 0.
 
-`WorkerHost` holds a stream to host 0, which decides when ranks start and stop, and one to the lighthouse, which can
-stop the run. Without a connection to host 0 no rank runs on this host.
+`WorkerHost` keeps a stream open to host 0, which decides when ranks start and stop, and another one to the lighthouse,
+which can stop the run. While host 0 is not connected, no rank runs on this host.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ _SLACK_S = 10.0
 
 
 class WorkerHost(HostSupervisor):
-    """Supervisor of a host other than 0."""
+    """Supervisor of a host other than host 0. It starts and stops ranks on the orders of host 0."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         super().__init__(launch, guard)
@@ -48,8 +48,8 @@ class WorkerHost(HostSupervisor):
         self._manager = str(parse_target(settings.head or "", "--head", MANAGER_PORT))
         plan = launch.plan(self._manager, ("", settings.master_port))
         self._link = launch.run_link(plan, self._receive_from_lighthouse, self._heartbeat)
-        self._stream: HostStream | None = None  # to host 0, once it has answered
-        self._heard_at = 0.0  # when host 0 sent its last message
+        self._stream: HostStream | None = None  # stream to host 0, once host 0 has answered
+        self._heard_at = 0.0  # when the last message from host 0 arrived
         self._probes: set[asyncio.Task[None]] = set()
         self._orders: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
@@ -72,7 +72,11 @@ class WorkerHost(HostSupervisor):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _handle_signal(self, status: int) -> None:
-        """Handle a stop signal: the first asks host 0 to end the group, the second ends this host, the third kills."""
+        """Handle a stop signal.
+
+        After the first signal, ask host 0 to end the group. After the second, stop this host's ranks. After the third,
+        kill them.
+        """
         self._signals[0] += 1
         over = GroupEnded(status, f"{signal.Signals(status - 128).name} to the supervisor")
         grace_s = self._launch.settings.termination_grace_s
@@ -84,7 +88,7 @@ class WorkerHost(HostSupervisor):
         self._halt_and_finish(over, grace_s if self._signals[0] < 3 else 0.0)
 
     def _halt_and_finish(self, over: GroupEnded, grace_s: float) -> None:
-        """Stop this host's ranks, then end. The first reason counts; later calls can shorten the grace period."""
+        """Stop this host's ranks, then exit. The first reason is kept. Later calls can shorten the grace period."""
         if self._local is not None:
             self._local.halt(self._local.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish_when_idle(over), name="end")
@@ -97,7 +101,7 @@ class WorkerHost(HostSupervisor):
     # -- the lighthouse
 
     def _heartbeat(self, _: float) -> SupervisorHeartbeat:
-        """Report the running ranks; host 0 reports the group's restarts."""
+        """Return a heartbeat with the running ranks. Host 0 reports the group's restarts."""
         return SupervisorHeartbeat(running=0 if self._local is None else len(self._local.running))
 
     def _receive_from_lighthouse(self, message: ToSupervisor) -> None:
@@ -119,14 +123,14 @@ class WorkerHost(HostSupervisor):
     # -- host 0
 
     async def _serve_head(self) -> None:
-        """Serve host 0's orders until cancelled, or until host 0 was unreachable for the timeout."""
+        """Carry out host 0's orders until cancelled, or until host 0 was unreachable for the host timeout."""
         settings, backoff = self._launch.settings, Backoff()
         lost_at = self._loop.time()
         while self._loop.time() < lost_at + settings.node_timeout_s:
             if await self._serve_stream():
                 lost_at = self._loop.time()
                 backoff.reset()
-            if self._local is not None:  # stop the ranks of this host: a group runs completely or not at all
+            if self._local is not None:  # stop the ranks of this host, because a group runs completely or not at all
                 self._local.halt(self._local.running, settings.termination_grace_s)
                 await self._local.idle()
             await backoff.wait()
@@ -134,7 +138,7 @@ class WorkerHost(HostSupervisor):
         self._halt_and_finish(GroupEnded(1, why), settings.termination_grace_s)
 
     async def _serve_stream(self) -> bool:
-        """Serve one stream, and return whether host 0 answered."""
+        """Open one stream and carry out its orders until it closes. Return whether host 0 answered."""
         config, settings = self._launch.config, self._launch.settings
         hello = hosts.HostHello(
             config.replica_id,

@@ -1,20 +1,22 @@
 """Rules for healing while training continues (`heal_mode="catch_up"`). No I/O.
 
-A rank that catches up takes part in the current steps but *holds* the state of an earlier step. It contributes zeros,
-keeps the averaged gradients of each committed step, and fetches a peer's snapshot in the background. Then it installs
-the snapshot and applies the kept steps in order, until the held state is the current one.
+A rank that is catching up takes part in the current steps while its own state, the *held* state, is that of an earlier
+step. It contributes zeros, keeps the averaged gradients of each committed step (a *kept step*), and fetches a snapshot
+of a peer's state in the background. Then it installs the snapshot and applies the kept steps in order, until its state
+is the current one.
 
-1. A tag (step, quorum_id of the commit) names a state. The tags of the kept steps form a chain that starts at the
-   snapshot's tag. A rank can follow a quorum only if the quorum begins at a tag of this chain. It drops the steps kept
-   after that tag, because the others have not committed them. If the quorum begins anywhere else, or at a state without
-   a known tag, the rank starts over: a new chain from the quorum's first step, and a new snapshot.
-2. The chain therefore survives a change of quorum, and it never contains a discarded step.
-3. If a transfer fails, the rank also starts over. A new source needs a new quorum, which the manager requests. After
-   MAX_TRIES failures, or without memory for another step, the rank heals in the blocking way: the others wait for it.
-4. If a quorum begins at the held state, or this group does not catch up in it, only the held state counts. The rank
-   drops the kept steps and the snapshot.
-5. A step applies up to APPLIED_AT_ONCE kept steps, and none in the step that installs the snapshot: the other groups
-   wait for this rank in their next collective.
+1. A state is identified by its tag (step, quorum_id of the commit). The tags of the kept steps form a chain that begins
+   with the snapshot's tag. The rank can continue under a new quorum only if the quorum's first state is in this chain.
+   It then drops the steps kept after that state, because the other groups have not committed them. Otherwise, or if
+   that state has no known tag, the rank starts over, with a new snapshot and a chain from the quorum's first step.
+2. So the chain survives a change of quorum, and never contains a discarded step.
+3. If a transfer fails, the rank also starts over. Only a new quorum can assign another source, so the manager requests
+   one. After MAX_TRIES failures, or without memory for another kept step, the rank heals in blocking mode: the other
+   groups wait for it.
+4. If a quorum begins at the held state, or if this group does not catch up in the quorum, the rank drops the kept steps
+   and the snapshot, and works with the held state.
+5. At most APPLIED_AT_ONCE kept steps are applied per training step, and none in the step that installs the snapshot,
+   because the other groups wait for this rank in their next collective.
 """
 
 from collections import deque
@@ -37,21 +39,21 @@ class Transfer(StrEnum):
     UNDER_WAY = "under_way"
     ARRIVED = "arrived"
     FAILED = "failed"
-    DONE = "done"  # installed, or no snapshot is needed
+    DONE = "done"  # the snapshot was installed, or none is needed
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep(Generic[T]):
-    tag: Tag  # names the state after the step
+    tag: Tag  # tag of the state after the step
     batches: int
     content: T  # gradients to apply; these rules do not read them
 
 
 @dataclass(frozen=True, slots=True)
 class CatchUpPlan:
-    begins: Tag  # the state with which the quorum begins
-    catches_up: bool  # this group catches up in the quorum
-    has_source: bool  # a source is assigned to this group
+    begins: Tag  # tag of the state with which the quorum begins
+    catches_up: bool  # whether this group catches up in the quorum
+    has_source: bool  # whether the quorum assigns a source to this group
     names: Sequence[str]  # replica_ids of the participants
 
 
@@ -63,33 +65,33 @@ class CatchUpAction(StrEnum):
 
 @dataclass(slots=True)
 class CatchUpMachine(Generic[T]):
-    held: Tag | None = None  # None if the rank holds the state with which it works
+    held: Tag | None = None  # tag of the held state; None if the rank is not catching up
     transfer: Transfer = Transfer.DONE
     source: str = ""  # replica_id of the group that sends the snapshot
-    heals_blocking: bool = False  # the next heal is a blocking one
-    _begins: Tag = field(default=Tag(0, None))  # start of the chain
+    heals_blocking: bool = False  # whether the next heal is in blocking mode
+    _begins: Tag = field(default=Tag(0, None))  # first tag of the chain
     _kept: deque[PendingStep[T]] = field(default_factory=deque[PendingStep[T]])
     _failures: int = 0
     _catches_up: bool = False
 
     @property
     def follows(self) -> bool:
-        """True while the rank works with a later state than it holds."""
+        """True while the rank is catching up: it takes part in a later step than that of its state."""
         return self.held is not None
 
     @property
     def has_source(self) -> bool:
-        """True if the rank catches up in the current quorum and its snapshot has arrived or is on its way."""
+        """True if the rank is catching up in the current quorum and its snapshot has arrived or is being fetched."""
         return self._catches_up and self.transfer is not Transfer.FAILED
 
     @property
     def begins(self) -> Tag:
-        """Tag of the state to which the first kept step applies."""
+        """First tag of the chain: the state to which the first kept step must be applied."""
         return self._begins
 
     @property
     def followed(self) -> Tag:
-        """Tag of the state with which the rank works while it catches up: the end of the chain."""
+        """Last tag of the chain: the state that the other groups have now."""
         return self._kept[-1].tag if self._kept else self._begins
 
     @property
@@ -100,13 +102,15 @@ class CatchUpMachine(Generic[T]):
     def keeps(self) -> bool:
         return self.follows and self.has_source
 
-    # -- what happens
+    # -- events
 
     def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
-        """Decide what a quorum, or the next step of one, means for this rank.
+        """Decide what to do in a step, given its quorum.
 
-        `holds` is the state that the rank holds; only used if the rank does not catch up yet. `source` is the name of
-        the assigned source, or empty.
+        Args:
+            plan: The quorum.
+            holds: Tag of the rank's state. Only used if the rank is not catching up yet.
+            source: replica_id of the assigned source, or an empty string if there is none.
         """
         self._catches_up = plan.catches_up
         if not plan.catches_up:
@@ -123,9 +127,11 @@ class CatchUpMachine(Generic[T]):
         return self._return() if self.transfer is Transfer.DONE and not self._kept else CatchUpAction.GO_ON
 
     def committed(self, kept: PendingStep[T] | None, tag: Tag) -> None:
-        """Record that the current step has committed. `tag` names the state after it.
+        """Record that the current step was committed.
 
-        `kept` is None if the step was not kept: there is no memory, or no snapshot to apply it to.
+        Args:
+            kept: The kept step, or None if it was not kept, for lack of memory or of a snapshot to which to apply it.
+            tag: Tag of the state after the step.
         """
         if kept is not None and self.has_source and len(self._kept) < MAX_KEPT_STEPS:
             self._kept.append(kept)
@@ -135,12 +141,12 @@ class CatchUpMachine(Generic[T]):
         self._begins = tag
 
     def arrived(self, tag: Tag) -> None:
-        """Record that the complete snapshot has arrived. `tag` names its state."""
+        """Record that the complete snapshot has arrived. `tag` is the tag of its state."""
         if self.transfer is Transfer.UNDER_WAY:
             self.transfer, self._begins = Transfer.ARRIVED, tag
 
     def failed(self, *, is_hopeless: bool = False) -> None:
-        """Record a failed transfer. With `is_hopeless`, no other snapshot would help, and the next heal is blocking."""
+        """Record that the transfer failed. With `is_hopeless`, do not try again but heal in blocking mode next."""
         self._failures += 1
         self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
         self._begins = self.followed
@@ -148,7 +154,7 @@ class CatchUpMachine(Generic[T]):
         self.transfer = Transfer.FAILED
 
     def torn(self) -> None:
-        """Record that the held state was only partly updated, so no tag names it any more."""
+        """Record that the held state was only partly updated and therefore has no valid tag."""
         if self.held is not None:
             self.held = Tag(self.held.step, None)
         self.failed(is_hopeless=True)

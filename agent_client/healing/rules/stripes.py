@@ -1,20 +1,20 @@
-"""Rules of a transfer: which pieces of a state come from which of several sources. No I/O, no clock, no torch.
+"""Rules that decide which pieces of a state are requested from which of several sources. No I/O, no clock, no torch.
 
-1. A state is a list of pieces. One source leads: its checksums define the pieces, and other content is discarded. So
-   the result is always one state, the lead's.
-2. A free source gets the next unassigned pieces. Its share is proportional to its rate, so that all sources finish
-   together. Its first request is for FIRST_BYTES, which measure the rate. A source that is much slower than the fastest
-   one gets none of the last pieces.
-3. Once all pieces are assigned, a source is cut off if a free one would be more than SLOW_FACTOR times faster with its
-   next piece. The free source then gets the remaining pieces.
-4. The same happens to the pieces of a broken connection. The source is tried again after a pause, and passed over after
-   TRIES attempts in a row without a piece. It is also passed over if it refuses, sends unusable data, or sends nothing
-   during `silence_s`. The last remaining source may be silent until the deadline.
-5. A piece that differs from the lead's is requested from the lead, because some tensors, such as buffers, belong to one
-   group. If more than DIFFERING_SHARE of a source's bytes differ, it has another state and is passed over.
-6. Another source leads if the lead is lost before all its checksums have arrived, or while a piece can only come from
-   it. Pieces that the new lead has, too, stay.
-7. With `leads_alone`, the lead sends everything, and other sources get only the pieces that it cannot send.
+1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and pieces
+   with other content are discarded. So the result is always the lead's state, never a mixture.
+2. A free source gets the next unassigned pieces. Their size is proportional to its rate in bytes per second, so that
+   all sources finish at the same time. Its first request is for FIRST_BYTES, to measure the rate. A source that is much
+   slower than the fastest one gets none of the last pieces.
+3. Once all pieces are assigned, a source is disconnected if a free source would deliver its next piece more than
+   SLOW_FACTOR times faster. The free source then gets the remaining pieces of the slow one.
+4. If a connection breaks, its remaining pieces are also reassigned. The source is tried again after a pause, and
+   rejected after TRIES consecutive attempts without a piece. A source is rejected immediately if it refuses, sends
+   unusable data, or sends nothing for `silence_s`. The last remaining source may be silent until the deadline.
+5. A piece that differs from the lead's is requested from the lead, because some tensors, such as buffers, differ
+   between groups. If more than DIFFERING_SHARE of a source's bytes differ, it holds another state and is rejected.
+6. If the lead is lost before all its checksums have arrived, or while a piece is available only from the lead, another
+   source becomes the lead. Received pieces are kept if the new lead has the same ones.
+7. With `leads_alone`, all pieces are requested from the lead, and other sources get only those that it fails to send.
 """
 
 import math
@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 
 TRIES = 4
 FIRST_PAUSE_S = 0.05
-"""Seconds before the second attempt. The pause doubles with each further attempt."""
+"""Pause in seconds before the second attempt. It doubles with each further attempt."""
 FIRST_BYTES = 8 * 2**20
 STRIPE_BYTES = 32 * 2**20
 """Maximum bytes of a request, unless a single piece is larger."""
@@ -32,19 +32,19 @@ MAX_RANGES = 64
 """Maximum number of contiguous ranges in a request."""
 SLOW_FACTOR = 2.0
 SLOW_S = 0.5
-"""Seconds that are added to the factor before a source counts as slow."""
+"""Time in seconds that a piece may take in any case, before SLOW_FACTOR applies."""
 ASSUMED_RATE = 2**20
-"""Bytes per second that are assumed for a free source that has sent nothing yet."""
+"""Assumed rate in bytes per second of a free source that has not sent anything yet."""
 RATE_OVER_BYTES = 32 * 2**20
-"""Half-life of a rate: older measurements count half after this many bytes."""
+"""Half-life of a measured rate: after this many bytes, earlier measurements count half."""
 DIFFERING_SHARE = 0.1
 MAX_DIFFERING_BYTES = 16 * 2**20
-"""Number of bytes that may differ in any case."""
+"""Number of bytes that may differ in any case, before DIFFERING_SHARE applies."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeadChosen:
-    """The source is the lead from now on. Its checksums follow in order."""
+    """The source becomes the lead. Its checksums follow in order."""
 
     source: str
 
@@ -61,7 +61,7 @@ class LeadLost:
 
 @dataclass(frozen=True, slots=True)
 class PieceArrived:
-    """The next requested piece of the source has arrived undamaged."""
+    """The next of the pieces requested from the source has arrived undamaged."""
 
     source: str
     checksum: bytes
@@ -77,7 +77,7 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The source lacks the state, sends unusable data, or sends nothing."""
+    """The source does not have the state, sends unusable data, or sends nothing."""
 
     source: str
     reason: str
@@ -117,22 +117,22 @@ Effect = PieceRequest | Disconnect | SourceRejected
 class _Source:
     name: str
     requested: list[int] = field(default_factory=list[int])
-    """Requested pieces that have not arrived yet, in reverse order."""
+    """Requested pieces that have not arrived yet, in reverse order: the next one is last."""
     since: float = 0.0
-    """When the next piece began to arrive."""
+    """Time at which the next piece began to arrive."""
     is_busy: bool = False
-    """True until all requested pieces have arrived or the connection has ended."""
+    """True until all requested pieces have arrived or the connection has closed."""
     is_timed: bool = False
-    """True if the next piece measures the rate. The first piece of a request includes the source's response time."""
+    """True if the next piece measures the rate. False for a request's first piece, which includes the response time."""
     tries: int = 0
     free_at: float = 0.0
     bytes: float = 0.0
     seconds: float = 0.0
     first_rate: float | None = None
-    """Rate of a first piece, including the response time."""
+    """Rate of a request's first piece, in bytes per second, including the response time."""
     received: int = 0
     differing: int = 0
-    """Received bytes that differ from the lead's."""
+    """Number of received bytes that differ from the lead's."""
     reason: str | None = None
 
     @property
@@ -194,7 +194,7 @@ class StripePlan:
         return {name: count for name, count in shares.items() if count}
 
     def next_piece(self, source: str) -> int | None:
-        """Return the piece that comes next from this source, or None if its data is no longer useful."""
+        """Return the number of the next piece from this source, or None if its data is no longer needed."""
         requested = self._sources[source].requested
         return requested[-1] if requested else None
 
@@ -227,7 +227,7 @@ class StripePlan:
         moments += [at for source in self._sources.values() if (at := self._slow_at(source, now)) is not None]
         return min([at for at in moments if at > now], default=self._deadline)
 
-    # -- what happens
+    # -- events
 
     def _set_lead(self, lead: _Source) -> None:
         self._lead = lead
@@ -353,7 +353,7 @@ class StripePlan:
         return self._pop_pieces(self._unassigned, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
 
     def _pop_pieces(self, pool: list[int], wanted: float) -> list[int]:
-        """Remove pieces from the pool: at least one if there is any, up to `wanted` bytes and MAX_RANGES ranges."""
+        """Remove and return the pool's first pieces, at least one, up to `wanted` bytes and MAX_RANGES ranges."""
         taken: list[int] = []
         size = runs = 0
         while pool and (not taken or size + self._sizes[pool[0]] <= wanted):
@@ -375,7 +375,7 @@ class StripePlan:
                 self._assign(now)
 
     def _slow_at(self, source: _Source, now: float) -> float | None:
-        """Return when the source counts as slow compared to the fastest free source, or None if no source is free."""
+        """Return the time at which the source counts as slow compared to a free source, or None if none is free."""
         if not source.requested or source.requested[-1] in self._only_lead:
             return None
         free = next(iter(self._free(now)), None)

@@ -1,1 +1,1 @@
-"""Rules of in-process restart: the machine of a rank, and its events and effects. No I/O and no clock."""
+"""Rules of in-process restart: a rank's state machine, and its events and effects. No I/O and no clock."""

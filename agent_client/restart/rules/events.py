@@ -1,7 +1,7 @@
-"""Events, effects and settings of a rank's machine, and the timer of its interruptions. No I/O and no clock.
+"""Events, effects and settings of a rank's state machine, and the timer of its interruptions. No I/O and no clock.
 
-A rank's process feeds the machine with events from its stream to the lighthouse and from its function. The machine
-answers with effects, to be performed in order.
+A rank's process feeds events from its lighthouse stream and from its function to the machine. The machine returns
+effects, which the process must perform in order.
 """
 
 import math
@@ -23,7 +23,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """The stream has ended, or could not be opened."""
+    """The stream has closed, or could not be opened."""
 
     session: int
     error: LighthouseError | None = None
@@ -36,12 +36,12 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The process runs nothing and waits, or its function has requested the next generation."""
+    """The process is waiting for a generation, or its running function has requested the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The function has ended with an exception, either its own or the interruption."""
+    """The function has raised an exception, either its own or the interruption."""
 
     reason: str
 
@@ -53,7 +53,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """An elastic run must end for all ranks, whatever this rank does."""
+    """Ask the lighthouse to end an elastic run for all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closi
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream, and report its events with the number `session`. Messages sent meanwhile are queued."""
+    """Open a stream, and report its events with the number `session`. Queue messages until it is open."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Cancel this stream. It needs no StreamClosed."""
+    """Cancel this stream. No StreamClosed is required."""
 
     session: int
 
@@ -101,21 +101,21 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Interrupt the function, which is still running. Repeated until it has ended."""
+    """Interrupt the running function. The machine repeats this until the function has ended."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End the process, so that its supervisor restarts it: the interruption took too long."""
+    """Kill the process, because its function did not end in time. A supervisor restarts it."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End the call. All ranks have finished, the run is stopped, or this rank may not take part."""
+    """Return from the wrapped call. All ranks have finished, the run was stopped, or this rank may not take part."""
 
     outcome: RunCompleted | RunStopped | LighthouseError
 
@@ -135,14 +135,16 @@ class RankConfig:
     report_interval_s: float = 0.1
     accept_timeout_s: float = 10.0
     lighthouse_timeout_s: float = 600.0
-    """How long a rank that runs nothing tolerates an unreachable lighthouse before it ends with an error."""
+    """Time in seconds for which a waiting rank tolerates an unreachable lighthouse before it raises an error."""
     duplicate_timeout_s: float = 45.0
-    """How long a rank retries while its slot is taken: its dead predecessor may not be detected yet."""
+    """Time in seconds for which a rank retries if another process has its slot. The lighthouse may not have detected
+    yet that the previous process died."""
     interrupt_interval_s: float = 0.5
     hard_timeout_s: float = 90.0
-    """How long an interrupted function may still run before its process is killed."""
+    """Time in seconds for which an interrupted function may still run before its process is killed."""
     soft_timeout_s: float | None = None
-    """Maximum time between two steps of a function, after its first. Beyond it the function has failed."""
+    """Maximum time in seconds between two steps of the function, once it has reported a step. If it is exceeded, the
+    function counts as failed. None disables the limit."""
 
 
 class RankPhase(StrEnum):
@@ -156,10 +158,10 @@ class RankPhase(StrEnum):
 
 @dataclass(slots=True)
 class InterruptTimer:
-    """Times the interruptions of a function that still runs.
+    """Decides when to interrupt a function that is still running.
 
-    The function is interrupted at once and then at every `interval_s`. If it still runs after `hard_timeout_s`, the
-    process is killed, once. Cleanup between two generations has the same limit.
+    The function is interrupted immediately and then every `interval_s` seconds. If it is still running after
+    `hard_timeout_s`, the process is killed. The cleanup between two generations has the same time limit.
     """
 
     interval_s: float
@@ -170,12 +172,12 @@ class InterruptTimer:
     _leaves_by: float | None = None
 
     def begin(self, reason: str, now: float) -> None:
-        """Start to interrupt. The next `tick` returns the first interruption."""
+        """Start to interrupt the function. The next `tick` returns the first interruption."""
         self._reason, self._interrupt_at, self._leaves_by = reason, now, now + self.hard_timeout_s
         self._overdue = f"still runs {self.hard_timeout_s:g} s after its interruption: {reason}"
 
     def left(self, now: float) -> None:
-        """Record that the function has ended, and start the limit for the cleanup."""
+        """Record that the function has ended, and start the time limit of the cleanup."""
         self._interrupt_at, self._leaves_by = math.inf, now + self.hard_timeout_s
         self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
 

@@ -1,4 +1,7 @@
-"""The machine of one rank in a run, and its connection to the lighthouse. No I/O and no clock.
+"""State machine of one rank in a run, and of its connection to the lighthouse. No I/O and no clock.
+
+A *run* is all ranks that execute one wrapped function together. A *generation* is one attempt to execute the function;
+the lighthouse numbers the generations. A *spare* is a rank that is ready but not part of the current generation.
 
         Waiting         formed         ended, stopped      Raised, Returned
     idle ---> ready ----------> running ------------> leaving ------------> idle
@@ -8,13 +11,15 @@
 
     formed, ended: GenerationFormed, GenerationEnded; completed, stopped: RunCompleted, RunStopped
 
-1. A rank runs only generations that the lighthouse has formed, and each number once. Without a lighthouse, a running
-   rank continues and a waiting rank waits.
-2. The function of an ended generation is interrupted repeatedly. If that does not help in time, the process is killed.
-3. The rank repeats its present state (last generation, ready, failed, finished, closing) on each new stream, so no
-   single message must arrive. It also repeats its slot, which the lighthouse assigns in an elastic run. A failure is
-   repeated until the lighthouse reports that the generation has ended.
-4. RunStopped, RunCompleted and a refusal that no retry can change are final.
+1. A rank runs only generations that the lighthouse has formed, and each of them once. While the lighthouse is
+   unreachable, a running rank continues and a waiting rank waits.
+2. When a generation has ended, the rank's function is interrupted repeatedly. If it is still running after a timeout,
+   the process is killed.
+3. On each new stream, the rank repeats its current state (last generation, ready, failed, finished, closing), so that
+   no message is lost with a stream. It also repeats its slot, the number that identifies it in the run, because in an
+   elastic run the lighthouse assigns the slots. A failure is repeated until the lighthouse reports that the generation
+   has ended.
+4. RunStopped, RunCompleted, and a refusal that a retry cannot change, end the rank's part in the run.
 """
 
 from collections.abc import Sequence
@@ -61,10 +66,11 @@ MAX_DELAY_S = 2.0
 class Reconnect:
     """State of the rank's connection to the lighthouse.
 
-    1. There is one stream at a time, each with a number. Messages of older streams are ignored.
-    2. A stream is accepted when its first message arrives. If it is not accepted in time, or ends, another is opened
-       after a delay with jitter, which doubles until a stream is accepted.
-    3. A rank whose slot is taken retries for a while: its dead predecessor may not be detected yet.
+    1. There is one stream at a time, identified by a number. Messages of older streams are ignored.
+    2. A stream is accepted when its first message arrives. If it is not accepted in time, or closes, another one is
+       opened after a delay with jitter. The delay doubles until a stream is accepted.
+    3. If another process has the rank's slot, the rank retries for a limited time, because the lighthouse may not have
+       detected yet that the previous process of the slot died.
     """
 
     accept_timeout_s: float
@@ -75,7 +81,7 @@ class Reconnect:
     is_lost: bool = False
     _delay_s: float = FIRST_DELAY_S
     next_at: float | None = None
-    """When to open a stream, or to cancel one that was never accepted."""
+    """When to open a stream, or to cancel one that was not accepted."""
     _refused_since: float | None = None
 
     def open(self, now: float) -> int:
@@ -86,19 +92,19 @@ class Reconnect:
         return self.session
 
     def accept(self) -> bool:
-        """Record the first message. Return whether the connection was reported as lost before."""
+        """Record the first message of a stream. Return whether the connection had been reported as lost."""
         was_lost, self.is_lost = self.is_lost, False
         self.since, self.next_at, self._delay_s, self._refused_since = None, None, FIRST_DELAY_S, None
         return was_lost
 
     def close(self, now: float, jitter: float) -> bool:
-        """Record that the stream closed. Return whether this is an unreported loss."""
+        """Record that the stream has closed. Return whether the connection must now be reported as lost."""
         is_news, self.is_lost = not self.is_lost, True
         self._close(now, jitter)
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record that the slot is taken. Return whether that is new."""
+        """Record that the slot is taken. Return True the first time."""
         self._close(now, jitter)
         return self._refused_since == now
 
@@ -109,7 +115,7 @@ class Reconnect:
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
-        """Check whether `error`, which has just ended the stream, is final."""
+        """Return whether the error that has just closed the stream rules out a retry."""
         if not isinstance(error, DuplicateReplica):
             return isinstance(error, _FINAL)
         self._refused_since = now if self._refused_since is None else self._refused_since
@@ -126,7 +132,7 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """Decides what a rank does. Time is the caller's monotonic clock in seconds."""
+    """Decides what a rank does. Times are readings of the caller's monotonic clock, in seconds."""
 
     def __init__(self, entry: RankHello, config: RankConfig | None = None) -> None:
         self.config = config or RankConfig()
@@ -143,7 +149,7 @@ class RankMachine:
         self._beat_at = 0.0
         self._report_at: float | None = None
         self._stepped_at: float | None = None
-        self._is_back = False  # the lighthouse is reachable again, which is not reported yet
+        self._is_back = False  # the lighthouse is reachable again, and this is not reported yet
 
     @property
     def slot(self) -> int:
@@ -161,7 +167,7 @@ class RankMachine:
     # -- events and time
 
     def start(self, now: float) -> Sequence[events.RankEffect]:
-        """Return the first effects. Call it once, before any other method."""
+        """Return the first effects. Call this once, before any other method."""
         return self._connect(now)
 
     def handle(self, event: events.RankEvent, now: float) -> Sequence[events.RankEffect]:
@@ -194,7 +200,7 @@ class RankMachine:
         return effects + self._check_heartbeat(now)
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next. It is after `now` once `handle` or `tick` has run for `now`."""
+        """Return when to call `tick` next, or None if never. Later than `now` if `now` was already handled."""
         moments: list[float | None] = [self._leaving.deadline]
         if not self.has_ended:
             moments += [self._stream.next_at, self._give_up_at(), self._silent_at()]
@@ -209,7 +215,7 @@ class RankMachine:
         return [events.Connect(session), *(events.Send(session, message) for message in self._held())]
 
     def _held(self) -> list[FromRunRank]:
-        """Return the messages that repeat the rank's present state (rule 3)."""
+        """Return the messages that repeat the rank's current state (rule 3)."""
         is_ready = self.phase in _WAITS
         entry = replace(
             self._entry,
@@ -228,7 +234,7 @@ class RankMachine:
         return held
 
     def _send(self, *messages: FromRunRank) -> list[events.RankEffect]:
-        """Send on the open stream. Without one, the next stream repeats the state."""
+        """Send messages on the stream. If none is open, drop them, because the next stream repeats the state."""
         if not self._stream.is_open:
             return []
         return [events.Send(self._stream.session, message) for message in messages]
@@ -263,7 +269,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _give_up_at(self) -> float | None:
-        """Return when a waiting rank gives up on the lighthouse, or None for a running rank."""
+        """Return when a waiting rank stops trying to reach the lighthouse, or None for a running rank."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
@@ -337,7 +343,7 @@ class RankMachine:
         return self._send(ReadyReport(self.generation))
 
     def _leave(self, failure: FailureReport | None) -> list[events.RankEffect]:
-        """Become idle. An interruption is not a failure."""
+        """Become idle, and report `failure` unless it is None. An interruption is not a failure."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
         self.phase = RankPhase.IDLE
         self._leaving.end()
@@ -347,7 +353,7 @@ class RankMachine:
         return self._send(failure)
 
     def _return(self) -> list[events.RankEffect]:
-        if self.phase is RankPhase.LEAVING:  # an interrupted rank that returns only waits for the next generation
+        if self.phase is RankPhase.LEAVING:  # an interrupted function has returned: wait for the next generation
             return self._wait()
         if self.phase is not RankPhase.RUNNING or self.generation is None:
             return self._leave(None)

@@ -1,20 +1,23 @@
-"""Comparison of what the participants of a quorum are about to do together, before its first byte. No I/O.
+"""Rules that check, before each collective, that all participants of a quorum are about to run the same one. No I/O.
 
-A process group does not check this. gloo ends a process that receives more than it expects, and sums anything that is
-not longer. So each collective over the participants is preceded by the exchange of a row of numbers that announces it.
-All rows have the same size. The buckets of a backward pass are announced together with the first one. An announcement
-contains the step, so a participant that has ended a step and one that still reduces in it never sum their tensors. The
-end of the first step under a quorum is announced too, with the number of its collectives, and after it the source of
-the batches. All participants receive the same rows, so all reach the same verdict:
+Process groups do not check this. gloo aborts a process that receives more bytes than it expects, and otherwise sums
+whatever arrives. Therefore the participants exchange *announcements* before each collective: rows of numbers, all of
+the same size, that describe the collective. All buckets of a backward pass are announced together with the first one.
+An announcement contains the step, so a participant that has finished a step never sums its tensor with one that is
+still reducing in it. The participants also announce the end of the first step under a quorum, with its number of
+collectives, and then the source of their batches.
 
-1. The participants that hold the state of the job and have committed a step of it decide. If there are none, those
-   with its state decide. If there are none either, all decide.
-2. The right announcement is the most frequent one among the deciding participants. Ties are resolved by the frequency
-   among all, then by the number of steps that the deciding participant has committed since it joined, then by order.
+All participants receive the same rows, so all reach the same verdict:
+
+1. Participants that hold the job's state and have already committed a step decide. If there are none, all participants
+   that hold the state decide. If there are none of these either, all participants decide.
+2. The right announcement is the most frequent one among those that decide. A tie is resolved by the frequency among all
+   participants, then by the number of steps that a deciding participant has committed since it joined, then by
+   replica_rank.
 3. A participant with any other announcement is at fault.
 
-A row also carries values that all must know before the first byte and that need not agree: flags, and the payload of a
-small exchange that needs no other collective.
+A row also carries values that may differ: flags that all participants must know before the collective, and a small
+payload, which saves a separate collective.
 """
 
 import functools
@@ -32,7 +35,7 @@ PAYLOAD_WORDS = 3
 
 
 class Kind(IntEnum):
-    """Kind of an announcement. NONE, a row of zeros, is no announcement."""
+    """Kind of an announcement. NONE, a row of zeros, means that the participant announces nothing."""
 
     NONE = 0
     REDUCE = 1
@@ -50,11 +53,11 @@ class Flag(IntFlag):
     NONE = 0
     NOT_FINITE = 1
     SKIPS_BATCH = 2
-    """The participant skips its batch. It sends zeros and does not count in this step."""
+    """The participant skips its batch. It contributes zeros and does not count in this step."""
 
 
 class Standing(IntEnum):
-    """Standing of a participant in the job. The participants with the lowest value decide."""
+    """Rank of a participant when announcements differ. The participants with the lowest value decide."""
 
     TRAINED = 0
     HOLDS_STATE = 1
@@ -62,7 +65,7 @@ class Standing(IntEnum):
 
 
 def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
-    """Return the standing. At step 0 no state counts for more than another."""
+    """Return a participant's standing. At step 0, healing does not lower it, because all states count equally."""
     if heals and max_step > 0:
         return Standing.HEALS
     return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
@@ -71,18 +74,18 @@ def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
 class Announced(NamedTuple):
     """Announcement of a participant.
 
-    REDUCE is a collective, and END the end of the step. GATHER exchanges values between two steps. STATE and GRADIENTS
-    compare digests, and OPTIONS compares options that must agree. DRAW compares the source of the batches.
+    REDUCE announces a collective, and END the end of the step. GATHER exchanges values between two steps. STATE and
+    GRADIENTS compare digests, and OPTIONS compares options that must agree. DRAW compares the source of the batches.
     """
 
     kind: Kind
     number: int = 0
-    """REDUCE: number of the collective in the step. END: number of collectives. DRAW: 1, or 0 without a sampler of
-    ours."""
+    """For REDUCE, the number of the collective in the step. For END, the number of collectives in the step. For DRAW,
+    1 if the batches come from StepSampler or StepLoader, or else 0."""
     size: int = 0
     dtype: str = ""
     name: str = ""
-    """Part of the script, if known."""
+    """Name of the tensor or value, if known."""
     step: int = 0
 
     def __str__(self) -> str:
@@ -109,7 +112,7 @@ class Announced(NamedTuple):
 class Row(NamedTuple):
     standing: int
     seniority: int
-    """Steps that this participant has committed since it joined."""
+    """Number of steps that this participant has committed since it joined."""
     flags: Flag
     words: tuple[int, ...]
     """The announcement, in the form in which it is compared."""
@@ -117,7 +120,7 @@ class Row(NamedTuple):
 
     @property
     def is_silent(self) -> bool:
-        """True if it fits any announcement, because the rank draws no batches or none yet."""
+        """True for a DRAW row of a rank that has drawn no batch. Such a row matches every other announcement."""
         return self.words[0] == Kind.DRAW and not self.words[2]
 
     @property
@@ -135,7 +138,7 @@ def to_words(
     flags: Flag = Flag.NONE,
     payload: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Encode a row. The number of words is constant, so a long text is cut and compared by its digest."""
+    """Encode a row. The number of words is constant, so a long string is truncated and compared by its digest."""
     head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
     rest = (0,) * (PAYLOAD_WORDS - len(payload))
     return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)
@@ -173,7 +176,7 @@ def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
-    """Describe the difference to the participant at `place`: its own fault, or which others differ."""
+    """Describe the difference for the participant with replica_rank `place`: its own fault, or which others differ."""
     right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
     has_one_step = len({row.announced.step for row in rows}) == 1
 
@@ -205,12 +208,12 @@ def _list(names: Sequence[str]) -> str:
 
 
 class DataChoice(NamedTuple):
-    """Source of the batches. It must be the same in all groups, which otherwise train on each other's samples."""
+    """Source of the batches. If it differs between groups, they train on the same samples or leave out some."""
 
     length: int
     batch_size: int
     accumulate: int
-    """Number of batches in a microbatch."""
+    """Number of batches per microbatch."""
     seed: int
 
     def __str__(self) -> str:
@@ -231,7 +234,7 @@ class DataUses:
 
     choice: DataChoice | None = None
     irregular: int = 0
-    """Number of committed steps whose batches were drawn for another quorum, or not at all."""
+    """Number of committed steps whose batches were drawn under another quorum, or not at all."""
     has_changed: bool = False
     _drawn: tuple[int, int] = (-1, -1)
 
@@ -245,7 +248,7 @@ class DataUses:
             self.irregular += 1
 
     def report(self, rank_batches: int) -> dict[str, int | bool]:
-        """Return the certificate of Agent.data_report, or an empty dict before the first batch."""
+        """Return the result of Agent.data_report, or an empty dict before the first batch."""
         if self.choice is None:
             return {}
         samples = rank_batches * self.choice.accumulate * self.choice.batch_size

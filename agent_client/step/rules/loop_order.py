@@ -1,15 +1,16 @@
-"""Detection of the step boundaries in a training loop. No I/O.
+"""Rules that detect where a training loop begins a step, and where it abandons one. No I/O.
 
-A step begins with the first forward pass of a module that goes through the Agent, the first reduction, or the vote. A
-zero_grad() at the top of the loop begins it too, so that a healing rank has its peers' state before anything reads the
-old one. A zero_grad() at the end of the loop must not: an evaluation, a checkpoint or the end of training may follow.
+A step begins with the first forward pass of a module that uses the Agent, with the first reduction, or with the vote. A
+zero_grad() at the top of the loop must begin the step, too, so that a healing rank has its peer's state before the
+script reads the old one. A zero_grad() at the end of the loop must not begin a step, because an evaluation, a
+checkpoint or the end of training may follow.
 
-If a forward pass will begin the step, zero_grad() need not, which is right for loops of either order. Otherwise the
-first call shows the order: a loop that has computed before its first zero_grad() zeroes at its end.
+If a forward pass will begin the step anyway, zero_grad() does not begin it, which is correct in both kinds of loop.
+Otherwise the first call decides: if the loop has computed before, zero_grad() is at its end.
 
-A script that leaves out a step (it catches an exception, or the loss is NaN) continues with the next forward pass. A
-script that accumulates, takes two passes (SAM) or computes several outputs for one loss does the same. PassOrder
-distinguishes these cases by what the script did in committed steps.
+A script may abandon a step, for example because it catches an exception or the loss is NaN. It then continues with the
+next forward pass. But so does a script that accumulates gradients, makes two passes per step (SAM) or computes several
+outputs for one loss. PassOrder distinguishes these cases by what the script did in committed steps.
 """
 
 from collections.abc import Sequence
@@ -30,20 +31,20 @@ class StepPart(Protocol):
 
     @property
     def has_abandoned(self) -> bool:
-        """True if the graph of a forward pass of this step is freed without a backward pass."""
+        """True if the graph of a forward pass of this step was freed without a backward pass."""
         ...
 
     @property
     def parameters_reduced(self) -> Sequence[Any]:
-        """Parameters whose gradients it reduces."""
+        """Parameters whose gradients the module reduces."""
         ...
 
     def contribute_zeros(self) -> bool:
-        """Reduce zeros instead of the batch's gradients. Return False if something was reduced already."""
+        """Reduce zeros instead of the batch's gradients. Return False if some gradients were reduced already."""
         ...
 
     def give_up(self) -> None:
-        """Abandon a backward pass that has begun to reduce. The vote will be no.
+        """Abandon a backward pass that has begun to reduce. This rank will then vote no.
 
         Raises:
             AgentError: This module cannot continue.
@@ -51,26 +52,30 @@ class StepPart(Protocol):
         ...
 
     def agree(self) -> None:
-        """Start to share values that must be equal in all groups. Called before the vote, when all is computed."""
+        """Start to exchange values that must be equal in all groups, such as buffers.
+
+        Called before the vote, when the step has computed everything.
+        """
         ...
 
     def end_step(self, *, is_committed: bool) -> None:
-        """Keep the shared values if the step is committed, or restore those from its beginning."""
+        """Keep the exchanged values if the step is committed, or else restore those from before the step."""
         ...
 
 
 @dataclass(slots=True)
 class ZeroGradOrder:
-    """Position of zero_grad() in the loop of one optimizer."""
+    """Finds out where the loop of one optimizer calls zero_grad()."""
 
     ends_loop: bool | None = None
-    """None before the first call."""
+    """True if zero_grad() is called at the end of the loop, None before the first call."""
 
     def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
         """Return whether this zero_grad() begins a step.
 
-        `has_computed` tells whether the current step has computed anything, and `forward_begins` whether a forward pass
-        will begin the next step.
+        Args:
+            has_computed: Whether the current step has computed anything.
+            forward_begins: Whether a forward pass will begin the next step.
         """
         if self.ends_loop is None:
             self.ends_loop = has_computed
@@ -83,15 +88,15 @@ class ZeroGradOrder:
 
 @dataclass(slots=True)
 class PassOrder:
-    """Detects, from the forward passes of one module, that the script has left out the vote on the current step.
+    """Detects, from the forward passes of one module, that the script has abandoned a step without a vote.
 
-    Nothing is concluded before the first committed step. A wrong conclusion costs one attempt: in the next attempt of
-    the same step the script may start over, or make twice as many forward passes. Whatever it does in a committed step
-    is usual from then on.
+    Nothing is detected before the first committed step. A false detection costs one attempt: when the same step is
+    retried, the script may reset its gradients again, or make twice as many forward passes, without being suspected. A
+    pattern that occurs in a committed step is treated as normal from then on.
     """
 
     counts: bool = True
-    """True if forward passes are counted, which requires that a pass knows at its beginning whether it reduces."""
+    """True if forward passes are counted. This requires that each pass knows in advance whether it will reduce."""
     has_reduced: bool = False
     """True once a backward pass of this module has reduced gradients in this step."""
     _ended: int = -1
@@ -105,7 +110,7 @@ class PassOrder:
     _gave_up_at: int | None = None
 
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
-        """Bring the counts up to date after `ended` attempts. `step` is the current or next step."""
+        """Update the counts after `ended` attempts, committed or not. `step` is the current or next step."""
         self._step = step
         if ended == self._ended:
             return
@@ -120,20 +125,23 @@ class PassOrder:
         self.has_reduced, self._forwards = True, 0
 
     def forward(self) -> None:
-        """Record a forward pass whose backward pass will reduce."""
+        """Record a forward pass whose backward pass will reduce gradients."""
         self._forwards += 1
         self._most = max(self._most, self._forwards)
 
     def starts_over(self) -> bool:
-        """Return whether the step was left out: a forward pass follows, and the reduced gradients are gone."""
+        """Return whether the script abandoned the step.
+
+        Called when a forward pass begins after the script has reset gradients that were already reduced.
+        """
         self._starts_over = True
         is_unusual = bool(self._usual_most) and not self._usually_starts_over
         return is_unusual and self._gave_up_at != self._step
 
     def repeats(self) -> bool:
-        """Return whether the step was left out.
+        """Return whether the script abandoned the step.
 
-        Called when a reducing forward pass follows an abandoned one, without a backward pass since the last reduction.
+        Called when a forward pass that will reduce follows an earlier one that had no backward pass.
         """
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 

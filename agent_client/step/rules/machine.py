@@ -2,17 +2,17 @@
 
     asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard
 
-A rank whose last step was not committed here may have to heal. It waits for its quorum before it computes anything, so
-that the script does everything in the step with the peer's state. A rank that must heal after it has begun to compute
-does the step with zeros, votes no, and heals before its next step.
-
-A failure inside a step marks it: the vote is no, the optimizer does not move, and the next quorum repairs the
-connections.
-
-The state is named by its tag (step, quorum_id of its commit). While a peer's state is being installed there is no tag,
-so a rank that is interrupted then holds nothing and heals. The same holds for a state that is torn in another way: a
-committed step that was not applied, or a state that differs from the peers'. `distrust` gives the reason until the rank
-has healed.
+1. A rank whose last step was not committed may have to *heal*, that is, copy the state of a peer. It waits for its
+   quorum before it computes anything, so that the script does the whole step with the peer's state.
+2. If a rank learns that it must heal only after it has begun to compute, it contributes zeros to the step, votes no,
+   and heals before its next step.
+3. The first failure inside a step decides its result: the vote is no, the optimizer does not step, and the next quorum
+   connects the participants again.
+4. A model state is identified by its *tag*: the number of committed steps, and the quorum_id under which the last one
+   was committed. While a peer's state is being installed, the rank has no tag. If it is interrupted then, it holds no
+   complete state and heals.
+5. A state is *torn* if a committed step was not applied to it, or if it differs from the peers' state with the same
+   tag. The rank then has no tag either. `distrust` contains the reason until the rank has healed.
 
 `Applying` finds committed steps that were not applied.
 """
@@ -37,52 +37,52 @@ class Phase(StrEnum):
 
 
 class InvalidTransition(RuntimeError):
-    """An event in a phase in which it is impossible, which is a defect. The message lists the last events."""
+    """An event was reported in a phase in which it is impossible. This is a bug. The message lists the last events."""
 
 
 @dataclass(slots=True)
 class StepMachine:
     step: int = 0
     tag_quorum_id: int | None = 0
-    """Quorum that has committed the state, or None if this rank holds no complete state."""
+    """Id of the quorum under which the state was committed, or None if this rank holds no complete state."""
     batches_committed: int = 0
     phase: Phase = Phase.IDLE
     assignment: Assignment | None = None
-    """Quorum of the current or last step."""
+    """Assignment in the quorum of the current or last step."""
     failure: str | None = None
     is_blamed: bool = False
-    """True if another group is to blame for `failure`."""
+    """True if another group caused `failure`."""
     discards: int = 0
-    """Discarded steps since the last commit under a quorum."""
+    """Number of discarded steps since the last committed one."""
     faults: int = 0
-    """Number of these steps that no other group is known to have caused."""
+    """Number of these discards that, as far as known, no other group caused."""
     has_erred: bool = False
     has_reduced: bool = False
     """True if an all-reduce over all participants has completed in this step."""
     has_computed: bool = False
     """True if a forward pass or a reduction has begun in this step."""
     skips_batch: bool = False
-    """True if the script skips this rank's batch. The rank adds zeros and does not count."""
+    """True if the script skips this rank's batch. The rank contributes zeros and does not count."""
     skipped_weight: int = 0
-    """Number of microbatches in the step that groups have skipped."""
+    """Number of microbatches in the step that were skipped, over all groups."""
     is_in_backward: bool = False
     was_committed: bool = False
     commits: int = 0
     ended: int = 0
     moves: int = 0
-    """Counter of forward passes, reductions and votes."""
+    """Number of forward passes, reductions and votes so far."""
     accumulates: bool = False
-    """True if the last forward pass reduces nothing."""
+    """True if the last forward pass only accumulates gradients, so that its backward pass reduces nothing."""
     may_heal: bool = True
     """True if the next quorum may require this rank to heal."""
     heals_first: bool = False
-    """True if this rank can heal in this step, because nothing was computed before the request for its quorum."""
+    """True if this rank can heal within this step, because it had computed nothing before it requested the quorum."""
     must_install: bool = False
-    """True if a peer's state must be installed before this rank counts."""
+    """True if a peer's state must be installed before this rank's gradients count."""
     is_torn: bool = False
     is_installing: bool = False
     distrust: Distrust | None = None
-    """Reason why the state is torn, unless an installation was interrupted."""
+    """Reason why the state is torn, or None. Also None if only the installation of a peer's state was interrupted."""
     torn_under: int | None = None
     is_alone: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
@@ -100,17 +100,17 @@ class StepMachine:
 
     @property
     def next_step(self) -> int | None:
-        """The first step of which nothing has been computed, or None if a step is half done."""
+        """Number of the next step that has not begun to compute, or None if the current step has begun to compute."""
         has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
         return None if has_begun or self.phase is Phase.VOTED else self.step
 
     def begin(self) -> None:
-        """Begin a step. A retry of the step does not call this."""
+        """Begin a step. Do not call this for a retry of the same step."""
         self._began_with = self.tag
 
     @property
     def is_salvageable(self) -> bool:
-        """True if the step's gradients belong to the state that this rank holds, and that state counts."""
+        """True if the step's gradients were computed with the state that this rank holds, and may be reduced again."""
         return not self.has_erred and not self.must_install and self.tag == self._began_with
 
     def ask(self, *, heals_first: bool = False) -> None:
@@ -139,11 +139,11 @@ class StepMachine:
         self.failure = reason
 
     def quorum_revoked(self) -> None:
-        """Record a quorum that was revoked before this step began under it. Another one is requested."""
+        """Record that the quorum was revoked before this step began, so that another one must be requested."""
         self.discards += 1
 
     def lost_between(self, reason: str) -> None:
-        """Record a loss of participants between two steps, so that the next step needs another quorum."""
+        """Record that participants were lost between two steps, so that the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
@@ -154,27 +154,32 @@ class StepMachine:
         self.failed(reason)
 
     def failed(self, reason: str, *, is_blamed: bool = False) -> None:
-        """Record a failure. The first reason stays. `is_blamed` means that another group is to blame."""
+        """Record that the step has failed. Only the first failure is kept.
+
+        Args:
+            reason: What failed.
+            is_blamed: Whether another group caused the failure.
+        """
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """Record that a forward pass of the training, or a reduction, begins in this step."""
+        """Record that a training forward pass or a reduction begins in this step."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
 
     def abandon_backward(self) -> None:
-        """Record that a backward pass has ended before it had reduced everything.
+        """Record that a backward pass ended before it had reduced all gradients.
 
-        Its sums are useless, and this rank's next reduction would not match that of its peers.
+        The sums so far are useless, and this rank's next reduction would not match its peers'.
         """
         self.is_in_backward = False
         self.erred("a backward pass was abandoned before it had reduced all gradients")
 
     @property
     def contributes(self) -> bool:
-        """True if this rank's gradients count: it holds the state of max_step, is no spare and has not failed."""
+        """True if this rank's gradients count: it holds the current state, is not a spare and has not failed."""
         return self.share.counts and self.failure is None and not self.must_install
 
     @property
@@ -198,7 +203,7 @@ class StepMachine:
         self.may_heal = True
 
     def tear(self, kind: DistrustKind, text: str) -> None:
-        """Record that this rank holds no complete state any more. The first reason stays until it has healed."""
+        """Record that this rank no longer holds a complete state. Keep the first reason until the rank has healed."""
         self.distrust = self.distrust or Distrust(kind, cut_reason(text))
         if self.tag_quorum_id is not None:
             self.distrust = replace(self.distrust, step=self.step, quorum_id=self.tag_quorum_id)
@@ -208,26 +213,27 @@ class StepMachine:
         if self.phase is not Phase.IDLE:
             self.failed(text)
         elif self.is_alone:
-            self.discards += 1  # forces another quorum; with several ranks, the others may be in the next step already
+            # Force another quorum. Not possible with several ranks, as the others may be in the next step already.
+            self.discards += 1
 
     @property
     def is_unhealed(self) -> bool:
-        """True if the state is torn and the quorum considers it up to date, so that this step cannot commit."""
+        """True if the state is torn but the quorum treats it as up to date, so that this step cannot commit."""
         if self.assignment is None:
             return False
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
     def cannot_heal(self) -> bool:
-        """True if the quorum formed after this rank had reported its torn state, so no peer can provide a state."""
+        """True if no peer can provide a state: the quorum formed after this rank reported that its state is torn."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
-        """Set the state with which this rank works: an older one while it catches up, or the state that it holds."""
+        """Set the step and tag at which this rank takes part. While the rank catches up, its own state is older."""
         self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:
-        """Return the vote. A yes needs a quorum, an all-reduce over its participants, and an up-to-date state."""
+        """Return this rank's vote. A yes requires a quorum, a completed all-reduce and an up-to-date state."""
         self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
         if self.failure is None and not self.has_reduced:
             self.failed("no collective over all participants completed")
@@ -246,7 +252,7 @@ class StepMachine:
 
     @property
     def has_decided(self) -> bool:
-        """True if this rank's yes is the decision, because its group has no other rank that could vote no."""
+        """True if this rank has voted yes and its vote is the decision, because the group has no other rank."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
     def decided(self, commit: bool) -> None:
@@ -267,7 +273,7 @@ class StepMachine:
         self.may_heal = not commit or assignment is None
 
     def faulted(self) -> None:
-        """Count the last discarded step as one that no other group is known to have caused."""
+        """Count the last discard as one that, as far as known, no other group caused."""
         self.faults += 1
 
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
@@ -281,21 +287,21 @@ class StepMachine:
 class Applying:
     """Finds committed steps that were not applied.
 
-    A commit changes step and tag, and the state follows when the optimizer has stepped. These events in between leave
-    the state torn:
+    A commit changes the step and the tag immediately, but the state only when the optimizer steps. These cases show
+    that the optimizer did not step, or only in part, which leaves the state torn:
 
-    1. Between `entered` and `left` (FaultTolerantOptimizer, LocalSGD, DiLoCo, `with agent.applying()` in a script): an
-       exception.
-    2. In a script that steps its optimizers itself: a registered optimizer has begun more steps since the commit than
-       it has ended when the next step begins. So it has raised, even if the script has caught that and tried again. A
-       step that calls the step of its base class counts twice on both sides.
-    3. In such a script: no optimizer steps after a commit. This is only an error if registered optimizers have stepped
-       after each commit until now and never twice, because a script may take local steps or apply by other means. A
-       GradScaler may skip a step, in all ranks alike.
+    1. An exception is raised between `entered` and `left`. FaultTolerantOptimizer, LocalSGD, DiLoCo and the block
+       `with agent.applying()` call these two.
+    2. A script calls its optimizers itself, and when the next step begins, a registered optimizer has begun more steps
+       since the commit than it has finished. So a step raised, even if the script caught the exception and tried again.
+       (A step that calls the step of its base class is counted twice as begun and twice as finished.)
+    3. A script calls its optimizers itself, and none steps after a commit. This counts only if, so far, registered
+       optimizers have stepped exactly once after each commit, because a script may also take local steps or apply the
+       gradients in another way. It does not count with a GradScaler, which may skip a step on all ranks.
     """
 
     is_explicit: bool = False
-    """True once the script has called `entered`. Optimizer steps are then ignored."""
+    """True once `entered` was called. Optimizer steps are then ignored."""
     _committed: int | None = None  # committed step that is not applied yet
     _under_way: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _stepped: set[int] = field(default_factory=set[int])
@@ -335,10 +341,14 @@ class Applying:
             self._committed = None
 
     def begins(self, may_skip: Callable[[], bool]) -> str:
-        """Return what is wrong with the last commit when the next step begins, or an empty text.
+        """Check the last commit when the next step begins.
 
-        `may_skip` returns whether a GradScaler may skip steps. It is slow, so it is only called if something seems
-        wrong, and not again after it has returned True.
+        Args:
+            may_skip: Returns whether a GradScaler may skip steps. It is slow, so it is called only if an optimizer step
+                is missing, and not again once it has returned True.
+
+        Returns:
+            A description of how the last commit was not applied, or an empty string if it was.
         """
         step, self._committed = self._committed, None
         if self.is_explicit or step is None:

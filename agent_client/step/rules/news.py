@@ -1,8 +1,8 @@
-"""Log lines about steps that others have delayed, and the patience of a rank without a quorum. No I/O.
+"""Log lines about steps that other groups delayed, and rules for a rank whose quorum requests are refused. No I/O.
 
-`StepNews` writes one line for a lost group or for groups that healed. The line about a loss comes with the commit of
-the step that the loss has discarded, and contains the delay. If that takes longer than LOSS_HELD_S or fails, the loss
-is reported earlier.
+`StepNews` builds one line for a lost group or for groups that healed. A loss is logged when the discarded step has been
+repeated and committed, so that the line contains the delay. If this takes longer than LOSS_HELD_S or fails, the loss is
+logged earlier, without the delay.
 """
 
 from collections.abc import Sequence
@@ -35,23 +35,23 @@ class Loss:
 
 
 class StepNews:
-    """Log lines of one rank. Time is the caller's monotonic clock."""
+    """Builds the log lines of one rank. Times are readings of the caller's monotonic clock, in seconds."""
 
     def __init__(self) -> None:
         self._loss: Loss | None = None
         self._healing: tuple[str, int, float] | None = None
 
     def lost(self, loss: Loss) -> str:
-        """Record the loss that has discarded a step. Return the pending line about an earlier one, or an empty text."""
+        """Record the loss that caused a discard. Return the pending line about an earlier loss, or an empty string."""
         before, self._loss, self._healing = self._loss, loss, None
         return "" if before is None else f"step {before.step} discarded: {before}"
 
     def pop_overdue(self, now: float) -> str:
-        """Return the line that cannot wait for the step any longer, or an empty text."""
+        """Return the pending line if it has waited for LOSS_HELD_S, or an empty string."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
-        """Record that the running step is not committed. Return the pending line, or an empty text."""
+        """Record that the current step is not committed. Return the pending line, or an empty string."""
         loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 
@@ -73,7 +73,7 @@ class StepNews:
 
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
-FIRST_LOG_AFTER = 3  # requests in a row
+FIRST_LOG_AFTER = 3  # consecutive requests
 LOG_INTERVAL_S = 60.0
 
 _FINAL = (InvalidRequest, NotServed, Unrecoverable)
@@ -81,13 +81,13 @@ _WAITS = (DeadlinePassed, Unreachable, Superseded, LimitReached)
 
 
 class Patience:
-    """Decides what a rank does after requests for a quorum that were not granted.
+    """Decides whether a rank retries after its request for a quorum was refused.
 
-    1. A refusal that no later request can change ends the rank at once.
-    2. A refusal that may pass (another process with the same name is still alive, a quorum was revoked before it began)
-       ends the rank after `limit` such refusals in a row.
-    3. Waiting for more groups, for a lighthouse or for a restarting manager never ends a rank. It is logged regularly,
-       with its reason.
+    1. If no later request can succeed, the rank exits immediately.
+    2. If a later request may succeed (another process with the same name is still alive, or a quorum was revoked before
+       its first step), the rank exits after `limit` consecutive refusals of this kind.
+    3. A rank never exits because it is waiting for more groups, for the lighthouse or for a restarting manager. The
+       wait and its reason are logged regularly.
     """
 
     def __init__(self, limit: int) -> None:
@@ -100,7 +100,7 @@ class Patience:
         self._tries = self._refusals = 0
 
     def refused(self, error: LighthouseError, now: float) -> str:
-        """Record a refusal. Return the reason for which this rank must end, or an empty text to retry."""
+        """Record a refusal. Return the reason why this rank must exit, or an empty string if it should retry."""
         if self._tries == 0:
             self._began_at = self._logged_at = now
         self.backoff_s = min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2 ** min(self._tries, 10))
@@ -113,7 +113,7 @@ class Patience:
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
     def pop_news(self, error: LighthouseError, now: float) -> str:
-        """Return the text to log as an error now, or an empty text."""
+        """Return the message to log as an error now, or an empty string."""
         is_first = self._tries == FIRST_LOG_AFTER
         if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):
             return ""

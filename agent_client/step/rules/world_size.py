@@ -1,9 +1,9 @@
-"""Share of a replica group in a step. No I/O; every participant computes the same result.
+"""Computes which part of a step a replica group does. No I/O. Every participant computes the same result.
 
-A step consists of microbatches. Each is computed by all ranks of one group. The gradients of the step are the sum over
-the groups that count, divided by `divisor`. Contributors are the participants that hold the state when they compute. A
-group that does not count still computes one microbatch, because the others wait for it in their collectives, and adds
-zeros.
+A step consists of microbatches, each computed by all ranks of one group. The step's gradients are the sum over the
+groups that count, divided by `divisor`. *Contributors* are the participants that hold the current state when they
+compute. A group that does not count still computes one microbatch and contributes zeros, because the other groups wait
+for it in their collectives.
 
     mode                 computed by                                      microbatches, divisor
     DYNAMIC              every contributor its own                        contributors
@@ -18,7 +18,7 @@ from lighthouse_protocol.messages.membership import Assignment
 
 
 class WorldSizeMode(StrEnum):
-    """Which batches a step consists of, if replica groups come and go."""
+    """Which batches a step consists of when the number of replica groups changes."""
 
     DYNAMIC = "dynamic"
     """One batch of each contributing group. The global batch shrinks and grows with the number of groups."""
@@ -31,26 +31,26 @@ class WorldSizeMode(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Share:
     microbatches: tuple[int, ...]
-    """Numbers of this group's microbatches, below `divisor`."""
+    """Indices of this group's microbatches, from 0 to `divisor` - 1."""
     divisor: int
     counts: bool
-    """False if the group adds zeros."""
+    """False if the group contributes zeros."""
     is_first: bool = False
-    """True in exactly one group of a quorum that counts, which provides values that all must share."""
+    """True in exactly one of the groups that count. That group provides values that must be equal in all groups."""
 
     @property
     def weight(self) -> int:
         return len(self.microbatches) if self.counts else 0
 
     def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
-        """Return (place, number of places) among the ranks of all groups, for each of the microbatches."""
+        """Return (index, count) for each microbatch of a rank. `index` numbers the microbatches of all ranks from 0."""
         places = self.divisor * group_world_size
         return [(number * group_world_size + group_rank, places) for number in self.microbatches]
 
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
-    """Mode and size. AgentConfig has checked them."""
+    """The mode and its size. The caller has validated them."""
 
     mode: WorldSizeMode = WorldSizeMode.DYNAMIC
     size: int = 0
@@ -61,7 +61,7 @@ class WorldSize:
         return self.mode is not WorldSizeMode.DYNAMIC
 
     def share(self, assignment: Assignment | None) -> Share:
-        """Return this group's share. Without a quorum it counts for nothing."""
+        """Return this group's share of the step. Without a quorum, the group does not count."""
         if assignment is None:
             return Share((0,), 1, counts=False)
         divisor = self._divisor(assignment.contributors)
@@ -87,7 +87,7 @@ class WorldSize:
 
 
 def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:
-    """Return (place, number of places) of a rank in the quorum, or in its group if there is no quorum."""
+    """Return (index, count) of a rank among all ranks of the quorum, or of its group if there is no quorum."""
     if assignment is None:
         return group_rank, group_world_size
     place = assignment.replica_rank * group_world_size + group_rank

@@ -1,9 +1,9 @@
-"""Observation of ranks without an Agent. Python imports this module before a rank's script.
+"""Starts the observation of ranks that have no Agent. Python imports this module before a rank's script.
 
-Its folder is first on PYTHONPATH (guard/client.py). When the script creates its first process group, the rank is
-observed from then on (agent_client.observe), if agent_client is installed. Before that the module imports neither torch
-nor our packages; only the script loads torch.distributed. The folder contains no other module, so the ranks'
-interpreter finds none of our modules there.
+Its folder is first on PYTHONPATH (guard/client.py). If agent_client is installed, observation begins when the script
+creates its first process group (agent_client.observe). Until then this module imports neither torch nor our packages;
+torch.distributed is loaded only by the script. The folder contains no other module, so that the script cannot import
+our modules by accident.
 """
 
 # pyright: basic
@@ -48,7 +48,7 @@ def _observed(init_process_group):
     @wraps(init_process_group)
     def observed(*args, **options):
         rank = args[4] if len(args) > 4 else options.get("rank", -1)
-        if str(rank) in ("-1", os.environ.get("RANK")):  # not in other processes of the script
+        if str(rank) in ("-1", os.environ.get("RANK")):  # skip other processes that the script starts
             _observe()
         return init_process_group(*args, **options)
 
@@ -56,7 +56,7 @@ def _observed(init_process_group):
 
 
 def _observe() -> None:
-    """Observe this rank. An error never stops the script."""
+    """Start to observe this rank. An error does not stop the script."""
     try:
         from agent_client.step.observer import observe
 
@@ -67,7 +67,7 @@ def _observe() -> None:
 
 
 def _import_next() -> None:
-    """Import the sitecustomize that this module shadows."""
+    """Import the user's own sitecustomize module, if any, which this module shadows."""
     own_module, own_folder = sys.modules.pop(__name__), os.path.dirname(os.path.abspath(__file__))
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != own_folder]
     try:

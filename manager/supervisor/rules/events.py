@@ -28,21 +28,21 @@ class RankEnded:
     rank: int
     attempt: int
     status: int
-    cause: str = ""  # the rank's own explanation, or empty
+    cause: str = ""  # the rank's own explanation, or an empty string
 
 
 @dataclass(frozen=True, slots=True)
 class RankSilent:
-    """The group's manager has lost a rank whose process may still exist."""
+    """The group's manager counts a rank as lost, but its process may still exist."""
 
     rank: int
-    lost_at: float  # when the manager lost it
+    lost_at: float  # when the manager recorded the loss
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MisfitReported:
-    """The group's ranks end because it does not fit its peers: another model or another script."""
+    """The group's ranks exit because the group does not fit its peers: its model or its script is different."""
 
     reason: str
 
@@ -64,7 +64,7 @@ class RunStopped:
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """All ranks of the run have finished. This group's ranks learn it on their own streams, and exit."""
+    """All ranks of the run have finished. This group's ranks are notified on their own streams, and exit."""
 
     reason: str
 
@@ -76,12 +76,12 @@ class KillAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """This group must end; nothing restarts from now on."""
+    """This group must end. Nothing restarts from now on."""
 
     status: int
     why: str
-    is_leaving: bool = False  # the ranks finish their step; an EndAsked without this flag follows
-    is_urgent: bool = False  # a repeated request: a leaving group stops at once, and one in its grace period is killed
+    is_leaving: bool = False  # let the ranks complete their step first; an EndAsked without this flag follows
+    is_urgent: bool = False  # repeated request: stop a leaving group immediately, or kill it in its grace period
 
 
 Event = (
@@ -116,7 +116,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True)
 class RunStopAsked:
-    """The lighthouse must stop the run for all groups."""
+    """Ask the lighthouse to stop the run for all groups."""
 
     reason: str
 
@@ -132,12 +132,12 @@ class Logged:
     """Log a decision and its reason."""
 
     text: str
-    is_asked: bool = False  # at level INFO: a person requested it, or the work is done
+    is_asked: bool = False  # log at level INFO, because a person requested it or the work is done
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisionEnded:
-    """No rank runs, and none will start."""
+    """No rank is running, and none will be started."""
 
     status: int
     why: str

@@ -1,15 +1,18 @@
 """State machine that starts, stops and restarts the ranks of a replica group on all of its hosts. No I/O.
 
-1. Ranks that restart together are a unit: the whole group or a single rank. A unit starts when all of its hosts are
-   ready. It restarts when none of its ranks runs and its delay has passed, if restart_policy.py permits.
-2. A rank that exits with the stop exit code or by SIGINT stops the run for all groups, and so does an exhausted restart
-   budget. If a group exhausts it because it does not fit its peers, only this group ends.
-3. If a host's supervisor is lost, so are its ranks; the group waits for the host. A rank whose process exists but does
-   nothing (stopped or frozen) is lost, too.
-4. A group that receives a request to end, or whose run has stopped, restarts nothing and ends with its last rank. The
-   first reason counts, and the earliest end of the grace period: a repeated request does not extend it.
+A *unit* is a set of ranks that restart together: the whole group, or a single rank. An *attempt* is one start of a
+unit. The *run* comprises all replica groups of the job.
+
+1. A unit starts when all of its hosts are ready. It restarts when none of its ranks is running any more and its delay
+   has passed, if restart_policy.py permits it.
+2. A rank that exits with the stop exit code or by SIGINT stops the run for all groups. So does an exhausted restart
+   budget, unless the losses occurred because the group does not fit its peers. Then only this group ends.
+3. If a host's supervisor is lost, its ranks are lost, too, and the group waits for the host. A rank also counts as lost
+   if its process exists but does nothing, because it is stopped or frozen.
+4. If the group must end, or the run is stopped, nothing restarts, and the group ends when its last rank has exited. The
+   first reason is kept. Repeated requests can shorten the grace period, but not extend it.
 5. Events of earlier attempts are ignored.
-6. Once the run has completed nothing restarts. The group ends with its last rank, with status 0.
+6. Once the run is complete, nothing restarts. The group ends with status 0 when its last rank has exited.
 """
 
 import math
@@ -54,7 +57,7 @@ class Layout:
 
 
 class Phase(StrEnum):
-    WAITING = "waiting"  # until its hosts are ready and its delay has passed
+    WAITING = "waiting"  # its hosts are not ready, or its delay has not passed
     RUNNING = "running"
     STOPPING = "stopping"
     DONE = "done"
@@ -62,25 +65,25 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class Unit:
-    """Ranks that restart together."""
+    """State of a set of ranks that restart together."""
 
     ranks: tuple[int, ...]
     budget: RestartBudget
     phase: Phase = Phase.WAITING
-    attempt: int = -1  # number of the last start; -1 before the first
+    attempt: int = -1  # number of the last start, or -1 before the first
     running: set[int] = field(default_factory=set[int])
     started_at: float = 0.0
     starts_at: float = 0.0  # earliest time of the next start
-    misfit: str = ""  # why the group does not fit its peers, or empty
+    misfit: str = ""  # why the group does not fit its peers, or an empty string
 
 
 @dataclass(frozen=True, slots=True)
 class _Ending:
-    """The end of the group, once requested."""
+    """A requested end of the group."""
 
     status: int
     why: str
-    kill_at: float  # end of the grace period; infinity while the ranks leave in good order
+    kill_at: float  # end of the grace period; infinity while the ranks may still complete their step
 
     @property
     def is_leaving(self) -> bool:
@@ -95,9 +98,9 @@ class SupervisorMachine:
         policy: The restart policy.
         draw: Returns random numbers from 0 to 1, for the jitter.
         grace_s: Time in seconds between SIGTERM and SIGKILL.
-        host_timeout_s: Time in seconds that the group waits for a missing host.
+        host_timeout_s: Time in seconds for which the group waits for a missing host.
 
-    Times (`now`) are the caller's monotonic clock in seconds.
+    All times (`now`) are readings of the caller's monotonic clock, in seconds.
     """
 
     def __init__(
@@ -121,11 +124,11 @@ class SupervisorMachine:
         self._missing_since: dict[int, float] = {}
         self._ending: _Ending | None = None
         self._completed = ""
-        self._effects: list[events.Effect] = []  # of the event in progress
+        self._effects: list[events.Effect] = []  # effects of the event that is being handled
         self.is_over = False
 
     def heartbeat(self, now: float) -> SupervisorHeartbeat:
-        """Return the restarts so far, and the budget of the unit closest to its limit."""
+        """Return a heartbeat with the restarts so far and the budget of the unit that is closest to its limit."""
         return SupervisorHeartbeat(
             budget_used=max(unit.budget.used(now) for unit in self.units),
             restarts=sum(max(0, unit.attempt) for unit in self.units),
@@ -205,7 +208,7 @@ class SupervisorMachine:
                 self._handle_loss(unit, self._layout.host_of(ended.rank), why, now)
 
     def _rank_silent(self, silent: events.RankSilent, now: float) -> None:
-        """Handle a rank whose process does nothing; ignore reports about the process before the last start."""
+        """Handle a rank whose process does nothing. Ignore the report if the rank was restarted in the meantime."""
         unit = self._unit_of.get(silent.rank)
         if unit is None or silent.rank not in unit.running or silent.lost_at < unit.started_at:
             return
@@ -264,9 +267,9 @@ class SupervisorMachine:
         self._end(1, why, self._grace_s, now)
 
     def _end(self, status: int, why: str, grace_s: float, now: float) -> None:
-        """End the group, or shorten the grace period of an end in progress.
+        """End the group, or shorten the grace period if it is already ending.
 
-        With infinite grace the ranks leave first.
+        With an infinite grace period, the ranks are not stopped yet, so that they can complete their step.
         """
         known, kill_at = self._ending, now + grace_s
         if known is None:
@@ -281,7 +284,7 @@ class SupervisorMachine:
                 self._halt(unit, grace_s)
 
     def _halt(self, unit: Unit, grace_s: float) -> None:
-        """Stop a unit; one that is stopping already gets a shorter grace."""
+        """Stop the running ranks of a unit. If it is already being stopped, only shorten the grace period."""
         if unit.phase is Phase.RUNNING:
             unit.phase = Phase.STOPPING
         self._effects += [events.Halt(host, ranks, grace_s) for host, ranks in self._by_host(unit.running)]

@@ -1,7 +1,7 @@
-"""Launch plan: what a supervisor runs, and the environment of each rank. No I/O.
+"""Launch plan: the commands that a supervisor runs, and the environment of each rank. No I/O.
 
-The command may be torchrun. Then the supervisor starts one torchrun process per host, and torchrun starts the ranks.
-`read_torchrun` reads what the supervisor must know from its command line.
+The command may be torchrun. Then the supervisor starts one torchrun process per host, which starts the ranks.
+`read_torchrun` parses the options of torchrun that the supervisor needs.
 """
 
 import itertools
@@ -21,11 +21,11 @@ _FAILURE = re.compile(r"rank\s*:\s*(\d+) \(local_rank.*?exitcode\s*:\s*(-?\d+)\s
 
 @dataclass(frozen=True, slots=True)
 class Torchrun:
-    """Options of torchrun on the command line."""
+    """The options of a torchrun command line that the supervisor needs."""
 
     max_restarts: str  # must be "0", because only the supervisor restarts ranks
-    world_size: int | None  # None if the options do not contain numbers
-    master_port: int | None = None  # None if the supervisor chooses it, 0 if torchrun does at each start
+    world_size: int | None  # None if the options are not numbers, so that it is unknown
+    master_port: int | None = None  # None if the supervisor chooses it, 0 if torchrun chooses one at each start
 
 
 class Failure(NamedTuple):
@@ -41,7 +41,7 @@ def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torch
 
     Args:
         command: The command.
-        variables: Environment; torchrun reads PET_ plus the option's name as a default.
+        variables: The environment, from which torchrun reads defaults (PET_ plus the option's name).
     """
     is_torchrun = command[0].rpartition("/")[2] == "torchrun"
     is_module = any(a == "-m" and b in _MODULES for a, b in itertools.pairwise(command))
@@ -55,9 +55,13 @@ def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torch
 
 
 def failure_behind(status: int, words: Sequence[str]) -> Failure | None:
-    """Return the failure behind torchrun's exit.
+    """Return the failure of a rank that caused torchrun's exit, or None if torchrun's output does not contain one.
 
-    torchrun exits with 1 for any failure of a rank and prints the details, the first failure last.
+    torchrun exits with code 1 after any failure of a rank. It prints the failures, the first one last.
+
+    Args:
+        status: Exit status of torchrun.
+        words: The last lines of its output.
     """
     found = _FAILURE.findall("\n".join(words)) if status == 1 else []
     return Failure(*map(int, found[-1])) if found else None
@@ -71,7 +75,7 @@ def _master_port(options: Mapping[str, str]) -> int | None:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """Return all options of torchrun and the script; the first of equal names counts."""
+    """Return the options of torchrun and of the script, by name. If a name occurs repeatedly, the first one counts."""
     found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, has_value, value = word.partition("=")
@@ -80,13 +84,13 @@ def _options(command: Sequence[str]) -> dict[str, str]:
     return found
 
 
-# Agents prefer these to RANK and WORLD_SIZE, so inherited values of another group must be cleared.
+# Agents prefer these variables to RANK and WORLD_SIZE, so values inherited from another group must be cleared.
 _RANK_COUNTS = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": ""}
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Launch of one supervisor: the command and settings of its ranks."""
+    """The command of one supervisor's ranks, and the settings from which their environment follows."""
 
     command: tuple[str, ...]  # command of each rank
     layout: Layout
@@ -94,24 +98,24 @@ class LaunchPlan:
     replica_id: str
     job: str
     run: str
-    incarnation: str  # prefix of the ranks' incarnations, by which the lighthouse knows their supervisor
+    incarnation: str  # prefix of the ranks' incarnations, by which the lighthouse identifies their supervisor
     lighthouse: str  # address of the lighthouse
     manager: str  # address of the group's manager
     master: tuple[str, int]  # host and port
     max_restarts: int
     slot_offset: int = 0
-    slots: int = 1  # slots of the whole run
-    # The next three are for wrapped ranks.
+    slots: int = 1  # number of slots in the whole run
+    # The next three are for ranks that use Wrapper.
     active: int | None = None
     min_active: int = 1
     stride: int = DEFAULT_STRIDE
     store_port: int | None = None  # on the master host; None if no supervisor runs a store
-    keeps_place: bool = False  # RANK and the like were set for the supervisor and stay as they are
+    keeps_place: bool = False  # the ranks inherit RANK, WORLD_SIZE etc. from the supervisor's environment
     torchrun: Torchrun | None = None  # set if the command is torchrun, which then runs once per host
     trace_dir: str | None = None
     # Paths of the files of the user's own PKI, for the ranks.
     tls_variables: Mapping[str, str] = field(default_factory=dict[str, str])
-    # Authenticate the ranks to the lighthouse and to the manager; empty if there is no secret.
+    # Secrets with which the ranks authenticate to the lighthouse and to the manager. Empty if there is none.
     run_secret: str = field(default="", repr=False)
     manager_secret: str = field(default="", repr=False)
 
@@ -131,26 +135,29 @@ class LaunchPlan:
         return self.slot_offset + rank
 
     def process_of(self, rank: int) -> int:
-        """Return the process that contains a rank: with torchrun its host, or 0 if the world size is unknown."""
+        """Return the number of the process that runs a rank.
+
+        It is the rank itself. With torchrun, it is the number of the rank's host, or 0 if the world size is unknown.
+        """
         if self.torchrun is None:
             return rank
         return rank * self.layout.hosts // self.torchrun.world_size if self.torchrun.world_size else 0
 
     def label(self, rank: int) -> str:
-        """Return the prefix of each line of the rank's output."""
+        """Return the prefix for each line of the rank's output."""
         return f"{self.replica_id}/{rank}"
 
     def log_name(self, rank: int, attempt: int) -> str:
         folder = urllib.parse.quote(self.replica_id, safe="@+=")
-        folder = folder.replace(".", "%2E") if set(folder) == {"."} else folder  # `..` would leave the log folder
+        folder = folder.replace(".", "%2E") if set(folder) == {"."} else folder  # `..` is outside the log folder
         return f"{folder}/attempt_{attempt}/rank_{rank}.log"
 
     def environment(self, rank: int, attempt: int, incarnation: str) -> dict[str, str]:
-        """Return the variables of a rank's process; torchrun sets the variables of its ranks itself."""
+        """Return the environment variables of a rank's process, or of torchrun, which sets its ranks' variables."""
         ours = self._common(attempt) | self._run(incarnation)
         if self.torchrun is not None:
             return ours | self._torchrun()
-        if self.keeps_place:  # for its Agent, a rank that keeps its own RANK is a whole replica group
+        if self.keeps_place:  # the rank keeps its own RANK, but for its Agent it is a whole replica group
             place = self._master() | {"LIGHTHOUSE_GROUP_RANK": "0", "LIGHTHOUSE_GROUP_WORLD_SIZE": "1"}
         else:
             place = self._rank(rank, attempt)
@@ -177,10 +184,11 @@ class LaunchPlan:
         return {"MASTER_ADDR": self.master[0], "MASTER_PORT": str(self.master[1])}
 
     def _torchrun(self) -> dict[str, str]:
-        """Return the variables of torchrun.
+        """Return the variables for torchrun.
 
-        Workers derive their slots from the offset. torchrun prefers its own options to PET_ variables. If the store
-        has a separate port, torchrun may choose a port for its ranks, which several torchruns on one host need.
+        Its workers derive their slots from an offset. torchrun's own options take precedence over PET_ variables. If
+        the store has a separate port, torchrun may choose a port for its ranks, which is necessary if several torchrun
+        processes run on one host.
         """
         master = {f"PET_{name}": value for name, value in self._master().items()}
         is_known = self.store_port == self.master[1] + STORE_PORT_OFFSET

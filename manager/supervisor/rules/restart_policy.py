@@ -1,12 +1,13 @@
 """Restart policy: whether and when lost ranks restart, and which host is excluded. No I/O.
 
-1. A rank's exit means done (status 0), stop the run (the stop exit code or SIGINT), or a loss (any other status).
-2. A loss leads to a restart, unless restarts evidently do not help: the same host fails repeatedly, the ranks fail at
-   every start, or the losses in the window exceed the budget. An exhausted budget ends the run for all groups. Losses
-   of a group that does not fit its peers do not count towards that, since the other groups have no part in them.
-3. The delay doubles with each restart, with jitter. Losses leave the window with time.
+1. The exit status of a rank means that it is done (0), that the run must stop (the stop exit code, or SIGINT), or that
+   the rank is lost (any other status).
+2. After a loss, the ranks restart, unless restarts do not help: the same host fails repeatedly, the ranks fail at every
+   start, or the number of losses within a sliding time window exceeds the budget. An exhausted budget ends the run for
+   all groups. If the group failed because it does not fit its peers, only this group ends.
+3. The delay doubles with each restart, with jitter. Losses that are older than the window no longer count.
 
-`Report` keeps what a supervisor must report to the lighthouse across broken streams.
+`Report` stores what a supervisor must report to the lighthouse, and repeats it when a stream breaks.
 """
 
 import signal
@@ -39,9 +40,9 @@ class RestartPolicy:
     max_delay_s: float = 30.0
     max_startup_failures: int = 3  # 0 disables the limit on failures at start-up
     startup_s: float = 10.0
-    exclude_host_after: int = 0  # consecutive losses that began on the host; 0 disables exclusion
-    stop_exit_code: int = 130  # 0 disables the stop by exit code
-    scope: str = GROUP_SCOPE  # ranks that restart together: GROUP_SCOPE or RANK_SCOPE
+    exclude_host_after: int = 0  # number of consecutive losses that began on the same host; 0 disables exclusion
+    stop_exit_code: int = 130  # a rank that exits with it stops the run; 0 disables this
+    scope: str = GROUP_SCOPE  # whether the whole group (GROUP_SCOPE) or each rank (RANK_SCOPE) restarts
     restart_after_kill: bool = True
 
 
@@ -52,7 +53,7 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class Exclude:
-    """Decision to exclude a host from the run; the group ends."""
+    """Decision to exclude a host from the run, and to end the group."""
 
     host: int
     reason: str
@@ -63,14 +64,14 @@ class GiveUp:
     """Decision to end the group."""
 
     reason: str
-    is_for_all: bool  # the whole run stops, not only this group
+    is_for_all: bool  # whether the whole run stops, not only this group
 
 
 Decision = Restart | Exclude | GiveUp
 
 
 def outcome(status: int, stop_exit_code: int) -> Outcome:
-    """Classify an exit status, given as by subprocess: an exit code, or minus a signal number."""
+    """Classify an exit status. As in subprocess, it is an exit code, or minus a signal number."""
     if status == 0:
         return Outcome.DONE
     is_abort = status == -signal.SIGINT or (stop_exit_code != 0 and status == stop_exit_code)
@@ -78,7 +79,7 @@ def outcome(status: int, stop_exit_code: int) -> Outcome:
 
 
 def describe_status(status: int) -> str:
-    """Describe an exit status for people: "exit code 1" or "SIGSEGV"."""
+    """Describe an exit status in text, such as "exit code 1" or "SIGSEGV"."""
     if status >= 0:
         return f"exit code {status}"
     try:
@@ -97,7 +98,10 @@ class _Loss:
 
 @dataclass(slots=True)
 class RestartBudget:
-    """Losses of ranks that restart together. `draw` returns random numbers from 0 to 1 for the jitter."""
+    """Counts the losses of ranks that restart together, and decides whether they restart.
+
+    `draw` returns random numbers from 0 to 1 for the jitter of the delay.
+    """
 
     policy: RestartPolicy
     draw: Callable[[], float]
@@ -105,10 +109,10 @@ class RestartBudget:
     _early: int = 0
 
     def record_loss(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
-        """Record a loss and decide what follows.
+        """Record a loss. Return the decision to restart, to exclude a host, or to give up.
 
         Args:
-            host: The host of the first rank that failed.
+            host: Number of the host on which the first rank failed.
             lived_s: Time in seconds between the start of the ranks and the loss.
             now: Monotonic time in seconds.
             is_misfit: Whether the loss occurred because the group does not fit its peers.
@@ -153,17 +157,18 @@ class RestartBudget:
 
 
 MAX_KEPT_LOSSES = 1000
-# How long to retry under a name that is taken: the lighthouse may not have noticed the predecessor's end.
+# How long to retry if the name is taken, because the lighthouse may not have noticed that the predecessor has exited.
 DUPLICATE_TIMEOUT_S = 45.0
-# A message sent earlier than this before a stream broke has arrived: a dead connection is detected sooner.
+# A message that was sent more than this time before the stream broke has arrived. Dead connections are detected sooner.
 DOUBT_S = 60.0
 
 
 class Report:
-    """Reports of a supervisor to the lighthouse. `send` is called only between `welcomed` and `ended`.
+    """Sends a supervisor's reports to the lighthouse, and repeats them after a stream has broken.
 
-    A requested stop and an excluded host are states, with which each new stream begins. A loss is an event. It is sent
-    again if the stream breaks soon afterwards, and the lighthouse counts it once.
+    A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event. It is
+    sent again if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called only
+    between `welcomed` and `ended`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
@@ -176,9 +181,9 @@ class Report:
         self._refused_since: float | None = None
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
-        """Return whether a refusal by the lighthouse is final.
+        """Return whether the lighthouse's refusal is final, so that a retry would not help.
 
-        A duplicate name becomes final after DUPLICATE_TIMEOUT_S, when the predecessor's stream should have ended.
+        A duplicate name is final after DUPLICATE_TIMEOUT_S, because the predecessor's stream should be closed by then.
         """
         if not isinstance(error, DuplicateReplica):
             return True
@@ -194,7 +199,7 @@ class Report:
         self._send_losses(now)
 
     def ended(self, now: float) -> None:
-        """Close the stream, and queue again the losses that may not have arrived."""
+        """Record that the stream has closed. Queue again the losses that may not have arrived."""
         self.is_open = False
         doubtful = [lost for sent_at, lost in self._sent if sent_at >= now - DOUBT_S]
         self._sent.clear()
