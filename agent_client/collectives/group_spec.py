@@ -76,5 +76,5 @@ def abort_all() -> None:
 
 
 def have_lost_a_peer() -> bool:
-    """Return whether a peer has exited or has aborted one of the groups."""
+    """Return whether any of this process's process groups has a peer that has exited or aborted it."""
     return any(getattr(group, "has_lost_a_peer", False) for group in list(_groups))

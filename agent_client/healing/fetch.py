@@ -264,8 +264,8 @@ class Fetch:
 
         Raises:
             TimeoutError: The state did not arrive in time.
-            StateUnavailable: The download was cancelled, or no source has the state. Sources of another quorum may.
-            StateRefused, StateMismatch, CorruptState: Every source failed in this way.
+            StateUnavailable: The download was cancelled, or no source of this quorum has the state.
+            StateRefused, StateMismatch, CorruptState: Every source failed.
             ValueError: Every source's address is malformed.
         """
         if self._is_background:

@@ -50,9 +50,9 @@ class Presence:
         self._watch: RankWatch | None = None
 
     def show(self, manager_address: str) -> None:
-        """Open the watch.
+        """Make this rank known to its manager by opening its watch stream.
 
-        Returns within a few seconds even if the manager does not answer. The request for a quorum will then fail.
+        Returns within a few seconds even if the manager does not answer. In that case, the later quorum request fails.
         """
         progress = Progress()
         progress.waiting_for("the other ranks of its group").__enter__()

@@ -71,10 +71,10 @@ class InterruptibleSection:
         self._asked_at: float | None = None
 
     def run(self, function: Callable[[], T], is_over: Callable[[], bool]) -> T:
-        """Call `function` and return its result.
+        """Call `function` so that it can be interrupted, and return its result.
 
         Args:
-            function: The function.
+            function: The generation's function. It runs in the calling thread.
             is_over: Returns whether the generation has already ended.
 
         Raises:
@@ -165,7 +165,7 @@ KILLED_STATUS = 137  # the status that a shell reports for SIGKILL
 
 
 class Interrupter:
-    """Interrupts the function of a generation in this process. `interrupt` and `kill` are thread-safe."""
+    """Interrupts the function that a generation runs in this process. `interrupt` and `kill` are thread-safe."""
 
     def __init__(self, section: InterruptibleSection, aborts: Sequence[Callable[[], object]]) -> None:
         self._section = section

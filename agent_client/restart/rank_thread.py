@@ -212,9 +212,9 @@ class RankThread(DriverThread):
         self._previous = run.number
 
     def advance(self) -> int:
-        """Request and await the next generation, as the function asks for it. Return its number.
+        """Request the next generation for the running function, wait for it, and return its number.
 
-        The call also blocks while this rank is a spare.
+        While this rank is a spare, the call blocks.
         """
         self._interrupter.end()
         self.ready()

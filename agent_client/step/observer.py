@@ -122,8 +122,8 @@ class Observer:
 def _script_store() -> Any:
     """Return the store of the script's process group, or None if there is none.
 
-    This function does not import torch. If another thread is just importing it, wait until that is done, because the
-    module lacks functions until then.
+    Never triggers the first import of torch. If another thread is in the middle of importing it, this waits for that
+    import to finish, because the module lacks some functions until then.
     """
     if TORCH_GROUPS not in sys.modules:
         return None

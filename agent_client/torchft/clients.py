@@ -219,7 +219,7 @@ def has_connected() -> bool:
 
 
 class ManagerClient:
-    """A rank's client of the manager of its replica group.
+    """Client with which a rank calls its replica group's manager.
 
     Args:
         addr (str): Address of the manager.

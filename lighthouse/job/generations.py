@@ -795,7 +795,7 @@ class Generations:
             self._send_generation(rank)
 
     def _send_generation(self, rank: Rank) -> None:
-        """Send the generation to a rank. If a finished process had the same slot, the rank waits instead."""
+        """Send the current generation to a rank, unless a process that has finished took the rank's place in it."""
         assert self.current.generation is not None
         if not self.current.is_place_taken(rank.rank):
             self._emit(events.GenerationSent(rank.rank, self.current.generation))

@@ -473,7 +473,7 @@ class IncidentMachine:
         return [] if case.away else [Changed(case.note(back_s=now - case.fault_at))]
 
     def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
-        """Record that all steps before `step` are committed, because a rank under that quorum has reached it."""
+        """Handle that a rank has reached `step` under the quorum, so all earlier steps are committed."""
         effects: list[Effect] = []
         for case in list(self._cases.values()):
             summary = case.incident.summary

@@ -613,7 +613,7 @@ class Group:
     replica_id: str
     incarnation: str
     seen_at: float
-    """When its last message arrived, by the lighthouse's monotonic clock, as all moments here."""
+    """When its last message arrived, by the lighthouse's monotonic clock, like all times in this class."""
     participant: Participant | None = None
     """Description from the newest hello or join. None if the group has only sent heartbeats without a session."""
     step: int = 0

@@ -72,17 +72,18 @@ class Supervisor:
 class Supervisors:
     """Supervisors of a run, and its excluded hosts.
 
-    1. A name belongs to its newest incarnation, even after the connection ends. While its stream is open, only a
-       supervisor with its secret replaces it. After a restart of the lighthouse, the name is reserved for NAMES_KEPT_S.
-       Otherwise a newer incarnation takes the name, and the older one never gets it back. So if two supervisors use one
-       name, one continues and the other exits. An incarnation always belongs to the supervisor that used it first.
+    1. A name belongs to the newest incarnation that claimed it, even after that incarnation disconnects. A newer
+       incarnation takes the name over, and the older one never gets it back. So if two supervisors use one name, one
+       continues and the other exits. There are two exceptions. While the owner's stream is open, only a supervisor that
+       presents the owner's secret takes over. For NAMES_KEPT_S after a restart of the lighthouse, the name is reserved
+       for its previous owner. An incarnation always belongs to the supervisor that used it first.
     2. A supervisor that received a stop exits. If it reconnects, it is sent the stop again, even if the run has been
        resumed.
     3. An excluded host has no rank and no supervisor in the run until the run is resumed.
-    4. A supervisor's request counts for the others if it has a part in the run: secrets prove that one of its ranks has
-       been in a generation, or its group in a quorum of the job. Otherwise the request affects only that supervisor: a
-       stop stops it alone, and an exclusion keeps only its own name from the host. Before the first generation, any
-       supervisor may stop the run.
+    4. A supervisor's request affects the whole run if the supervisor takes part in it: it has presented a secret that
+       proves that one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the
+       request affects only that supervisor: a stop request stops it alone, and an exclusion request bars only its own
+       name from the host. Before the first generation, any supervisor may stop the run.
     """
 
     def __init__(
@@ -230,7 +231,7 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def take_part(self, secrets: Collection[str]) -> None:
-        """Mark the supervisors that have a part in the run: those with the secret of a rank of a generation."""
+        """Mark the supervisors that take part in the run. `secrets` are those of the ranks of a generation."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 

@@ -257,7 +257,7 @@ class RankWelcome:
 class SlotGiven:
     """Slot that the lighthouse assigned to a rank of an elastic run.
 
-    The first message on the stream, unless the hello already named this slot.
+    The first message on the stream. It is not sent if the hello already named this slot.
     """
 
     slot: Slot

@@ -30,10 +30,10 @@ class HealStatus:
     received: Count  # bytes
     total: Count | None  # bytes, None if unknown
     seconds: Offset
-    bytes_per_s: Count | None  # over the last seconds, None if unknown
-    left_s: Offset | None  # time left of the slowest rank at its rate, None if unknown
+    bytes_per_s: Count | None  # over the last few seconds, None if unknown
+    left_s: Offset | None  # time left for the slowest rank at its current rate, None if unknown
     still_s: Offset  # longest time without data among the healing ranks
-    text: Text  # the same in words
+    text: Text  # this status in words
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ def connected(address: Address, timeout_s: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Generator[ssl.SSLSocket, None, None]:
-    """Connect and complete the TLS handshake before `ends_at`, in seconds of time.monotonic()."""
+    """Connect, complete the TLS handshake, and yield the socket. `ends_at` is a time of time.monotonic()."""
     context.set_alpn_protocols([_HTTP2])
     with connected(address, ends_at - time.monotonic()) as raw:
         raw.setblocking(False)

@@ -105,7 +105,7 @@ class _Logins:
 
 
 class HttpGuard:
-    """Access control of all HTTP routes: the checks 1 to 4 of the module docstring."""
+    """Access control for all HTTP routes: checks 1 to 4 in the module docstring."""
 
     def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
         """Set the access rules. `names` are host names of this daemon in addition to the host's own."""

@@ -246,7 +246,7 @@ class SilenceChanged:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """Make the ranks exit, because the lighthouse kills the group."""
+    """The lighthouse has killed the group, so its ranks must exit."""
 
     reason: str
     behind: Set[int] = NO_RANKS  # stalled ranks that caused the kill; empty if an operator requested it

@@ -169,7 +169,7 @@ class SessionMachine:
         self._next_heartbeat_at = min(self._next_heartbeat_at, now + self._interval_s)
 
     def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
-        """Record an acknowledgement. Return when its heartbeat was sent, or None if it was not sent in this session."""
+        """Record an acknowledgement. Return the time its heartbeat was sent, or None if none is outstanding here."""
         self._received_at, self._unanswered = now, 0
         self._interval_s = ack.heartbeat_interval_s
         sent_at = self._sent_at.pop(ack.number, None)

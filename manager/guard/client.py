@@ -126,7 +126,7 @@ class GuardClient:
         return await asyncio.shield(self._tails[number])
 
     async def run(self) -> int:
-        """Receive the exits of processes until the guard itself exits. Return the guard's exit status."""
+        """Receive the guard's reports of process exits until the guard itself exits. Return its exit status."""
         reader, self._writer = await asyncio.open_unix_connection(sock=self._socket, limit=1 << 20)
         self._writer.writelines(self._unsent)
         watching = asyncio.create_task(self._keep_awake(), name="guard is awake")

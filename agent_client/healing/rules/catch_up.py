@@ -105,10 +105,10 @@ class CatchUpMachine(Generic[T]):
     # -- events
 
     def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
-        """Decide what to do in a step, given its quorum.
+        """Decide what to do in a step.
 
         Args:
-            plan: The quorum.
+            plan: What the step's quorum says about catching up.
             holds: Tag of the rank's state. Only used if the rank is not catching up yet.
             source: replica_id of the assigned source, or an empty string if there is none.
         """

@@ -48,7 +48,7 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Properties of the tensor that a participant is about to reduce."""
+    """Properties of a participant and of the tensor that it is about to reduce."""
 
     NONE = 0
     NOT_FINITE = 1
