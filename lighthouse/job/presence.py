@@ -139,11 +139,11 @@ class MassSilence:
         return True
 
     def is_cut(self, member: Group, now: float) -> bool:
-        """Return whether the member lost its connection along with most others. A failed step or a time limit ends this."""
+        """Return whether the member lost its connection along with most others, until a step fails or time is up."""
         return member.closes_at is not None and now < self._cut_until
 
     def step_failed(self, now: float) -> None:
-        """Bring forward the checks of silent and disconnected members, because a step has failed. O(n), once per burst."""
+        """Bring forward the checks of silent and disconnected members after a failed step. O(n), once per burst."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
             for member in self._job.groups.values():
