@@ -9,7 +9,7 @@ from typing import Protocol
 
 from benchmarks.support.lockstep import Lockstep, Tally
 from benchmarks.support.shared_session import SharedQuorums, SharingRequests, SharingSession
-from lighthouse_protocol.identity import parse_address
+from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -70,7 +70,7 @@ class LightManager:
         self._requests = SharingRequests(self._group, crowd.quorums)
         self._session = SharingSession(secrets.token_hex(SECRET_BYTES), crowd.quorums)
         self._link = LighthouseLink(
-            lambda: crowd.connect(host), LeaderSearch((parse_address(crowd.address, "address"),))
+            lambda: crowd.connect(host), LeaderSearch(parse_coordinator(crowd.address).addresses)
         )
         self._timer = DeadlineTimer(self._tick, asyncio.get_running_loop())
         self._clock = asyncio.get_running_loop().time
