@@ -232,7 +232,7 @@ def run(name: str, options: Sequence[str], folder: Path) -> Report:
 @click.option("--reports", type=click.Path(path_type=Path), help="Keep the reports here. Existing reports are reused.")
 @click.option("--print", "is_printed_only", is_flag=True, help="Print the tables, but change no file.")
 def main(reports: Path | None, is_printed_only: bool) -> None:
-    """Run every benchmark of the README's and the docs' tables, and write both tables. Takes about half an hour."""
+    """Run every benchmark of the README's and the docs' tables, and write both tables."""
     with TemporaryDirectory() as temporary:
         folder = reports or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

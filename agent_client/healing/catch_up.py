@@ -283,7 +283,7 @@ class CatchUpDriver:
             log.warning("catching up: no memory for another step's gradients; healing by copying the state")
         machine.committed(kept, tag)
         if not machine.keeps:
-            self._drop_transfer("what it is for is not kept")
+            self._drop_transfer("the gradients to apply after it are not kept")
 
     def _install(self) -> None:
         owner, received = self._owner, self._snapshot

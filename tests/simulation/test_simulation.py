@@ -78,7 +78,7 @@ def test_drawn_runs_are_clean_and_send_what_was_frozen():
 @pytest.mark.timeout(1500)
 @each_simulator
 def test_frozen_seeds_are_clean_and_send_what_was_frozen(name: str):
-    """One seed in PARTS, others every day. `python -m tests.simulation --compare` checks all, in half an hour."""
+    """One seed in PARTS, others every day. `python -m tests.simulation --compare` checks all."""
     first = datetime.now(UTC).toordinal() % PARTS
     check(name, in_parallel(partial(frozen.record, name), range(first, len(frozen.load(name)), PARTS)))
 

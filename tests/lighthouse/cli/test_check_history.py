@@ -129,3 +129,21 @@ def test_without_commits_nothing_is_said_to_be_right(tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["check-history", str(tmp_path)])
     assert result.exit_code == 2
     assert "--trace-dir" in result.output
+
+
+def test_a_line_that_a_kill_has_cut_is_no_commit(folder: Folder) -> None:
+    """Quorum 12 would otherwise be read as quorum 1."""
+    folder.traces["a-rank-0-1.log"] = [
+        line.replace("quorum 9", "quorum 12") for line in folder.traces["a-rank-0-1.log"]
+    ]
+    folder.check()
+    trace = folder.path / "traces" / "a-rank-0-1.log"
+    trace.write_text(trace.read_text().removesuffix("2\n"))
+    assert "commits under quorum 1 " not in CliRunner().invoke(main, ["check-history", str(folder.path)]).output
+
+
+def test_a_message_in_json_is_read_with_its_escapes(folder: Folder) -> None:
+    """A quote in another field does not end it."""
+    entry = {"reason": 'said "message": "x"', "job": "vision", "message": "quorum 8: a@5 b@5"}
+    (folder.path / "other.log").write_text(json.dumps(entry) + "\n" + json.dumps(entry)[:-9] + "\n")
+    assert "quorum 8 has other groups than" in folder.check().output
