@@ -48,7 +48,7 @@ PRELOADED = (
 
 
 def run(*words: str, check: bool = True) -> None:
-    subprocess.run(words, check=check, capture_output=True)
+    subprocess.run(words, check=check, capture_output=True, timeout=30)
 
 
 class Network:
