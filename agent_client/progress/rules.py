@@ -209,7 +209,7 @@ class Number(NamedTuple):
 
     quorum_id: int
     number: int
-    inner: int
+    inner: int = 0
 
 
 class CollectiveIds:

@@ -198,8 +198,8 @@ class StepRunner:
                 self._group.all_reduce(tensor)
 
     def collective(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
-        quorum_id, number, inner = self.progress.numbers.number_of(entry, within_group=within_group)
-        return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
+        number = self.progress.numbers.number_of(entry, within_group=within_group)
+        return self.progress.collective(number, operation, shape, within_group=within_group)
 
     def _reduce_over_peers(
         self,
