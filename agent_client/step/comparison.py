@@ -166,9 +166,7 @@ class Comparison:
     def agree_on_options(self) -> None:
         """Agree on options in the first step under a quorum.
 
-        The options are the interval of state comparisons, the check for finite gradients, and whether collectives are
-        announced together. With different options, a group would leave out a collective, or apply a step that the
-        others discard.
+        With different options, a group would leave out a collective, or apply a step that the others discard.
         """
         payload = (self.config.check_state_every, self.checks_finite, self._may_announce_ahead)
         rows = self.exchange(Announced(Kind.OPTIONS), payload=payload)
@@ -201,11 +199,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Return the digests of all participants by replica_rank. None stands for one whose state is not compared.
-
-        Raises:
-            RuntimeError: The step has failed.
-        """
+        """Return the digests by replica_rank, None for a state that is not compared. Raise if the step has failed."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
@@ -214,10 +208,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, because the participants computed their gradients with different states.
 
-        Args:
-            assignment: The assignment of the step.
-            wrong: Replica ranks of the minority, whose states become invalid.
-            times: How often these have differed so far. They healed after each earlier time.
+        The states of the minority `wrong` (replica ranks) become invalid. These have differed `times` times so far, and
+        healed after each earlier time.
         """
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -269,16 +261,9 @@ class Comparison:
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
     ) -> list[str] | None:
-        """Announce a reduction.
+        """Announce a reduction, and those that are certain to follow with nothing in between.
 
-        Args:
-            tensor: The tensor to reduce.
-            name: Its name.
-            flags: Properties of this rank's tensor.
-            following: Reductions that are certain to follow with nothing in between. They are announced as well.
-
-        Returns:
-            The replica ids of the groups whose tensor is not finite, or None if the announcements differ.
+        Return the replica ids of the groups whose tensor is not finite, or None if the announcements differ.
         """
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
@@ -322,16 +307,9 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants.
+        """Exchange announcements with all participants. `flags` and `payload` need not agree.
 
-        Args:
-            announced: The announcement of this rank.
-            within_s: Time limit in seconds. Default: the time limit of a collective.
-            flags: Properties that all participants must know, but that need not agree.
-            payload: Numbers that all participants receive, and that need not agree.
-
-        Returns:
-            The rows by replica_rank, or None if they do not match. The step has then failed at all participants.
+        Return the rows by replica_rank, or None if they do not match. The step has then failed at all participants.
         """
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None

@@ -70,11 +70,8 @@ class QuorumRequester:
     def request(self) -> Assignment | LighthouseError:
         """Request the quorum, and retry while the manager is unreachable.
 
-        Returns:
-            The assignment, or the error with which the manager refused the request. The next step then requests again.
-
-        Raises:
-            AgentError: The manager has exited, or no later request can succeed.
+        Return the error if the manager refuses the request; the next step then requests again. Raise AgentError if the
+        manager has exited, or no later request can succeed.
         """
         patience = self._patience
         while True:
@@ -155,8 +152,7 @@ class StepRunner:
     def begin(self, reductions_before: int) -> None:
         """Request the quorum, connect to its participants, serve this rank's state, and heal if necessary.
 
-        Args:
-            reductions_before: Number of reductions that the script has submitted before this step.
+        The script has submitted `reductions_before` reductions before this step.
         """
         machine, comparison, attempt = self.machine, self.comparison, self.attempt
         attempt.failed_at, self._nonfinite = None, ""
@@ -215,7 +211,7 @@ class StepRunner:
     def reduce(
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part] = ()
     ) -> torch.Tensor:
-        """Average `tensor` over the contributing groups, in place.
+        """Average `tensor` over the contributing groups, in place, and return it.
 
         Args:
             tensor: The tensor.
@@ -224,9 +220,6 @@ class StepRunner:
             entry: Entry of the reduction in the progress report.
             name: Name of the tensor.
             following: Reductions that are certain to follow with nothing in between. They are announced together.
-
-        Returns:
-            `tensor`.
         """
         group, divides_first = self.place.group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))
@@ -309,15 +302,10 @@ class StepRunner:
                 self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because a gradient is infinite or NaN.
+        """Discard the step because the gradient `name` is infinite or NaN. Return True if a GradScaler will skip it.
 
-        Args:
-            name: Name of the gradient.
-            wrong: Groups whose own gradient is not finite. These log it. If there are none, only the mean is not
-                finite, and the first group logs it.
-
-        Returns:
-            True if the step is not discarded, because a GradScaler will skip it.
+        The groups in `wrong`, whose own gradient is not finite, log it. If there are none, only the mean is not finite,
+        and the first group logs it.
         """
         if self.scalers.may_skip or may_skip():
             return True
