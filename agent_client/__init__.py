@@ -27,10 +27,9 @@ from agent_client.errors import (
 from agent_client.step.rules.world_size import WorldSizeMode
 
 if TYPE_CHECKING:
-    from agent_client.restart.call import CallWrapper
     from agent_client.restart.rank_thread import fork_and_monitor
     from agent_client.restart.store import RestartAbort, State, StoreMixin
-    from agent_client.restart.wrapper import Wrapper
+    from agent_client.restart.wrapper import CallWrapper, Wrapper
     from agent_client.state.train_state import TrainState
     from agent_client.step.agent import Agent
     from agent_client.step.config import AgentConfig
@@ -67,7 +66,7 @@ _WHEN_NAMED = {
     "TrainState": "agent_client.state.train_state",
     "observe": "agent_client.step.observer",
     "replicate": "agent_client.training.hsdp",
-    "CallWrapper": "agent_client.restart.call",
+    "CallWrapper": "agent_client.restart.wrapper",
     "RestartAbort": "agent_client.restart.store",
     "State": "agent_client.restart.store",
     "StoreMixin": "agent_client.restart.store",

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from agent_client.healing.memory import available_bytes
+from agent_client.healing.healing import available_bytes
 from benchmarks.support.children import Children
 from benchmarks.support.figures import Bar, benchmark, finish, ratios, show_machine, spread, table
 from benchmarks.support.torchft_native import released_version

@@ -25,8 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from agent_client.collectives.observed import never_compiled, not_itself_compiled
 from agent_client.errors import AgentError, ConfigurationError
-from agent_client.healing.healing import BackgroundFetch, StateOwner
-from agent_client.healing.memory import has_room
+from agent_client.healing.healing import BackgroundFetch, StateOwner, has_room
 from agent_client.healing.rules.catch_up import CatchUpAction, CatchUpMachine, CatchUpPlan, PendingStep, Transfer
 from agent_client.state.shards import like_parameter, local_part
 from agent_client.state.snapshot import StateMismatch
@@ -53,11 +52,7 @@ class StepCounts:
 
 class ScheduleReplay:
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Store the objects. Raise if one is neither `Replayable` nor a scheduler that counts its steps.
-
-        Args:
-            others: Entries of the TrainState other than the model and the optimizers.
-        """
+        """Raise if one of the objects is neither `Replayable` nor a scheduler that counts its steps."""
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
@@ -247,13 +242,7 @@ class CatchUpDriver:
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """Stop catching up, and work with the held state again.
-
-        Args:
-            held: Tag of the held state.
-            assignment: The assignment of the step.
-            first: The first kept step, if any. The schedulers are reset to when it began.
-        """
+        """Stop catching up, and work with the held state again, with the schedulers as at the beginning of `first`."""
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches

@@ -59,14 +59,7 @@ class DeadlineSocket(socket.socket):
 
 
 def connect(host: str, port: int, deadline: float, silence_s: float) -> DeadlineSocket:
-    """Connect to the first address of `host` that answers.
-
-    Args:
-        host: Name or address. If a name has several addresses, each gets an equal share of the remaining time.
-        port: The port.
-        deadline: When all operations of the socket must have ended, by time.monotonic().
-        silence_s: Time limit of each operation in seconds.
-    """
+    """Connect to the first address of `host` that answers. Each gets an equal share of the remaining time."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
     for tried, (family, kind, protocol, _, address) in enumerate(found):
@@ -92,10 +85,6 @@ def split_address(address: str) -> tuple[str, int]:
     return parts.hostname, parts.port
 
 
-def host_in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host
-
-
 _MAX_REFUSAL_BYTES = 2000
 CANNOT_BE_SENT = 410  # HTTP status if the source has the state but cannot send it
 NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
@@ -109,42 +98,23 @@ class StateRefused(StateUnavailable):
     """The state contains something that cannot be sent, so a retry would not help."""
 
 
-def check_challenge(response: HTTPResponse) -> str:
-    _check_status(response, 200)
-    response.read()
-    return response.getheader(NONCE_HEADER, "")
-
-
 def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
-    """Check that the response comes from a member of the quorum.
-
-    Args:
-        response: The response.
-        secret: The quorum's secret. If it is empty, nothing is checked.
-        *words: The values that the proof in the response must cover.
-
-    Raises:
-        StateUnavailable: The proof is missing or wrong.
-    """
+    """Check that the response proves knowledge of the quorum's secret, for these words, unless the secret is empty."""
     matters = response.status < 300 or response.status == CANNOT_BE_SENT
     if secret and matters and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
         raise StateUnavailable("it did not prove that it is a member of the quorum; its data is not used")
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
-    """Check that the response contains a state, and that its body has `length` bytes unless `length` is None."""
-    _check_status(response, 200)
-    if length not in (None, response.length):
-        raise CorruptState(f"asked for {length} bytes, the answer has {response.length}")
-
-
-def _check_status(response: HTTPResponse, expected: int) -> None:
-    if response.status != expected:
+    """Check that the response is a success, and that its body has `length` bytes unless `length` is None."""
+    if response.status != 200:
         is_refusal = response.status >= 400
-        text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace") if is_refusal else f"not {expected}"
+        text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace") if is_refusal else "not 200"
         if response.status == CANNOT_BE_SENT:
             raise StateRefused(f"the source cannot send its state: {text}")
         raise StateUnavailable(f"it answered {response.status}: {text}")
+    if length not in (None, response.length):
+        raise CorruptState(f"asked for {length} bytes, the answer has {response.length}")
 
 
 NICENESS = 10

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate, tee
 from types import TracebackType
 from typing import Self
@@ -37,7 +38,6 @@ from agent_client.healing.connection import (
     StateRefused,
     StateUnavailable,
     check_answer,
-    check_challenge,
     check_source,
     connect,
     split_address,
@@ -166,8 +166,10 @@ class Connection:
         if not self._requests.secret:
             return "", ""
         self._http.request("GET", "/challenge")
-        self._response = self._http.getresponse()
-        return check_challenge(self._response), secrets.token_hex(16)
+        self._response = response = self._http.getresponse()
+        check_answer(response)
+        response.read()
+        return response.getheader(NONCE_HEADER, ""), secrets.token_hex(16)
 
     def cut(self) -> None:
         with suppress(OSError):
@@ -203,57 +205,41 @@ OnBytes = Callable[[str, int, int], None]
 """Receives the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
 
 
+@dataclass(eq=False)
 class Fetch:
-    """One download of a state. The received tensors are on the CPU."""
+    """One download of a state, which also starts its time limit. The received tensors are on the CPU."""
 
-    def __init__(
-        self,
-        sources: Mapping[str, FindAddress],
-        key: StateKey,
-        timeout_s: float,
-        *,
-        accept: Callable[[State], object],
-        expect: Callable[[State], object] | None = None,
-        silence_s: float | None = None,
-        wait_s: float | None = None,
-        max_bytes: int | None = None,
-        is_background: bool = False,
-        secret: str = "",
-        on_received: OnBytes = lambda source, received, total: None,
-        own: State | None = None,
-    ) -> None:
-        """Prepare the download, and start its time limit.
+    sources: Mapping[str, FindAddress]
+    """The first source is the lead, and the next ones replace it in this order."""
+    key: StateKey
+    timeout_s: float
+    """Time limit of the download in seconds, not including the resolution of host names."""
+    _: KW_ONLY
+    accept: Callable[[State], object]
+    """Called with the received state. It raises StateMismatch if the state does not fit, and another source then
+    becomes the lead."""
+    expect: Callable[[State], object] | None = None
+    """Called with the layout, a state of meta tensors, before any tensor is read. It raises like `accept`."""
+    silence_s: float = math.inf
+    """Time in seconds for which a source may send nothing while there is another source."""
+    wait_s: float | None = None
+    """Time in seconds for which a source may wait until it has the state. Default: most of the time limit."""
+    max_bytes: int | None = None
+    is_background: bool = False
+    """Whether no group is waiting. The download then yields CPU time and uses one connection."""
+    secret: str = ""
+    """The quorum's secret. Source and target prove to each other that they know it, unless it is empty."""
+    on_received: OnBytes = lambda source, received, total: None
+    own: State | None = None
+    """State of this rank, if it may be equal to the requested one."""
 
-        Args:
-            sources: Function that looks up each source's address, by name. The first source is the lead, and the next
-                ones replace it in this order.
-            key: Key of the state.
-            timeout_s: Time limit in seconds for the download, not including the resolution of host names.
-            accept: Called with the received state. It raises StateMismatch if the state does not fit, and another
-                source then becomes the lead.
-            expect: Called with the layout, a state of meta tensors, before any tensor is read. It raises like `accept`.
-            silence_s: Time in seconds for which a source may send nothing while there is another source.
-            wait_s: Time in seconds for which a source may wait until it has the state. Default: most of the time limit.
-            max_bytes: Maximum size of the encoded state.
-            is_background: Whether no group is waiting. The download then yields CPU time and uses one connection.
-            secret: The quorum's secret. Source and target prove to each other that they know it, unless it is empty.
-            on_received: Receives the progress.
-            own: State of this rank, if it may be equal to the requested one.
-        """
-        if not sources:
+    def __post_init__(self) -> None:
+        if not self.sources:
             raise ValueError("a transfer needs a source")
-        self._sources = sources
-        self._own = own
-        self._timeout_s = timeout_s
-        self._requests = Requests(key, time.monotonic() + timeout_s, secret)
-        self._silence_s = min(silence_s or timeout_s, timeout_s)
-        self._wait_s = wait_s
-        self._accept, self._expect = accept, expect
-        self._max_bytes = max_bytes
-        self._is_background = is_background
-        self._on_received = on_received
+        self.requests = Requests(self.key, time.monotonic() + self.timeout_s, self.secret)
+        self.silence_s = min(self.silence_s, self.timeout_s)
         self._transfer: _Transfer | None = None
-        self._tries = dict.fromkeys(sources, 0)
+        self._tries = dict.fromkeys(self.sources, 0)
         """Number of attempts, by source, in which its connection broke while it was the lead."""
         self._failed: dict[str, tuple[type[Exception], str]] = {}
         """Sources that can no longer be the lead, with the class and message of their failure."""
@@ -268,7 +254,7 @@ class Fetch:
             StateRefused, StateMismatch, CorruptState: Every source failed.
             ValueError: Every source's address is malformed.
         """
-        if self._is_background:
+        if self.is_background:
             Pace()
         try:
             while (lead := self._next_lead()) is not None:
@@ -279,42 +265,42 @@ class Fetch:
             self._end_transfer()
 
     def cancel(self, reason: str) -> None:
-        self._requests.cancel(reason)
+        self.requests.cancel(reason)
 
     # -- the lead
 
     @property
     def _remaining(self) -> list[str]:
-        return [name for name in self._sources if name not in self._failed]
+        return [name for name in self.sources if name not in self._failed]
 
     def _next_lead(self) -> str | None:
         # A source that was rejected as a sender of pieces comes last. The download then starts again with it as lead.
         rejected = self._transfer.failures if self._transfer is not None else {}
         lead = min(self._remaining, key=lambda name: (name in rejected, self._tries[name]), default=None)
         if lead is not None and self._tries[lead]:
-            self._requests.wait_until(time.monotonic() + FIRST_PAUSE_S * 2 ** (self._tries[lead] - 1))
+            self.requests.wait_until(time.monotonic() + FIRST_PAUSE_S * 2 ** (self._tries[lead] - 1))
         if lead in rejected:
             self._end_transfer()
-        return None if self._requests.is_over else lead
+        return None if self.requests.is_over else lead
 
     def _receive_from(self, lead: str) -> State | None:
         """Receive the state with `lead` as the lead. Return None if the lead fails."""
         transfer = None
         try:
             with ExitStack() as opened:
-                silence_s = self._requests.silence_s(self._silence_s if len(self._remaining) > 1 else math.inf)
-                connection = opened.enter_context(self._requests.connect(self._sources[lead](), silence_s))
-                wait_s = silence_s * WAIT_SHARE if self._wait_s is None else self._wait_s
-                response = connection.get(f"/manifest/{key_path(self._requests.key, wait_s)}", silence_s)
+                silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
+                connection = opened.enter_context(self.requests.connect(self.sources[lead](), silence_s))
+                wait_s = silence_s * WAIT_SHARE if self.wait_s is None else self.wait_s
+                response = connection.get(f"/manifest/{key_path(self.key, wait_s)}", silence_s)
                 check_answer(response)
                 head = self._read_head(response)
                 compared, checksums = tee(_read_checksums(response, sum(map(count_pieces, head.layouts))))
                 if (tensors := self._own_tensors(head, compared)) is not None:
-                    self._accept(state := assemble(head.skeleton, tensors))
-                    self._on_received(lead, head.length, head.length)
-                    log.info("this rank already holds the tensors of %s, so none was transferred", self._requests.key)
+                    self.accept(state := assemble(head.skeleton, tensors))
+                    self.on_received(lead, head.length, head.length)
+                    log.info("this rank already holds the tensors of %s, so none was transferred", self.key)
                     return state
-                if is_sole_sender := head.length < MIN_STRIPED_BYTES or self._is_background:
+                if is_sole_sender := head.length < MIN_STRIPED_BYTES or self.is_background:
                     checksums = iter(list(checksums))
                     opened.pop_all()
                 transfer, skeleton = self._follow(lead, head, connection if is_sole_sender else None), head.skeleton
@@ -327,7 +313,7 @@ class Fetch:
                     self._drop_lead(lead, *transfer.failures[lead])
                 return None
             state = assemble(skeleton, transfer.tensors)
-            self._accept(state)
+            self.accept(state)
         except _FAILURES as error:
             self._fail(lead, error)
             if transfer is not None:
@@ -341,36 +327,28 @@ class Fetch:
             head = read_head(response)
         except TruncatedState as error:
             raise ConnectionError(f"{error}") from None
-        if self._max_bytes is not None and head.length > self._max_bytes:
-            raise CorruptState(f"the state has {head.length} bytes, more than {self._max_bytes}")
+        if self.max_bytes is not None and head.length > self.max_bytes:
+            raise CorruptState(f"the state has {head.length} bytes, more than {self.max_bytes}")
         if response.length != sum(map(count_pieces, head.layouts)) * CHECKSUM_BYTES:
             raise CorruptState("what follows is not the checksums of its pieces")
-        if self._expect is not None:
-            self._expect(assemble(head.skeleton, head.layouts))
+        if self.expect is not None:
+            self.expect(assemble(head.skeleton, head.layouts))
         return head
 
     def _own_tensors(self, head: Head, checksums: Iterator[bytes]) -> list[Tensor] | None:
-        if self._own is None or (own := encode(self._own)).layout != layout_digest(head.layouts):
+        if self.own is None or (own := encode(self.own)).layout != layout_digest(head.layouts):
             return None
         if not all(map(operator.eq, checksums, own.checksums())):  # stops at the first piece that differs
             return None
-        return [copy_of(tensor.detach()) for tensor in disassemble(self._own)[1]]
+        return [copy_of(tensor.detach()) for tensor in disassemble(self.own)[1]]
 
     def _follow(self, lead: str, head: Head, connection: "Connection | None") -> "_Transfer":
         layout = layout_digest(head.layouts)
         if self._transfer is not None and self._transfer.layout != layout:
             self._end_transfer()
         if self._transfer is None:
-            self._transfer = _Transfer(
-                {name: self._sources[name] for name in self._remaining},
-                self._requests,
-                head,
-                layout,
-                self._silence_s,
-                self._on_received,
-                leads_alone=connection is not None,
-                is_background=self._is_background,
-            )
+            sources = {name: self.sources[name] for name in self._remaining}
+            self._transfer = _Transfer(self, sources, head, layout, leads_alone=connection is not None)
         self._transfer.follow(lead, head, connection)
         return self._transfer
 
@@ -399,20 +377,18 @@ class Fetch:
             self._warn(lead, reason)
 
     def _warn(self, lead: str, reason: str) -> None:
-        if not self._requests.is_cancelled:
-            log.warning("cannot receive the state of %s from %s, which %s", self._requests.key, lead, reason)
+        if not self.requests.is_cancelled:
+            log.warning("cannot receive the state of %s from %s, which %s", self.key, lead, reason)
 
     def _failure(self) -> Exception:
-        what = f"the state of {self._requests.key}"
-        if self._requests.is_cancelled:
-            return StateUnavailable(
-                f"the transfer of {self._requests.key} was canceled: {self._requests.why_cancelled}"
-            )
+        what = f"the state of {self.key}"
+        if self.requests.is_cancelled:
+            return StateUnavailable(f"the transfer of {self.key} was canceled: {self.requests.why_cancelled}")
         reasons = "; ".join(f"from {source} {reason}" for source, (_, reason) in self._failed.items())
-        if self._requests.is_over:
-            where = reasons or f"from {', '.join(self._sources)}"
+        if self.requests.is_over:
+            where = reasons or f"from {', '.join(self.sources)}"
             advice = "Check that process and the network; a longer heal timeout helps on slow links."
-            return TimeoutError(f"{what} did not arrive within {self._timeout_s:g} s, {where}. {advice}")
+            return TimeoutError(f"{what} did not arrive within {self.timeout_s:g} s, {where}. {advice}")
         kinds = {kind for kind, _ in self._failed.values()}
         kind = kinds.pop() if len(kinds) == 1 else StateUnavailable
         if issubclass(kind, StateMismatch):
@@ -452,34 +428,20 @@ class _Transfer:
     """Receives the tensors of one state, with a reader thread for each source."""
 
     def __init__(
-        self,
-        sources: Mapping[str, FindAddress],
-        requests: Requests,
-        head: Head,
-        layout: str,
-        silence_s: float,
-        on_received: OnBytes,
-        *,
-        leads_alone: bool,
-        is_background: bool,
+        self, fetch: Fetch, sources: Mapping[str, FindAddress], head: Head, layout: str, *, leads_alone: bool
     ) -> None:
+        self._fetch, self._requests = fetch, fetch.requests
         self._sources = sources
         self._is_sole = len(sources) == 1
-        self._is_background = is_background
-        self._requests = requests
         self.layout = layout
         self._head_bytes, self._total = head.size, head.length
-        self._on_received = on_received
         self.tensors = allocate(head.layouts)
         self._places = list(piece_views(self.tensors))
         sizes = [len(place) + CHECKSUM_BYTES for place in self._places]
         self._starts = list(accumulate(sizes, initial=0))
+        deadline = fetch.requests.deadline
         self._plan = StripePlan(
-            sizes,
-            list(sources),
-            deadline=requests.deadline,
-            silence_s=silence_s,
-            leads_alone=leads_alone,
+            sizes, list(sources), deadline=deadline, silence_s=fetch.silence_s, leads_alone=leads_alone
         )
         self._lead = ""
         self._changed = threading.Condition()
@@ -490,7 +452,7 @@ class _Transfer:
         self._is_ended = False
         self._readers: list[threading.Thread] = []
         self._kinds: dict[str, type[Exception]] = {}
-        requests.on_cancel = self._wake
+        fetch.requests.on_cancel = self._wake
 
     @property
     def is_done(self) -> bool:
@@ -578,7 +540,7 @@ class _Transfer:
     # -- run on a source's thread
 
     def _read(self, source: str) -> None:
-        pace = Pace() if self._is_background else None
+        pace = Pace() if self._fetch.is_background else None
         while (request := self._next_request(source)) is not None:
             with self._reporting_failure(source):
                 self._receive(request, pace)
@@ -640,7 +602,7 @@ class _Transfer:
         received = min(self._total, self._head_bytes + self._plan.received + sum(self._partial.values()))
         if received > self._reported and not self._is_ended:
             self._reported = received
-            self._on_received(self._lead, received, self._total)
+            self._fetch.on_received(self._lead, received, self._total)
 
     def _ranges(self, pieces: Sequence[int]) -> str:
         runs: list[list[int]] = []

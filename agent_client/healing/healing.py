@@ -17,6 +17,7 @@ A target that is catching up fetches on a separate thread (`BackgroundFetch`), a
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Generator
@@ -24,11 +25,11 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from agent_client.healing.connection import StateKey, StateUnavailable
-from agent_client.healing.fetch import Fetch, FindAddress, OnBytes
-from agent_client.healing.memory import available_bytes, has_room
+from agent_client.healing.fetch import Fetch, FindAddress
 from agent_client.healing.server import StateServer
 from agent_client.progress.activity import Activity, HealMark
 from agent_client.state.snapshot import StateMismatch, size_bytes
@@ -42,7 +43,6 @@ log = logging.getLogger(__name__)
 
 
 LOG_INTERVAL_S = 1.0
-_RANK, _PROCESS = 0, ""  # GroupHeal can track several ranks; here there is only one
 
 
 @contextmanager
@@ -52,12 +52,18 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
     With `is_beside`, the log lines say that the rank is catching up.
     """
     heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
-    _log_progress(heal, mark)
+
+    def log_progress() -> None:
+        now = time.monotonic()
+        heal.add_report(0, "", mark.read(), now)  # GroupHeal can track several ranks; here there is only one
+        while line := heal.next_line(now):
+            log.info("%s", line)
 
     def follow() -> None:
         while not is_over.wait(LOG_INTERVAL_S):
-            _log_progress(heal, mark)
+            log_progress()
 
+    log_progress()
     thread = threading.Thread(target=follow, name="lighthouse heal", daemon=True)
     thread.start()
     try:
@@ -70,14 +76,52 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
     finally:
         is_over.set()
         thread.join(LOG_INTERVAL_S)
-        _log_progress(heal, mark)
+        log_progress()
 
 
-def _log_progress(heal: GroupHeal, mark: HealMark) -> None:
-    now = time.monotonic()
-    heal.add_report(_RANK, _PROCESS, mark.read(), now)
-    while line := heal.next_line(now):
-        log.info("%s", line)
+_MEMINFO = Path("/proc/meminfo")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
+_CGROUPS = Path("/sys/fs/cgroup")
+ROOM_FOR_A_COPY = 2.0
+"""A state is copied only if at least this many times its size is free."""
+
+
+def has_room(size: int) -> bool:
+    """Return whether there is memory for a copy of `size` bytes for each rank on this host."""
+    return available_bytes() > ROOM_FOR_A_COPY * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * size
+
+
+def available_bytes() -> int:
+    """Return how many bytes this process can still allocate. Droppable page cache counts as free.
+
+    The limits are the memory of the host and of the process's cgroups (v2; containers, Slurm).
+    """
+    free = [_fields(_MEMINFO)["MemAvailable:"] * 1024]
+    own = next((line[3:] for line in _OWN_CGROUPS.read_text().splitlines() if line.startswith("0::/")), None)
+    folder = _CGROUPS / (own or "").lstrip("/")
+    groups = [] if own is None else [each for each in (folder, *folder.parents) if each.is_relative_to(_CGROUPS)]
+    for group in groups:
+        if (limit := _number(group / "memory.max")) is not None:
+            used = _number(group / "memory.current") or 0
+            free.append(max(0, limit - used + _fields(group / "memory.stat").get("inactive_file", 0)))
+    return min(free)
+
+
+def _number(path: Path) -> int | None:
+    """Return the number in a file, or None if the file does not exist or contains "max" (no limit)."""
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _fields(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, value, *_ in map(str.split, lines)}
 
 
 ADDRESS_TIMEOUT_S = 5.0
@@ -88,7 +132,7 @@ Sources = dict[str, FindAddress]
 
 
 class StateOwner(Protocol):
-    """Interface to the part of `StepMachine` that healing uses."""
+    """The part of `StepMachine` that healing uses."""
 
     step: int
     tag_quorum_id: int | None
@@ -104,9 +148,7 @@ class StateOwner(Protocol):
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None: ...
 
-    def installing(self) -> None:
-        """Mark the state as incomplete until `installed` is called, because it is being overwritten."""
-        ...
+    def installing(self) -> None: ...
 
     def installed(self, step: int, tag_quorum_id: int | None, batches_committed: int) -> None: ...
 
@@ -216,8 +258,12 @@ class Healing:
         sources = self._sources(assignment)
         began_at, mark = time.monotonic(), self._activity.heal_begins(next(iter(sources)), assignment.max_step)
         with logged(mark):
-            received = self._begin(assignment, sources, mark.received).run()
-        self._received = received
+            fetch = self._new_fetch(assignment, sources, mark)
+            with self._lock:
+                if assignment.quorum_id <= self._revoked_id:
+                    raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
+                self._fetch, self._fetch_quorum_id = fetch, assignment.quorum_id
+            self._received = received = fetch.run()
         self._activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
 
     def install(self, machine: StateOwner) -> None:
@@ -233,7 +279,7 @@ class Healing:
         """Start to fetch the state of the assigned source on another thread, while training continues."""
         name, find = next(iter(self._sources(assignment).items()))
         mark = self._activity.heal_begins(name, assignment.max_step)
-        fetch = self._new_fetch(assignment, {name: find}, mark.received, is_background=True)
+        fetch = self._new_fetch(assignment, {name: find}, mark, is_background=True)
         return BackgroundFetch(fetch, mark, self._activity)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
@@ -298,20 +344,8 @@ class Healing:
 
     # -- as a target
 
-    def _begin(self, assignment: Assignment, sources: Sources, on_bytes: OnBytes) -> Fetch:
-        with self._lock:
-            if assignment.quorum_id <= self._revoked_id:
-                raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-            self._fetch, self._fetch_quorum_id = self._new_fetch(assignment, sources, on_bytes), assignment.quorum_id
-            return self._fetch
-
     def _new_fetch(
-        self,
-        assignment: Assignment,
-        sources: Sources,
-        on_bytes: OnBytes,
-        *,
-        is_background: bool = False,
+        self, assignment: Assignment, sources: Sources, mark: HealMark, *, is_background: bool = False
     ) -> Fetch:
         return Fetch(
             sources,
@@ -323,13 +357,10 @@ class Healing:
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
             is_background=is_background,
-            on_received=on_bytes,
-            own=self._own(assignment),
+            on_received=mark.received,
+            # At step 0, all groups may have loaded the same weights, so compare before fetching.
+            own=None if assignment.max_step else {"train": self._state.in_place(), "agent": {}},
         )
-
-    def _own(self, assignment: Assignment) -> dict[str, Any] | None:
-        # At step 0, all groups may have loaded the same weights, so compare before fetching.
-        return None if assignment.max_step else {"train": self._state.in_place(), "agent": {}}
 
     def _sources(self, assignment: Assignment) -> Sources:
         named = {assignment.replica_ids[assignment.heal_from_rank or 0]: assignment.heal_from_address}

@@ -52,7 +52,6 @@ from agent_client.healing.connection import (
     DeadlineSocket,
     Pace,
     StateKey,
-    host_in_url,
 )
 from agent_client.state.codec import CHECKSUM_BYTES, CHUNK_BYTES, Encoding, encode
 from agent_client.state.tree import State
@@ -129,7 +128,7 @@ class Listener(TCPServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if self._is_full(client_address) and not self._makes_room(client_address):
+        if not self._admits(str(client_address[0])):
             with suppress(OSError):
                 request.begin(REFUSAL_TIMEOUT_S)
                 request.sendall(REFUSAL)
@@ -145,30 +144,23 @@ class Listener(TCPServer):
                 raise
         return None
 
-    def _is_full(self, client_address: Any) -> bool:
-        with self._lock:
-            hosts = [_peer(connection) for connection in self._connections]
-        if len(hosts) < MAX_CONNECTIONS and hosts.count(client_address[0]) < MAX_CONNECTIONS_OF_A_HOST:
-            return False
-        logger.warning("too many connections for the state: %d; refused one from %s", len(hosts), client_address[0])
-        return True
+    def _admits(self, host: str) -> bool:
+        """Return whether `host` may open another connection. If necessary, close one to make room.
 
-    def _makes_room(self, client_address: Any) -> bool:
-        """Make room for a client by closing a connection whose peer has not proved its membership.
-
-        The connection must belong to another host that has more of these than the client's host would then have
-        connections. So a host cannot lock out readers by opening idle connections.
-
-        Returns:
-            Whether a connection was closed.
+        The closed connection is one whose peer has not proved its membership, of a host that has more of these than
+        `host` would then have connections. So a host cannot lock out readers by opening idle connections.
         """
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
             waiting = [each for each in self._connections if not each.is_proven and not each.is_cut]
-        if not waiting or hosts.count(client_address[0]) >= MAX_CONNECTIONS_OF_A_HOST:
+        own = hosts.count(host)
+        if len(hosts) < MAX_CONNECTIONS and own < MAX_CONNECTIONS_OF_A_HOST:
+            return True
+        logger.warning("too many connections for the state: %d; refused one from %s", len(hosts), host)
+        if not waiting or own >= MAX_CONNECTIONS_OF_A_HOST:
             return False
         [(most, count)] = Counter(map(_peer, waiting)).most_common(1)
-        if most == client_address[0] or count <= hosts.count(client_address[0]) + 1:
+        if most == host or count <= own + 1:
             return False
         victim = next(each for each in waiting if _peer(each) == most)
         victim.is_cut = True
@@ -304,7 +296,7 @@ class StateServer:
         self._is_closed = False
         handler = partial(_Handler, self, stall_timeout_s, max_wait_s)
         self._listener = Listener(bind_host, port, handler, self._wake)
-        self.address = f"http://{host_in_url(advertise)}:{self._listener.server_address[1]}"
+        self.address = f"http://{Address(advertise.strip('[]'), self._listener.server_address[1])}"
 
     def publish(self, key: StateKey, state: State, secret: str = "") -> None:
         """Make `state` the current state. It is not copied, so it must not change until `withdraw` has returned.
@@ -393,18 +385,27 @@ class StateServer:
     ) -> Generator[StateOffer, None, None]:
         """Yield the state under `key` once it is available, and register `reader` as its reader for the block.
 
-        Args:
-            key: The requested key.
-            wait_s: How long to wait for the state, in seconds.
-            reader: The connection of the reader.
-            may_read: Returns whether the reader has proved that it knows the secret, which is passed in.
+        `may_read` returns whether the reader has proved that it knows the secret.
 
         Raises:
-            NotHeldError: The state did not become available in time.
+            NotHeldError: The state did not become available within `wait_s` seconds.
             CannotBeSentError: The state contains something that cannot be sent.
             StrangerError: `may_read` returned False.
         """
-        held = self._await(key, wait_s, reader, may_read)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._is_closed or self._find(key) or key[:2] <= self._closed_to or reader.is_cut, wait_s
+            )
+            if (held := self._find(key)) is None:
+                if self._refused is None or self._refused[0] != key:
+                    raise NotHeldError(self._held.key if self._held else None)
+                _, reason, secret = self._refused
+                if secret and not may_read(secret):
+                    raise StrangerError
+                raise CannotBeSentError(reason, secret)
+            if held.secret and not may_read(held.secret):
+                raise StrangerError
+            held.readers.add(reader)
         try:
             yield held
         finally:
@@ -420,25 +421,6 @@ class StateServer:
             held.unread -= count
             if held.unread <= 0 and self._kept.get(held.key) is held:
                 del self._kept[held.key]
-
-    def _await(
-        self, key: StateKey, wait_s: float, reader: DeadlineSocket, may_read: Callable[[str], bool]
-    ) -> StateOffer:
-        with self._changed:
-            self._wait(
-                lambda: self._is_closed or self._find(key) or key[:2] <= self._closed_to or reader.is_cut, wait_s
-            )
-            if (held := self._find(key)) is None:
-                if self._refused is None or self._refused[0] != key:
-                    raise NotHeldError(self._held.key if self._held else None)
-                _, reason, secret = self._refused
-                if secret and not may_read(secret):
-                    raise StrangerError
-                raise CannotBeSentError(reason, secret)
-            if held.secret and not may_read(held.secret):
-                raise StrangerError
-            held.readers.add(reader)
-            return held
 
     def _find(self, key: StateKey) -> StateOffer | None:
         return self._held if self._held and self._held.key == key else self._kept.get(key)

@@ -9,7 +9,6 @@ A manager may be restarted after a crash, so the rank tolerates the loss of its 
 exception with which a rank exits. `WaitLog` logs what a long request for a quorum is waiting for.
 """
 
-import contextlib
 import logging
 import os
 import secrets
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 from typing import Self
 
@@ -30,7 +29,6 @@ from lighthouse_protocol.rules.quorum_change import QuorumWait
 from lighthouse_runtime.client.clients import ManagerClient
 
 log = logging.getLogger(__name__)
-
 
 LOOKED_EVERY_S = 1.0  # interval at which a waiting rank looks for a change of the missing ranks
 
@@ -50,10 +48,7 @@ class Presence:
         self._watch: RankWatch | None = None
 
     def show(self, manager_address: str) -> None:
-        """Make this rank known to its manager by opening its watch stream.
-
-        Returns within a few seconds even if the manager does not answer. In that case, the later quorum request fails.
-        """
+        """Open this rank's watch stream. Return within a few seconds even if the manager does not answer."""
         progress = Progress()
         progress.waiting_for("the other ranks of its group").__enter__()
         self._client = ManagerClient(manager_address)
@@ -123,10 +118,7 @@ CLOSED_WITHIN_S = 1.0  # for the thread of a WaitLog
 
 
 class WaitLog:
-    """Logs what a long request for a quorum is waiting for, on a separate thread because the request blocks.
-
-    `waiting_for` returns the text to log. It is called on that thread.
-    """
+    """Logs what a long request for a quorum is waiting for, on a separate thread because the request blocks."""
 
     def __init__(self, group_rank: int, waiting_for: Callable[[], str]) -> None:
         self._group_rank = group_rank
@@ -137,10 +129,17 @@ class WaitLog:
         self._is_idle = self._is_closed = False
         self._step = 0
 
-    @contextlib.contextmanager
+    @contextmanager
     def waiting(self, step: int) -> Generator[None]:
         """Enclose a request for the quorum of `step`. An exception pauses the wait, so that a retry continues it."""
-        self._begin(step)
+        with self._changed:
+            self._step = step
+            self._wait.begin(time.monotonic())
+            if self._is_idle:
+                self._changed.notify()
+            if self._thread is None and not self._is_closed:
+                self._thread = threading.Thread(target=self._run, name="lighthouse waits", daemon=True)
+                self._thread.start()
         try:
             yield
         except BaseException:
@@ -162,16 +161,6 @@ class WaitLog:
             thread, self._thread = self._thread, None
         if thread is not None and thread is not threading.current_thread():
             thread.join(CLOSED_WITHIN_S)
-
-    def _begin(self, step: int) -> None:
-        with self._changed:
-            self._step = step
-            self._wait.begin(time.monotonic())
-            if self._is_idle:
-                self._changed.notify()
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="lighthouse waits", daemon=True)
-                self._thread.start()
 
     def _run(self) -> None:
         while True:
@@ -216,11 +205,10 @@ class ManagerConnection:
             address: Address of the manager, which may be a join string with its secret.
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
-            on_revoked: Called when a quorum is revoked, with its id and a reason. The id is None if all quorums are.
-            on_group_lost: Called with the reason when a rank of the group is lost for good, so that the group must
-                restart. Like `on_revoked`, called on the watch's thread.
+            on_revoked: See RankWatch.
+            on_group_lost: See RankWatch.
             returns_within_s: Seconds for which the loss of the manager is tolerated.
-            progress: Progress to report. The thread that sends votes samples it twice a second.
+            progress: Progress to report.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -240,12 +228,9 @@ class ManagerConnection:
         self._has_answered = False
 
     def close(self, step: int | None = None) -> None:
-        """Leave the group and close the connection.
+        """Leave the group and close the connection, after waiting briefly for the answer to a vote of `send_yes`.
 
-        First waits for the answer to a vote that tell() has sent, for up to COUNTED_BEFORE_CLOSE_S.
-
-        Args:
-            step: Next step that this rank would have requested, or None within a step (see Leaving).
+        `step` is the next step that this rank would have requested, or None within a step (see Leaving).
         """
         self.watch.is_closing = True
         vote, self._unanswered = self._unanswered, None
@@ -305,12 +290,9 @@ class ManagerConnection:
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
-        """Send a vote and return the decision of all ranks of the group.
+        """Send a vote and return the decision of all ranks of the group. Raise LighthouseError if there is none.
 
         A yes is binding, so it is sent again if the connection is lost, until the manager answers or time is up.
-
-        Raises:
-            LighthouseError: The manager refused the vote, is lost, or did not answer in time.
         """
         return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
@@ -322,7 +304,7 @@ class ManagerConnection:
         self._unanswered = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
-        """Wait for the answer to a vote sent by tell(). It may contain the assignment for the next step."""
+        """Wait for the answer to a vote of `send_yes`. It may contain the assignment for the next step."""
         vote, self._unanswered = self._unanswered, None
         if vote is None:
             return

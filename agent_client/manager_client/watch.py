@@ -98,12 +98,7 @@ class VoteChannel:
             vote.outcome.put(counted.outcome)
 
     def result(self, vote: PendingVote, timeout_s: float) -> Decision:
-        """Wait for the answer to a vote.
-
-        Raises:
-            DeadlinePassed: The manager did not answer within `timeout_s` seconds.
-            LighthouseError: The manager refused the vote, or the watch has closed.
-        """
+        """Wait for the answer to a vote. Raise LighthouseError if it is refused, late, or the watch has closed."""
         try:
             outcome = vote.outcome.get(timeout=timeout_s)
         except queue.Empty:
@@ -142,12 +137,12 @@ class RankWatch:
             client: Client of the manager.
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
+            progress: Progress to report, or None. The thread that sends votes samples it twice a second.
             votes: Channel that sends its votes over this watch.
             on_revoked: Called when a quorum is revoked, with its id and a reason. The id is None if all quorums are.
             on_group_lost: Called with the reason when a rank of the group is lost for good, so that the group must
                 restart. Like `on_revoked`, called on the watch's thread.
-            progress: Progress to report, or None. The thread that sends votes samples it.
-            is_observer: The rank only reports its progress, and takes part in no quorum.
+            is_observer: Whether the rank only reports its progress, and takes part in no quorum.
         """
         self.world: World | None = None  # the latest, or None before the first
         self.waiting_for = ""  # latest report of what requests for a quorum wait for
@@ -196,8 +191,7 @@ class RankWatch:
     def close(self, step: int | None) -> None:
         """Announce a normal exit, wait until no peer needs this rank any more, and close the stream.
 
-        Args:
-            step: Next step that this rank would have requested, or None within a step (see Leaving).
+        `step` is the next step that this rank would have requested, or None within a step (see Leaving).
         """
         self.is_closing = True
         stream = self._stream
@@ -226,18 +220,15 @@ class RankWatch:
         return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Wait for the revocation that names the group that the quorum has lost.
+        """Wait for the revocation that names the group that the quorum has lost. Return None if there is none."""
 
-        Returns:
-            The message, or None if it does not arrive within `within_s` seconds or the watch closes first.
-        """
+        def find() -> Revoked | None:
+            revoked = self._revoked.get(quorum_id)
+            return revoked if revoked is not None and revoked.lost else None
+
         with self._changed:
-            self._changed.wait_for(lambda: self._has_ended.is_set() or self._names_lost_group(quorum_id), within_s)
-        return self._revoked[quorum_id] if self._names_lost_group(quorum_id) else None
-
-    def _names_lost_group(self, quorum_id: int) -> bool:
-        revoked = self._revoked.get(quorum_id)
-        return revoked is not None and bool(revoked.lost)
+            self._changed.wait_for(lambda: self._has_ended.is_set() or find(), within_s)
+            return find()
 
     def check_group(self) -> None:
         """Raise AgentError if a rank of the group is lost for good, so that the group must restart."""

@@ -9,6 +9,7 @@ Text is formatted only when a sample is taken.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol, TypeAlias
 
@@ -21,6 +22,7 @@ from lighthouse_protocol.messages.progress import (
     DataUse,
     HealProgress,
     HealTotals,
+    ProgressSample,
     RejectedStep,
 )
 
@@ -42,7 +44,7 @@ class HealMark:
         self._has_failed = False
 
     def received(self, source: str, received: int, total: int) -> None:
-        """Record how many bytes of the encoded state have arrived. The count restarts at 0 with another source."""
+        """Record how many bytes have arrived. The count restarts at 0 with another source."""
         self._at = (source, received, total)
         self.moved_at = self._clock()
 
@@ -103,15 +105,24 @@ class Activity:
         own = None if inside is None else inside.to_message(is_inside)
         torchs, torchs_at = self._read_torchs()
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
-        waits_for = act.what if act is not None and act.is_wait else ""
-        busy = act.what if act is not None and not act.is_wait else ""
+        what = act.what[:MAX_NAME_CHARS] if act is not None else ""
+        waits_for, busy = (what, "") if act is None or act.is_wait else ("", what)
         calls = self.script_groups.read()
         heal = self.heal.read() if self.heal is not None else None
         healed_at = self.heal.moved_at if self.heal is not None else since
         moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at, healed_at)
         rejected, rejected_at = self.rejected
         rejected = rejected if self.clock() < rejected_at + REJECTED_KEPT_S else None
-        return ActivitySample(collective, waits_for, busy, moved_at, calls, self.healed, heal, rejected, self.data())
+        sample = ProgressSample(
+            collective=collective,
+            waits_for=waits_for,
+            calls=calls,
+            healed=self.healed,
+            heal=heal,
+            rejected=rejected,
+            data=self.data(),
+        )
+        return ActivitySample(sample, busy, moved_at)
 
     def enter(self, torchs: "TorchCollective") -> None:
         self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
@@ -132,12 +143,13 @@ def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int
     return collective.is_inside, collective.order
 
 
+@dataclass(slots=True, eq=False)
 class Inside:
-    __slots__ = ("marks", "number", "operation", "shape", "within_group")
-
-    def __init__(self, marks: Activity, number: Number, operation: str, shape: Shape, within_group: bool) -> None:
-        self.marks, self.number = marks, number
-        self.operation, self.shape, self.within_group = operation, shape, within_group
+    marks: Activity
+    number: Number
+    operation: str
+    shape: Shape
+    within_group: bool
 
     def __enter__(self) -> None:
         self.marks.collective = (self, True, self.marks.clock())
@@ -153,15 +165,16 @@ class Work(Protocol):
     def is_completed(self) -> bool: ...
 
 
+@dataclass(slots=True, eq=False)
 class TorchCollective:
     """A collective that a torch module runs inside the group. Polled, because nothing signals its completion."""
 
-    __slots__ = ("at", "entry", "is_inside", "operation", "shape", "work")
-
-    def __init__(self, entry: Entry, operation: str, shape: Shape, at: float) -> None:
-        self.entry, self.operation, self.shape, self.at = entry, operation, shape, at
-        self.work: Work | None = None
-        self.is_inside = True
+    entry: Entry
+    operation: str
+    shape: Shape
+    at: float
+    work: Work | None = None
+    is_inside: bool = True
 
     def runs(self, work: Work | None) -> None:
         """Set torch's Work object of the collective, or None if the collective has completed."""
@@ -188,11 +201,11 @@ def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, w
     return Collective(number.quorum_id, number.number, name, label, is_inside, within_group, number.inner)
 
 
+@dataclass(slots=True, eq=False)
 class ActivityBlock:
-    __slots__ = ("is_wait", "marks", "what")
-
-    def __init__(self, marks: Activity, what: str, *, is_wait: bool) -> None:
-        self.marks, self.what, self.is_wait = marks, what[:MAX_NAME_CHARS], is_wait
+    marks: Activity
+    what: str
+    is_wait: bool
 
     def __enter__(self) -> None:
         self.marks.act = (self, self.marks.clock())

@@ -1,8 +1,8 @@
 """Records the progress of this rank: its step, its open phases, and the current line of the script.
 
-`Progress` records the marks that a script with an Agent makes: steps, named phases, ticks and declared waits.
-`ScriptProgress` derives progress without an Agent, from the counts of torch's collectives and the stack of the main
-thread.
+`Progress` records the marks that a script with an Agent makes: steps, named phases, ticks and declared waits. With
+`TraceFile`, it also writes them to a file. `ScriptProgress` derives progress without an Agent, from the counts of
+torch's collectives and the stack of the main thread.
 
 One thread makes marks, and any thread may take samples. A mark appends a time to a queue, which takes a few hundred
 nanoseconds and never waits for a lock. Taking a sample processes the queued marks (progress/rules.py). If no sample is
@@ -10,20 +10,25 @@ taken for a long time, the marking thread processes the marks itself, which boun
 records what the Agent's background thread is doing.
 """
 
+import logging
 import os
 import sys
 import sysconfig
 import threading
 import time
+import urllib.parse
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import takewhile
+from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import TypeAlias
 
-from agent_client.progress.activity import Activity, ActivityBlock, Inside, Shape, TorchCollective
+from agent_client.errors import ConfigurationError
+from agent_client.progress.activity import Activity, ActivityBlock, Inside, Shape, TorchCollective, shown
 from agent_client.progress.rules import CollectiveIds, Name, Number, PhaseTimes
 from agent_client.progress.script_groups import STILL_S
 from lighthouse_protocol.messages.progress import (
@@ -35,7 +40,11 @@ from lighthouse_protocol.messages.progress import (
     ProgressSample,
 )
 
+log = logging.getLogger(__name__)
+
 MAX_UNREAD = 4096  # maximum number of queued marks
+TRACE_VARIABLE = "LIGHTHOUSE_TRACE_DIR"
+"""Names the folder of trace files. If it is not set, nothing is written."""
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
@@ -46,8 +55,9 @@ _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 class Progress:
     """Records the progress of a rank. The Agent makes the marks, and the rank's watch takes the samples."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, trace: "TraceFile | None" = None) -> None:
         self.clock = clock
+        self.trace = trace
         self.begun = 0
         self.number = 0
         self.marks: deque[_Mark] = deque()
@@ -66,10 +76,12 @@ class Progress:
         self.bound()
 
     def decided(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
-        """Record that a step was committed or discarded. Does nothing here; traces override it."""
+        if self.trace is not None:
+            self.trace.write(f"step {step} {'commits' if is_committed else 'is discarded'} under quorum {quorum_id}")
 
     def has_state(self, step: int, quorum_id: int, digest: str) -> None:
-        """Record the digest of the state before a step. Does nothing here; traces override it."""
+        if self.trace is not None:
+            self.trace.write(f"step {step} has state {digest} under quorum {quorum_id}")
 
     def tick(self) -> None:
         marks = self.marks
@@ -89,14 +101,16 @@ class Progress:
         except KeyError:
             phase = self._new(name, self._phases, is_wait=False)
         phase.total = total
-        return phase
+        if self.trace is None:
+            return phase
+        return Traced(self, self.trace, name if total is None else f"{name} of {total}", phase)
 
     def waiting_for(self, what: str) -> Block:
         """Return a context manager that marks a wait for other ranks.
 
         During the wait, this rank is never reported as behind.
         """
-        return self._waits.get(what) or self._new(what, self._waits, is_wait=True)
+        return self._traced_wait(what, self._waits.get(what) or self._new(what, self._waits, is_wait=True))
 
     def _new(self, name: str, known: "dict[str, Phase]", *, is_wait: bool) -> "Phase":
         name = name[:MAX_NAME_CHARS]
@@ -117,31 +131,34 @@ class Progress:
     def numbers(self) -> CollectiveIds:
         return self.own.numbers
 
-    def collective(
-        self,
-        quorum_id: int,
-        number: int,
-        operation: str,
-        shape: Shape = "",
-        *,
-        within_group: bool = False,
-        inner: int = 0,
-    ) -> Block:
+    def collective(self, number: Number, operation: str, shape: Shape = "", *, within_group: bool = False) -> Block:
         """Return a context manager that marks a collective of the Agent."""
-        return Inside(self.own, Number(quorum_id, number, inner), operation, shape, within_group)
+        inside = Inside(self.own, number, operation, shape, within_group)
+        if self.trace is None:
+            return inside
+        return Traced(self, self.trace, _describe(number, operation, shape, within_group=within_group), inside)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
+        """Mark a collective that torch's modules run. Its end is not traced, because torch does not report it."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.own.enter(entered)
+        if self.trace is not None:
+            number = self.numbers.number_of(entered.entry, within_group=True)
+            what = _describe(number, operation, shape, within_group=True)
+            self.trace.write(f"step {self.number} enters torch's {what}")
         return entered
 
     def asking(self, what: str) -> Block:
         """Return a context manager that marks a wait of the Agent for `what`. The script may be computing meanwhile."""
-        return ActivityBlock(self.own, what, is_wait=True)
+        return self._traced_wait(what, ActivityBlock(self.own, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
         """Return a context manager that marks slow work of the Agent, for which the script will have to wait."""
-        return ActivityBlock(self.own, what, is_wait=False)
+        block = ActivityBlock(self.own, what, is_wait=False)
+        return block if self.trace is None else Traced(self, self.trace, what, block)
+
+    def _traced_wait(self, what: str, block: Block) -> Block:
+        return block if self.trace is None else Traced(self, self.trace, f"the wait for {what}", block)
 
     # -- on any thread
 
@@ -180,6 +197,77 @@ class Phase(Name):
         marks.append((progress.clock(), self, False))
         if len(marks) > MAX_UNREAD:
             progress.bound()
+
+
+class TraceFile:
+    """A file with a line for each phase, wait or collective of one process that begins or ends. Thread-safe.
+
+    It also contains decisions on steps and digests of states.
+
+        2026-11-22T07:41:03.118201Z step 812 enters validation
+        2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
+        2026-11-22T07:41:03.131377Z step 812 leaves all_reduce 24 of quorum 17, 4096x1024 after 0.011 s
+        2026-11-22T07:41:03.140210Z step 812 commits under quorum 17
+
+    A rank hangs at the last line with "enters" that has no matching "leaves". A `diff` of two ranks' files shows where
+    they diverge. Lines are not buffered. After the first write error, further lines are dropped.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor = os.open(path, os.O_APPEND | os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644)
+        self._has_failed = False
+
+    def write(self, text: str) -> None:
+        if self._has_failed:
+            return
+        line = f"{datetime.now(UTC).isoformat(timespec='microseconds').removesuffix('+00:00')}Z {text}\n"
+        try:
+            os.write(self._descriptor, line.encode())
+        except OSError as e:
+            # Keep the descriptor open, because another thread may be about to write, and the number could be reused.
+            self._has_failed = True
+            log.warning("%s: tracing stopped: %s", self._path, e.strerror)
+
+
+def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) -> Progress:
+    """Create the Progress of a rank, with a trace file if TRACE_VARIABLE names a folder.
+
+    Raises:
+        ConfigurationError: The file cannot be written.
+    """
+    folder = variables.get(TRACE_VARIABLE)
+    if not folder:
+        return Progress()
+    group = urllib.parse.quote(variables.get("REPLICA_GROUP_ID") or "group", safe="@+=")
+    path = Path(folder) / f"{group}-rank-{group_rank}-{os.getpid()}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return Progress(trace=TraceFile(path))
+    except OSError as e:
+        raise ConfigurationError(f"{TRACE_VARIABLE}={folder}: {path} cannot be written: {e.strerror}") from None
+
+
+def _describe(number: Number, operation: str, shape: Shape, *, within_group: bool) -> str:
+    nth = f"{number.number}.{number.inner}" if number.inner else str(number.number)
+    return f"{operation} {nth} of quorum {number.quorum_id}{' in the group' if within_group else ''}, {shown(shape)}"
+
+
+class Traced:
+    def __init__(self, progress: Progress, trace: TraceFile, what: str, block: Block) -> None:
+        self._progress, self._trace, self._what, self._block = progress, trace, what, block
+        self._since = 0.0
+
+    def __enter__(self) -> None:
+        self._since = self._progress.clock()
+        self._trace.write(f"step {self._progress.number} enters {self._what}")
+        self._block.__enter__()
+
+    def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
+        self._block.__exit__(kind, e, at)
+        how = f", by {kind.__name__}" if kind is not None else ""
+        took_s = self._progress.clock() - self._since
+        self._trace.write(f"step {self._progress.number} leaves {self._what} after {took_s:.3f} s{how}")
 
 
 FIRST_COLLECTIVES = 32

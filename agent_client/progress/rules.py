@@ -11,41 +11,23 @@ may differ between groups.
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lighthouse_protocol.messages.progress import (
-    MAX_DEPTH,
-    STEP,
-    Collective,
-    DataUse,
-    GroupCalls,
-    HealProgress,
-    HealTotals,
-    OpenPhase,
-    PhaseCount,
-    PhaseTime,
-    ProgressSample,
-    RejectedStep,
-)
+from lighthouse_protocol.messages.progress import MAX_DEPTH, STEP, OpenPhase, PhaseCount, PhaseTime, ProgressSample
 
 WAITING = "(waiting)"
 """Name under which the times of all declared waits are added up."""
 
 
 class ActivitySample(NamedTuple):
-    """What the Agent's own thread is doing when a sample is taken. At least one of `waits_for` and `busy` is empty."""
+    """What the Agent's own thread is doing when a sample is taken."""
 
-    collective: Collective | None
-    waits_for: str
+    sample: ProgressSample
+    """Without the fields that follow from marks. `waits_for` or `busy` is empty."""
     busy: str
     since: float
     """Time of the last change, on the clock of the marks."""
-    calls: tuple[GroupCalls, ...] = ()
-    healed: HealTotals | None = None
-    heal: HealProgress | None = None
-    rejected: RejectedStep | None = None
-    data: DataUse | None = None
 
 
 @dataclass(eq=False, slots=True)
@@ -142,31 +124,21 @@ class PhaseTimes:
     # -- read
 
     def sample(self, own: ActivitySample, now: float) -> ProgressSample:
-        """Return a sample of the rank's progress.
-
-        Args:
-            own: What the Agent's own thread is doing. Its work appears as the innermost phase.
-            now: Time in seconds.
-        """
+        """Return a sample of the rank's progress. Slow work of the Agent's thread appears as the innermost phase."""
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
-        waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.waits_for)
+        waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.sample.waits_for)
         if own.busy:
             phases, waits_for = [*phases, OpenPhase(own.busy, open_s=max(0.0, now - own.since))], ""
-        return ProgressSample(
+        return replace(
+            own.sample,
             step=self._step,
             phases=tuple(phases[-MAX_DEPTH:]),
             entered=self._entered(Counter(visit.of for visit in named)),
-            collective=own.collective,
             waits_for=waits_for,
             still_s=max(0.0, now - max(self._open[-1].moved_at, own.since)),
             is_first=self._begun <= 1,
             times=self._times(),
-            calls=own.calls,
-            healed=own.healed,
-            heal=own.heal,
-            rejected=own.rejected,
-            data=own.data,
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
@@ -201,15 +173,11 @@ class Entry(NamedTuple):
 
 
 class Number(NamedTuple):
-    """Reported number of a collective.
-
-    A collective over the replica groups has two numbers: one for its part inside the group, which runs first, and one
-    for its part over the groups.
-    """
+    """Reported number of a collective. One over the groups has another number for its part inside the group."""
 
     quorum_id: int
     number: int
-    inner: int
+    inner: int = 0
 
 
 class CollectiveIds:

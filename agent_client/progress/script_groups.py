@@ -35,7 +35,6 @@ from lighthouse_protocol.messages.session import EvidenceOffer
 
 log = logging.getLogger(__name__)
 
-
 NEWEST_ENTRIES = 20
 MAX_FRAMES = 100
 RECORDED_WITHIN_S = 1.0
@@ -69,7 +68,7 @@ def _register() -> EvidenceOffer:
 
 
 def _free_signal(candidates: Iterable[int]) -> int:
-    """Return the first signal that is neither handled nor ignored. Raises ValueError if there is none."""
+    """Return the first signal that is neither handled nor ignored."""
     status = Path("/proc/self/status").read_text()
     masks = [int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE)]
     taken = masks[0] | masks[1]
@@ -83,10 +82,7 @@ def _free_signal(candidates: Iterable[int]) -> int:
 
 
 class SelfReporter:
-    """Collects evidence about this process on separate threads.
-
-    torch may hang while it describes a collective that hangs. This must not block the caller.
-    """
+    """Collects evidence about this process on separate threads, because torch may hang while it describes a hang."""
 
     def __init__(self) -> None:
         self._reading: threading.Thread | None = None
@@ -103,10 +99,9 @@ class SelfReporter:
             self._reading.start()
         self._reading.join(RECORDED_WITHIN_S)
         if self._reading.is_alive():
-            return SelfReport(
-                number, stacks, "", (f"Flight Recorder: no answer from torch within {RECORDED_WITHIN_S:g} s",)
-            )
-        text, why = self._read
+            text, why = "", f"Flight Recorder: no answer from torch within {RECORDED_WITHIN_S:g} s"
+        else:
+            text, why = self._read
         return SelfReport(number, stacks, text, (why,) if why else ())
 
     def _read_recorder(self) -> None:
@@ -250,10 +245,8 @@ class _Recorder:
 
     def __init__(self) -> None:
         self._looking: threading.Thread | None = None
-        self._known: tuple[Counts, dict[Number, list[dict[str, Any]]]] = (
-            {},
-            {},
-        )  # running collectives, as of these counts
+        # Running collectives, as of these counts.
+        self._known: tuple[Counts, dict[Number, list[dict[str, Any]]]] = {}, {}
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
     def inside(self, counts: Counts) -> dict[str, Words]:

@@ -5,7 +5,7 @@ the same code.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -13,13 +13,15 @@ from agent_client.restart.rules import events
 from agent_client.restart.rules.events import RankPhase
 from agent_client.restart.rules.machine import RankMachine
 from lighthouse_protocol.messages.progress import ProgressSample
-from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat
+from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, ToRunRank
 
 log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """Interface to an open stream to the lighthouse. Its messages and its end become events with its number."""
+    """An open stream to the lighthouse. The process turns its messages and its end into events with its number."""
+
+    def __iter__(self) -> Iterator[ToRunRank]: ...
 
     def send(self, message: FromRunRank) -> None: ...
 
@@ -39,9 +41,7 @@ class Process(Protocol):
         """Return the function's progress, or None if the last sample is recent or no function is running."""
         ...
 
-    def interrupt(self, reason: str) -> None:
-        """Interrupt the function. Do not wait until it has ended."""
-        ...
+    def interrupt(self, reason: str) -> None: ...
 
     def kill(self, reason: str) -> None: ...
 

@@ -1,9 +1,7 @@
-"""Threads of a rank in a run. `DriverThread` runs the state machine. `RankThread` adds what a wrapped function needs.
+"""Threads of a rank in a run, and `fork_and_monitor`, which puts a plain script under a supervisor.
 
-Only one thread uses the driver. Other threads put their events into its inbox. Each stream is read by a separate
-thread.
-
-The module also contains `fork_and_monitor`, which puts a plain script under a supervisor.
+`DriverThread` runs the state machine, and `RankThread` adds what a wrapped function needs. Only one thread uses the
+driver. Other threads put their events into its inbox. Each stream is read by a separate thread.
 """
 
 import json
@@ -14,16 +12,15 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 from agent_client.errors import ConfigurationError
 from agent_client.progress.progress import Progress
 from agent_client.progress.script_groups import SelfReporter
-from agent_client.restart import driver
+from agent_client.restart.driver import Process, RankDriver, Stream
 from agent_client.restart.interrupter import Interrupter, Interruption
 from agent_client.restart.options import NO_NAME, Launch, Options
 from agent_client.restart.rules import events
@@ -43,29 +40,16 @@ log = logging.getLogger(__name__)
 CLOSES_WITHIN_S = 5.0
 
 
-class Stream(driver.Stream, Protocol):
-    """Interface to a stream that can be read, such as lighthouse_runtime.client.streams.RankStream."""
-
-    def __iter__(self) -> Iterator[ToRunRank]: ...
-
-
-class _Sign(Enum):
-    TIME = "time has passed"
-    LEAVE = "leave the run"
-
-
-class DriverThread(driver.Process):
-    """Runs the state machine of a rank on a separate thread.
-
-    The driver calls `run`, `end`, `sample`, `interrupt` and `kill` on that thread.
-    """
+class DriverThread(Process):
+    """Runs the state machine of a rank on a separate thread. The driver calls the methods of `Process` on it, too."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
         self.machine = machine
-        self.driver = driver.RankDriver(machine, self)
+        self.driver = RankDriver(machine, self)
         self._open_stream = open_stream
         self._reporter = SelfReporter()
-        self._inbox: queue.SimpleQueue[events.RankEvent | _Sign] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[events.RankEvent | None] = queue.SimpleQueue()
+        """Events for the machine. None makes the thread leave the run."""
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
 
     def start(self) -> None:
@@ -76,7 +60,7 @@ class DriverThread(driver.Process):
 
     def leave(self) -> None:
         """Leave the run. This cancels the stream, so the lighthouse notices immediately."""
-        self._inbox.put(_Sign.LEAVE)
+        self._inbox.put(None)
         self._thread.join(CLOSES_WITHIN_S)
 
     def now(self) -> float:
@@ -101,24 +85,23 @@ class DriverThread(driver.Process):
     def _live(self) -> None:
         try:
             self.driver.start()
-            while (event := self._next()) is not _Sign.LEAVE:
-                self.before_event()
-                if isinstance(event, _Sign):
+            while True:
+                deadline = self.driver.deadline()
+                try:
+                    event = self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+                except queue.Empty:
+                    self.before_event()
                     self.driver.tick()
-                else:
-                    self.driver.feed(event)
+                    continue
+                if event is None:
+                    return
+                self.before_event()
+                self.driver.feed(event)
         except Exception as e:
             log.exception("the thread of this rank failed")
             self.failed(InternalError(f"the rank's thread has failed: {e}"))
         finally:
             self.driver.close()
-
-    def _next(self) -> events.RankEvent | _Sign:
-        deadline = self.driver.deadline()
-        try:
-            return self._inbox.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            return _Sign.TIME
 
     def _read(self, session: int, stream: Stream) -> None:
         error: LighthouseError | None = None
@@ -142,10 +125,7 @@ _completed: set[tuple[str, str, str]] = set()
 
 
 class RankThread(DriverThread):
-    """This process's part in a run, and the values that StoreMixin reads.
-
-    Use it as a context manager. Exiting it leaves the run.
-    """
+    """This process's part in a run, and the values that StoreMixin reads. Exiting the context leaves the run."""
 
     def __init__(self, options: Options, launch: Launch, interrupter: Interrupter, state: State) -> None:
         if not launch.lighthouse:
@@ -212,10 +192,7 @@ class RankThread(DriverThread):
         self._previous = run.number
 
     def advance(self) -> int:
-        """Request the next generation for the running function, wait for it, and return its number.
-
-        While this rank is a spare, the call blocks.
-        """
+        """Request the next generation for the running function, and wait for it, also while this rank is a spare."""
         self._interrupter.end()
         self.ready()
         verdict = self.wait()
@@ -232,11 +209,10 @@ class RankThread(DriverThread):
         self.put(events.Returned())
 
     def stepped(self, step: int | None) -> None:
-        """Record a step. The call takes microseconds at most.
+        """Record a step, or count one if `step` is None.
 
-        If `step` is None, the steps are counted. The machine receives the count since the process started, because its
-        step must not decrease. The progress report contains the count in this generation, so that ranks can be
-        compared.
+        The machine receives the count since the process started, because its step must not decrease. The progress
+        report contains the count in this generation, so that ranks can be compared.
         """
         self._step = self._step + 1 if step is None else max(self._step, step)
         self._progress.step(self._progress.number + 1 if step is None else step)
@@ -309,12 +285,6 @@ class RankThread(DriverThread):
         self._interrupter.kill(reason)
 
 
-# The process becomes the supervisor by exec, which discards imported modules and allocated memory, including CUDA's.
-# The script starts again from its beginning in a child process.
-
-_LOOPBACK = "127.0.0.1"
-
-
 def fork_and_monitor(*options: str) -> None:
     """Put this script under a supervisor.
 
@@ -342,6 +312,7 @@ def fork_and_monitor(*options: str) -> None:
         return
     sys.stdout.flush()
     sys.stderr.flush()
+    # exec discards imported modules and allocated memory, including CUDA's.
     own = command(launch, os.environ, [sys.executable, *sys.orig_argv[1:]], options)
     # Do not use -m, which would find a module of the same name in the script's folder.
     os.execv(sys.executable, [sys.executable, "-P", "-c", START_MANAGER, *own])
@@ -365,7 +336,7 @@ def command(
         words += ["--slot-offset", str(launch.slot), "--run-world-size", str(launch.slots)]
         words += ["--replica-id", f"{variables.get('REPLICA_GROUP_ID') or 'rank'}-{launch.slot}"]
         words += ["--bind", "[::]:0"] if "LIGHTHOUSE_MANAGER_BIND" not in variables else []
-        words += ["--master-addr", variables.get("MASTER_ADDR") or _LOOPBACK]
+        words += ["--master-addr", variables.get("MASTER_ADDR") or "127.0.0.1"]
     elif not variables.get("REPLICA_GROUP_ID"):
         words += ["--replica-id", "monitored"]
     return [*words, *options, "--", *invocation]

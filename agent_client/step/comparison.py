@@ -69,15 +69,15 @@ class StepDigest:
     """Number of parts. One part is compared at a time, in turn."""
 
 
+@dataclass(eq=False)
 class StepAttempt:
     """Runs the actions of the current step. The first failure marks the step as failed."""
 
-    def __init__(self, machine: StepMachine, manager: ManagerConnection, peers: Peers, config: AgentConfig) -> None:
-        self._machine = machine
-        self._manager = manager
-        self._peers = peers
-        self._config = config
-        self.failed_at: float | None = None
+    machine: StepMachine
+    manager: ManagerConnection
+    peers: Peers
+    config: AgentConfig
+    failed_at: float | None = None
 
     def run(self, what: str, act: Callable[[], object]) -> bool:
         """Call `act`. If it fails, mark the step as failed, abort it on the peers, and return False.
@@ -93,11 +93,11 @@ class StepAttempt:
                 f"the received state does not match the local one: {e.difference or first_line(e)}; this group's model "
                 "or optimizer is not its peers': start it with theirs"
             )
-            self._manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
+            self.manager.report(f"ModelMismatch: {mismatch}", ends_group=True)
             raise mismatch from None
         except StateRefused as e:
             refused = AgentError(f"this group cannot heal: {e}")
-            self._manager.report(f"{refused}", ends_group=True)
+            self.manager.report(f"{refused}", ends_group=True)
             raise refused from None
         except Exception as e:  # noqa: BLE001  the step is retried under the next quorum
             self.fail(what, first_line(e))
@@ -105,35 +105,29 @@ class StepAttempt:
         return True
 
     def fail(self, what: str, reason: str) -> None:
-        log.debug("step %d: %s failed: %s", self._machine.step, what, reason)
+        log.debug("step %d: %s failed: %s", self.machine.step, what, reason)
         self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
-        self._machine.failed(f"{what}: {reason}")
-        self._peers.drop()
+        self.machine.failed(f"{what}: {reason}")
+        self.peers.drop()
 
     @property
     def limit_s(self) -> float:
         """Time limit of a collective or a vote in seconds. It is longer if the others must wait for a healing group."""
-        assignment = self._machine.assignment
+        assignment = self.machine.assignment
         heals = assignment is not None and assignment.has_healing
-        return self._config.timeout_s + (self._config.heal_timeout_s if heals else 0.0)
+        return self.config.timeout_s + (self.config.heal_timeout_s if heals else 0.0)
 
 
+@dataclass(eq=False)
 class Comparison:
-    def __init__(
-        self,
-        machine: StepMachine,
-        manager: ManagerConnection,
-        peers: Peers,
-        attempt: StepAttempt,
-        config: AgentConfig,
-        progress: Progress,
-    ) -> None:
-        self._machine = machine
-        self._progress = progress
-        self._manager = manager
-        self._peers = peers
-        self._attempt = attempt
-        self._config = config
+    machine: StepMachine
+    manager: ManagerConnection
+    peers: Peers
+    attempt: StepAttempt
+    config: AgentConfig
+    progress: Progress
+
+    def __post_init__(self) -> None:
         self.is_on = False
         """True if the last quorum has several participants and all of them are Agents, which compare collectives."""
         self.compares_end = False
@@ -160,7 +154,7 @@ class Comparison:
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
         self.is_on = assignment.compares and assignment.replica_world_size > 1
         if is_first:
-            self.check_every, self.checks_finite = 0, self._config.on_nonfinite != "commit"
+            self.check_every, self.checks_finite = 0, self.config.on_nonfinite != "commit"
         self.compares_end = is_first and self.is_on
         self._collectives = 0
         self.ahead.clear()
@@ -172,11 +166,9 @@ class Comparison:
     def agree_on_options(self) -> None:
         """Agree on options in the first step under a quorum.
 
-        The options are the interval of state comparisons, the check for finite gradients, and whether collectives are
-        announced together. With different options, a group would leave out a collective, or apply a step that the
-        others discard.
+        With different options, a group would leave out a collective, or apply a step that the others discard.
         """
-        payload = (self._config.check_state_every, self.checks_finite, self._may_announce_ahead)
+        payload = (self.config.check_state_every, self.checks_finite, self._may_announce_ahead)
         rows = self.exchange(Announced(Kind.OPTIONS), payload=payload)
         if rows is None:
             return
@@ -194,11 +186,11 @@ class Comparison:
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
-        is_up_to_date = not (self._machine.must_install or assignment.catches_up)
-        own = digest.digest.read() if is_up_to_date and digest and digest.tag == self._machine.tag else None
+        is_up_to_date = not (self.machine.must_install or assignment.catches_up)
+        own = digest.digest.read() if is_up_to_date and digest and digest.tag == self.machine.tag else None
         if own is not None:
             digest_text = "".join(f"{part % 2**64:016x}" for part in own)
-            self._progress.has_state(assignment.max_step, assignment.quorum_id, digest_text)
+            self.progress.has_state(assignment.max_step, assignment.quorum_id, digest_text)
         wrong = outliers(self._exchange_digests(Kind.STATE, own))
         if digest is not None and own is not None:
             names = [assignment.replica_ids[place] for place in wrong]
@@ -207,59 +199,53 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Return the digests of all participants by replica_rank. None stands for one whose state is not compared.
-
-        Raises:
-            RuntimeError: The step has failed.
-        """
+        """Return the digests by replica_rank, None for a state that is not compared. Raise if the step has failed."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
-            raise RuntimeError(self._machine.failure or "the digests were not compared")
+            raise RuntimeError(self.machine.failure or "the digests were not compared")
         return [(first, second) if is_judged else None for is_judged, first, second in (row.payload for row in rows)]
 
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, because the participants computed their gradients with different states.
 
-        Args:
-            assignment: The assignment of the step.
-            wrong: Replica ranks of the minority, whose states become invalid.
-            times: How often these have differed so far. They healed after each earlier time.
+        The states of the minority `wrong` (replica ranks) become invalid. These have differed `times` times so far, and
+        healed after each earlier time.
         """
-        machine, names = self._machine, assignment.replica_ids
+        machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
         again = f", again after it has healed ({times} of {MAX_DIVERGENCES})" if times > 1 else ""
         minority = ", ".join(names[place] for place in wrong)
         text = f"the state of step {machine.step} in {minority} differs from {others}{again}"
         log.error("%s%s", text, again and f": the script is the cause; {LIKELY_CAUSES}")
         if assignment.replica_rank in wrong:
-            text = f"rank {self._manager.group_rank}: the state of step {machine.step} differs from that of {others}"
+            text = f"rank {self.manager.group_rank}: the state of step {machine.step} differs from that of {others}"
             machine.tear(DistrustKind.DIVERGENCE, text + again)
             if times >= MAX_DIVERGENCES:
                 self.mismatch = ScriptMismatch(f"{text}{again}: the script is the cause; {LIKELY_CAUSES}")
-                self._manager.report(f"ScriptMismatch: {text}{again}", ends_group=True)
+                self.manager.report(f"ScriptMismatch: {text}{again}", ends_group=True)
         else:
             machine.failed(text)
 
     @property
     def compares_gradients(self) -> bool:
         """True if a participant is catching up, because it must apply the same gradients later."""
-        assignment, machine = self._machine.assignment, self._machine
+        assignment, machine = self.machine.assignment, self.machine
         if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
             return False
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
         """Return why this rank must not use its gradients to catch up, or an empty string if it may."""
-        assignment, reasons = self._machine.assignment, list[str]()
+        assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
         def compare() -> None:
             own = digest.read()
-            contributors = self._exchange_digests(Kind.GRADIENTS, own if self._machine.contributes else None)
+            contributors = self._exchange_digests(Kind.GRADIENTS, own if self.machine.contributes else None)
             if assignment.catches_up and differs(own, contributors):
-                reasons.append(f"step {self._machine.step}: its gradients differ from those of the other groups")
+                reasons.append(f"step {self.machine.step}: its gradients differ from those of the other groups")
 
-        self._attempt.run("comparing gradients", compare)
+        self.attempt.run("comparing gradients", compare)
         return "".join(reasons)
 
     # -- announcements
@@ -275,24 +261,17 @@ class Comparison:
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
     ) -> list[str] | None:
-        """Announce a reduction.
+        """Announce a reduction, and those that are certain to follow with nothing in between.
 
-        Args:
-            tensor: The tensor to reduce.
-            name: Its name.
-            flags: Properties of this rank's tensor.
-            following: Reductions that are certain to follow with nothing in between. They are announced as well.
-
-        Returns:
-            The replica ids of the groups whose tensor is not finite, or None if the announcements differ.
+        Return the replica ids of the groups whose tensor is not finite, or None if the announcements differ.
         """
-        machine, assignment = self._machine, self._machine.assignment
+        machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
         weight = machine.share.weight
         flagged = {assignment.replica_ids[assignment.replica_rank]: (flags, weight)}
         if self.is_on:
             following = following if self._announces_ahead else ()
-            reduce_dtype = self._config.reduce_dtype
+            reduce_dtype = self.config.reduce_dtype
             ahead = [part._replace(dtype=dtype_of_sum(part.dtype, reduce_dtype)) for part in following]
             names = name + "".join(f", then {part.elements} of {_name_of(part.dtype)}" for part in ahead)
             size = tensor.numel() * tensor.itemsize
@@ -317,7 +296,7 @@ class Comparison:
         return is_same and self.exchange(announce_draw(self.data)) is not None
 
     def _announcement(self, kind: Kind, size: int = 0, dtype: str = "", name: str = "") -> Announced:
-        assignment = self._machine.assignment
+        assignment = self.machine.assignment
         return Announced(kind, self._collectives, size, dtype, name, assignment.max_step if assignment else 0)
 
     def exchange(
@@ -328,31 +307,24 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants.
+        """Exchange announcements with all participants. `flags` and `payload` need not agree.
 
-        Args:
-            announced: The announcement of this rank.
-            within_s: Time limit in seconds. Default: the time limit of a collective.
-            flags: Properties that all participants must know, but that need not agree.
-            payload: Numbers that all participants receive, and that need not agree.
-
-        Returns:
-            The rows by replica_rank, or None if they do not match. The step has then failed at all participants.
+        Return the rows by replica_rank, or None if they do not match. The step has then failed at all participants.
         """
-        machine, assignment = self._machine, self._machine.assignment
+        machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
-        limit_s = self._attempt.limit_s if within_s is None else within_s
+        limit_s = self.attempt.limit_s if within_s is None else within_s
         if self.ahead:
             self._may_announce_ahead = False
             reason = "the script reduces something else between the buckets of a backward pass"
-            self._attempt.fail("comparing", reason)
+            self.attempt.fail("comparing", reason)
             return None
         received: list[tuple[int, ...]] = []
         heals = assignment.heals or assignment.catches_up
         commits = machine.commits
         standing = standing_of(heals=heals, max_step=assignment.max_step, has_trained=commits > 0)
         words = to_words(announced, standing, commits, flags, payload)
-        if not self._attempt.run("comparing", lambda: received.extend(self._peers.exchange(words, limit_s))):
+        if not self.attempt.run("comparing", lambda: received.extend(self.peers.exchange(words, limit_s))):
             return None
         rows = [from_words(each) for each in received]
         if faulty := find_faulty(rows):
@@ -366,13 +338,13 @@ class Comparison:
         """Make the ranks of the group at fault exit, because a retry would not help. The others continue without it."""
         log.error("%s", what)
         with suppress(RuntimeError):  # a barrier: after it, all have received all announcements
-            self._peers.exchange((0,), BARRIER_TIMEOUT_S)
+            self.peers.exchange((0,), BARRIER_TIMEOUT_S)
         if is_own:
             self.mismatch = ScriptMismatch(f"{what}: {REMEDY}")
-        self._machine.failed(what, is_blamed=not is_own)
-        self._peers.drop()
+        self.machine.failed(what, is_blamed=not is_own)
+        self.peers.drop()
         if is_own:
-            self._manager.report(f"ScriptMismatch: {what}", ends_group=True)
+            self.manager.report(f"ScriptMismatch: {what}", ends_group=True)
 
 
 def is_half(dtype: torch.dtype) -> bool:

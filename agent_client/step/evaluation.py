@@ -1,11 +1,8 @@
 """Exchanges among all ranks of a quorum between two steps: evaluation on rank 0, and comparison of values.
 
-`evaluate_on_rank0` runs a function on rank 0 and sends the result to all ranks. Rank 0 is group rank 0 of the first
-replica group in the last quorum that holds the newest state. If the state is sharded, all ranks of that group evaluate,
-because a single rank would hang in the first all-gather of its forward pass. The other ranks declare that they are
-waiting, so they are not considered hung as long as rank 0 makes progress.
-
-`check_equal` compares a value that must be the same on all ranks.
+Rank 0 is group rank 0 of the first replica group in the last quorum that holds the newest state. If the state is
+sharded, all ranks of that group evaluate, because a single rank would hang in the first all-gather of its forward pass.
+The other ranks declare that they are waiting, so they are not considered hung as long as rank 0 makes progress.
 """
 
 import contextlib
@@ -19,8 +16,6 @@ from typing import Any, TypeVar
 
 import torch
 
-from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.peers import Peers
 from agent_client.errors import (
     AgentError,
     ConfigurationError,
@@ -34,12 +29,12 @@ from agent_client.state.tree import CorruptState
 from agent_client.step.internals import Internals
 from agent_client.step.rules.comparison import Announced, Kind
 from agent_client.step.rules.machine import Phase
-from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.messages.progress import RankName
 from lighthouse_protocol.rules.quorum_change import list_names
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 
 Sum = Callable[[torch.Tensor], object]
 """Function that sums a tensor over all ranks, in place. Raises RuntimeError if a rank is lost."""
@@ -48,16 +43,12 @@ MAX_BYTES = 2**30
 
 
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
-    """Exchange bytes among ranks, using only sums.
+    """Return the bytes of every rank, by index. `place` is the index of this rank, and `size` the number of ranks.
 
-    Args:
-        total: Sums a tensor over the ranks, in place.
-        place: Index of this rank.
-        size: Number of ranks.
-        own: The bytes of this rank.
-
-    Returns:
-        The bytes of every rank, by index.
+    The exchange only uses sums, in which each rank fills its own part of a tensor, because every kind of process group
+    supports sums. A rank that has finished may exit and close its connections while another rank is still reading from
+    them. A final sum therefore confirms that all ranks have received everything. If only that sum fails, another rank
+    has already exited, which is not an error.
 
     Raises:
         RuntimeError: `total` failed, or the sizes sum up to more than MAX_BYTES. This happens if the other ranks are in
@@ -83,82 +74,13 @@ def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
     return [view[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
 
 
-class AllGather:
-    """Exchanges bytes among all ranks of a quorum. Use it only on the Agent's background thread.
-
-    Either every rank of a replica group receives the bytes of all ranks, or none does. The exchange only uses sums, in
-    which each rank fills its own part of a tensor, because every kind of process group supports sums. A rank that has
-    finished may exit and close its connections while another rank is still reading from them. A final sum therefore
-    confirms that all ranks have received everything. If only that sum fails, another rank has already exited, which
-    is not an error.
-    """
-
-    def __init__(
-        self, assignment: Assignment, peers: Peers, group: GlooGroup | None, group_rank: int, *, within_s: float
-    ) -> None:
-        self.assignment = assignment
-        self._peers = peers
-        self._group = group
-        self._group_rank = group_rank
-        self.within_s = within_s
-
-    def exchange(self, own: bytes, disagreement: Callable[[], str] = str) -> list[list[bytes]]:
-        """Return the bytes of all ranks as [replica_rank][group_rank].
-
-        `disagreement` is called first. It returns the reason why other participants do not take part, or an empty
-        string if they do.
-
-        Raises:
-            EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise it or none.
-        """
-        own_of_all, error = self._over_groups(own, disagreement)
-        received = self._within_group({"error": error, "of": own_of_all})
-        if errors := [each["error"] for each in received if each["error"]]:
-            raise EvaluationInterrupted(errors[0])
-        return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in received), strict=True)]
-
-    def _over_groups(self, own: bytes, disagreement: Callable[[], str]) -> tuple[list[bytes], str]:
-        if reason := disagreement():
-            return [], reason
-        place, size = self.assignment.replica_rank, self.assignment.replica_world_size
-        try:
-            return gather(lambda tensor: self._peers.all_reduce(tensor, self.within_s), place, size, own), ""
-        except RuntimeError as e:
-            self._peers.drop()
-            return [], f"the connections to the other replica groups ended: {first_line(e)}"
-
-    def _within_group(self, own: dict[str, Any]) -> list[dict[str, Any]]:
-        group = self._group
-        if group is None:
-            return [own]
-        try:
-            received = gather(
-                lambda tensor: group.all_reduce(tensor, self.within_s),
-                self._group_rank,
-                group.size,
-                b"".join(encode(own)),
-            )
-            return [decode(io.BytesIO(each), len(each)) for each in received]
-        except (RuntimeError, CorruptState) as e:
-            self._peers.drop()
-            raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e
-
-
 class RankRound:
     """Runs exchanges among all ranks of the last quorum. In each exchange, every rank receives the bytes of all."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
-        """Prepare the exchanges.
+        """Raise EvaluationInterrupted without a quorum, and AgentError within a step.
 
-        Args:
-            internals: The Agent's internals.
-            what: Name of the operation in logs and errors.
-            within_s: Time limit in seconds.
-            may_begin: Whether the first step may have begun already, if it has not reduced anything.
-
-        Raises:
-            EvaluationInterrupted: There is no quorum.
-            AgentError: A step is in progress.
+        With `may_begin`, the first step may have begun already, if it has not reduced anything.
         """
         assignment, machine, place = internals.runner.last, internals.machine, internals.place
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):
@@ -170,7 +92,7 @@ class RankRound:
             assignment = replace(assignment, replica_rank=0, replica_world_size=1, replica_ids=())
         self._internals = internals
         self._what = what
-        self._gathering = AllGather(assignment, internals.peers, place.group, place.group_rank, within_s=within_s)
+        self._within_s = within_s
         self.assignment = assignment
         self.own_name = self.name(assignment.replica_rank, place.group_rank)
 
@@ -194,7 +116,8 @@ class RankRound:
             waits_for: If not empty, this rank declares that it is waiting for this.
 
         Raises:
-            EvaluationInterrupted: A rank was lost. The next step requests another quorum.
+            EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise it or none.
+                The next step requests another quorum.
         """
         progress, has_others = self._internals.progress, self.assignment.replica_world_size > 1
         entry = progress.numbers.inside()
@@ -204,24 +127,44 @@ class RankRound:
             else self._internals.runner.collective(entry, operation, within_group=not has_others)
         ):
             try:
-                return self._internals.thread.submit(lambda: self._gather(own, operation)).result()
+                return self._internals.thread.submit(lambda: self._exchange(own, operation)).result()
             except EvaluationInterrupted as e:
                 self._internals.machine.lost_between(str(e))
                 raise EvaluationInterrupted(f"{self._what}: {e}") from e
 
-    def _gather(self, own: bytes, operation: str) -> list[list[bytes]]:
-        """Run the exchange on the Agent's thread, after checking that no participant is about to reduce instead."""
-        comparison = self._internals.runner.comparison
-        has_others = self.assignment.replica_world_size > 1
+    # -- on the Agent's background thread
 
-        def disagreement() -> str:
-            announced = Announced(Kind.GATHER, name=operation)
-            within_s = self._gathering.within_s
-            if not (comparison.is_on and has_others) or comparison.exchange(announced, within_s) is not None:
-                return ""
-            return self._internals.machine.failure or "the other participants do something else"
+    def _exchange(self, own: bytes, operation: str) -> list[list[bytes]]:
+        own_of_all, error = self._over_groups(own, operation)
+        received = self._within_group({"error": error, "of": own_of_all})
+        if errors := [each["error"] for each in received if each["error"]]:
+            raise EvaluationInterrupted(errors[0])
+        return [list(of_ranks) for of_ranks in zip(*(each["of"] for each in received), strict=True)]
 
-        return self._gathering.exchange(own, disagreement)
+    def _over_groups(self, own: bytes, operation: str) -> tuple[list[bytes], str]:
+        comparison, peers = self._internals.runner.comparison, self._internals.peers
+        place, size = self.assignment.replica_rank, self.assignment.replica_world_size
+        announced = Announced(Kind.GATHER, name=operation)
+        is_compared = comparison.is_on and size > 1  # to find participants that are about to reduce instead
+        if is_compared and comparison.exchange(announced, self._within_s) is None:
+            return [], self._internals.machine.failure or "the other participants do something else"
+        try:
+            return gather(lambda tensor: peers.all_reduce(tensor, self._within_s), place, size, own), ""
+        except RuntimeError as e:
+            peers.drop()
+            return [], f"the connections to the other replica groups ended: {first_line(e)}"
+
+    def _within_group(self, own: dict[str, Any]) -> list[dict[str, Any]]:
+        place = self._internals.place
+        if (group := place.group) is None:
+            return [own]
+        try:
+            content = b"".join(encode(own))
+            received = gather(lambda x: group.all_reduce(x, self._within_s), place.group_rank, group.size, content)
+            return [decode(io.BytesIO(each), len(each)) for each in received]
+        except (RuntimeError, CorruptState) as e:
+            self._internals.peers.drop()
+            raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e
 
 
 MAX_VALUE_CHARS = 1000
@@ -245,8 +188,6 @@ def check_same(texts: Mapping[RankName, str]) -> None:
         by_size = sorted(parties.items(), key=lambda party: len(party[1]))
         raise RankMismatch("ranks differ: " + "; ".join(f"{text} at {list_names(names)}" for text, names in by_size))
 
-
-T = TypeVar("T")
 
 RESULT, ERROR = b"+", b"-"
 OPERATION = "evaluate_on_rank0"

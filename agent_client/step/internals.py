@@ -25,7 +25,7 @@ from agent_client.errors import AgentError, ConfigurationError, GroupDrained
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
 from agent_client.manager_client.client import ExitReport, ManagerConnection
-from agent_client.progress.trace_file import make_progress
+from agent_client.progress.progress import make_progress
 from agent_client.state.digest import Digests
 from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import Scalers, TrainState

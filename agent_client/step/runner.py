@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -28,56 +29,121 @@ from agent_client.progress.rules import Entry
 from agent_client.state.train_state import Scalers
 from agent_client.step.comparison import Comparison, Part, StepAttempt, dtype_of_sum, is_half
 from agent_client.step.config import AgentConfig
-from agent_client.step.quorum_request import QuorumRequester, log_quorum
 from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.comparison import Flag
 from agent_client.step.rules.machine import StepMachine
-from agent_client.step.rules.news import Loss, StepNews
+from agent_client.step.rules.news import Loss, Patience, StepNews
 from agent_client.step.script_check import may_skip
 from lighthouse_protocol.limits import cut_reason
-from lighthouse_protocol.messages.membership import Assignment
+from lighthouse_protocol.messages.membership import PLAIN, Assignment
 from lighthouse_protocol.messages.progress import HEAL
 from lighthouse_protocol.refusals import LighthouseError
+from lighthouse_runtime.process.children import ServerProcess
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BUFFERS = "the buffers of the model; broadcast_buffers=False leaves them out"
 RESTART = "restart the job from its last checkpoint"
 SAMPLES_LOGGED = 64
+NAMES_LOGGED = 16
 LOSS_TIMEOUT_S = 0.25
 """Time in seconds that a discarded step waits for the lighthouse to name the lost group. Both notice a loss at about
 the same time."""
 
 
+@dataclass(eq=False)
+class QuorumRequester:
+    machine: StepMachine
+    manager: ManagerConnection
+    healing: Healing
+    config: AgentConfig
+    manager_process: ServerProcess | None = None
+    catch_up: CatchUpDriver | None = None
+    counts_at_once: bool = True
+    """True if a group that heals in a step also contributes to that step."""
+
+    def __post_init__(self) -> None:
+        self._patience = Patience(self.config.max_consecutive_discards)
+
+    def request(self) -> Assignment | LighthouseError:
+        """Request the quorum, and retry while the manager is unreachable.
+
+        Return the error if the manager refuses the request; the next step then requests again. Raise AgentError if the
+        manager has exited, or no later request can succeed.
+        """
+        patience = self._patience
+        while True:
+            try:
+                assignment = self._request_once()
+                patience.answered()
+                return assignment
+            except LighthouseError as e:
+                if reason := patience.refused(e, time.monotonic()):
+                    raise AgentError(f"the manager at {self.manager.address} rejected this rank: {reason}") from e
+                if self.manager_process is not None and not self.manager_process.is_alive:
+                    raise AgentError("the group's manager ended; restart the group") from e
+                is_alive = self.manager.check_alive(e)
+                if news := patience.pop_news(e, time.monotonic()):
+                    log.error("step %d: %s", self.machine.step, news)
+                time.sleep(patience.backoff_s)
+                if is_alive:
+                    return e
+
+    def _request_once(self) -> Assignment:
+        """Request a quorum for this step.
+
+        If the quorum was revoked in the meantime, and no other rank of the group can have begun the step, vote no to
+        give the quorum up.
+        """
+        machine = self.machine
+        while True:
+            assignment = self.manager.ask(
+                machine.step,
+                self.healing.address,
+                timeout_s=self.config.quorum_timeout_s,
+                tag_quorum_id=machine.tag_quorum_id,
+                commit_failures=machine.discards,
+                catch_up=self.catch_up.request_fields() if self.catch_up is not None else PLAIN,
+                distrust=machine.distrust,
+                heals_first=machine.heals_first if self.counts_at_once else None,
+            )
+            if not machine.is_alone or self.find_revocation(assignment) is None:
+                return assignment
+            step, quorum_id = assignment.max_step, assignment.quorum_id
+            self.manager.vote(step, False, quorum_id=quorum_id, timeout_s=self.config.timeout_s)
+            machine.quorum_revoked()
+
+    def find_revocation(self, assignment: Assignment) -> str | None:
+        reason = self.manager.watch.revoked(assignment.quorum_id)
+        if reason is None and assignment.revoked:
+            reason = "reported with the quorum"
+        return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
+
+
+@dataclass(eq=False)
 class StepRunner:
-    def __init__(
-        self,
-        machine: StepMachine,
-        manager: ManagerConnection,
-        peers: Peers,
-        healing: Healing,
-        place: GroupPlace,
-        config: AgentConfig,
-        progress: Progress,
-        scalers: Scalers,
-        catch_up: CatchUpDriver | None = None,
-    ) -> None:
-        self.machine = machine
-        self.progress = progress
+    machine: StepMachine
+    manager: ManagerConnection
+    peers: Peers
+    healing: Healing
+    place: GroupPlace
+    config: AgentConfig
+    progress: Progress
+    scalers: Scalers
+    catch_up: CatchUpDriver | None = None
+
+    def __post_init__(self) -> None:
+        machine, manager, config = self.machine, self.manager, self.config
         self.last: Assignment | None = None
         self.samples: Callable[[], torch.Tensor] | None = None
         """Returns the sample indices of this rank's last batch. Set if a StepSampler has drawn the batch."""
-        self.attempt = StepAttempt(machine, manager, peers, config)
-        self.requester = QuorumRequester(machine, manager, healing, config, place.manager_process, catch_up)
-        self.comparison = Comparison(machine, manager, peers, self.attempt, config, progress)
-        self._manager = manager
-        self._peers = peers
-        self._healing = healing
-        self._group = place.group
-        self._group_world_size = place.group_world_size
-        self._config = config
-        self._scalers = scalers
-        self._catch_up = catch_up
+        self.attempt = StepAttempt(machine, manager, self.peers, config)
+        self.requester = QuorumRequester(
+            machine, manager, self.healing, config, self.place.manager_process, self.catch_up
+        )
+        self.comparison = Comparison(machine, manager, self.peers, self.attempt, config, self.progress)
         self._nonfinite = ""
         """Description of the gradient that was not finite in this step, or an empty string."""
         self._last_discard = ""
@@ -86,8 +152,7 @@ class StepRunner:
     def begin(self, reductions_before: int) -> None:
         """Request the quorum, connect to its participants, serve this rank's state, and heal if necessary.
 
-        Args:
-            reductions_before: Number of reductions that the script has submitted before this step.
+        The script has submitted `reductions_before` reductions before this step.
         """
         machine, comparison, attempt = self.machine, self.comparison, self.attempt
         attempt.failed_at, self._nonfinite = None, ""
@@ -102,9 +167,9 @@ class StepRunner:
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
         self.last = assignment
         comparison.begin_step(assignment, is_first=is_first)
-        if self._catch_up is not None:
-            self._catch_up.answered(assignment)
-            self._manager.asks_ahead = not assignment.catches_up
+        if self.catch_up is not None:
+            self.catch_up.answered(assignment)
+            self.manager.asks_ahead = not assignment.catches_up
         find_revocation = functools.partial(self.requester.find_revocation, assignment)
         if (reason := find_revocation()) is not None:
             return machine.failed(reason)
@@ -113,11 +178,11 @@ class StepRunner:
         if machine.is_unhealed and machine.distrust is not None:
             # The other ranks of the group have already begun this step, so finish it and vote no.
             machine.failed(machine.distrust.text)
-            self._peers.drop()
-            self._healing.withdraw()
+            self.peers.drop()
+            self.healing.withdraw()
             return None
         with self.progress.asking("peers"):
-            attempt.run("making the process group", lambda: self._peers.configure(assignment, find_revocation))
+            attempt.run("making the process group", lambda: self.peers.configure(assignment, find_revocation))
             if comparison.is_on and machine.failure is None:
                 compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
                 attempt.run("comparing", compare)
@@ -125,7 +190,7 @@ class StepRunner:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
             line = self._news.heal_begins(assignment.max_step, healing, time.monotonic())
             self._log_for_group(line, logging.INFO)
-        attempt.run("serving the state", lambda: self._healing.serve(assignment, machine))
+        attempt.run("serving the state", lambda: self.healing.serve(assignment, machine))
         if not assignment.catches_up:
             self._heal(assignment)
         return None
@@ -141,12 +206,12 @@ class StepRunner:
                 self.attempt.fail("healing", reason)
             return
         with self.progress.busy(HEAL) if assignment.heals else nullcontext():
-            self.attempt.run("healing", lambda: self._healing.fetch(assignment))
+            self.attempt.run("healing", lambda: self.healing.fetch(assignment))
 
     def reduce(
         self, tensor: torch.Tensor, within_group: bool, entry: Entry, name: str, following: Sequence[Part] = ()
     ) -> torch.Tensor:
-        """Average `tensor` over the contributing groups, in place.
+        """Average `tensor` over the contributing groups, in place, and return it.
 
         Args:
             tensor: The tensor.
@@ -155,19 +220,16 @@ class StepRunner:
             entry: Entry of the reduction in the progress report.
             name: Name of the tensor.
             following: Reductions that are certain to follow with nothing in between. They are announced together.
-
-        Returns:
-            `tensor`.
         """
-        group, divides_first = self._group, is_half(tensor.dtype)
-        summed = tensor.to(dtype_of_sum(tensor.dtype, self._config.reduce_dtype))
+        group, divides_first = self.place.group, is_half(tensor.dtype)
+        summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))
         if group is not None and within_group:
             if divides_first:
-                summed /= self._group_world_size
+                summed /= self.place.group_world_size
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
                 self.attempt.run("reducing inside the group", lambda: group.all_reduce(summed, self.attempt.limit_s))
             if not divides_first:
-                summed /= self._group_world_size
+                summed /= self.place.group_world_size
         contributes, skips_batch, flags = self.machine.contributes, self.machine.skips_batch, Flag.NONE
         if contributes and skips_batch:
             flags = Flag.SKIPS_BATCH
@@ -193,13 +255,13 @@ class StepRunner:
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
         """Sum the tensor over the ranks of the group, in place. Raises RuntimeError if a rank was lost."""
-        if self._group is not None:
+        if self.place.group is not None:
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
-                self._group.all_reduce(tensor)
+                self.place.group.all_reduce(tensor)
 
     def collective(self, entry: Entry, operation: str, shape: Shape = "", *, within_group: bool) -> Block:
-        quorum_id, number, inner = self.progress.numbers.number_of(entry, within_group=within_group)
-        return self.progress.collective(quorum_id, number, operation, shape, within_group=within_group, inner=inner)
+        number = self.progress.numbers.number_of(entry, within_group=within_group)
+        return self.progress.collective(number, operation, shape, within_group=within_group)
 
     def _reduce_over_peers(
         self,
@@ -223,7 +285,7 @@ class StepRunner:
                 wrong = comparison.announce_reduction(tensor, name, flags, following)
                 if wrong is None or (wrong and not self._reject(name, wrong)):
                     return
-            if not self.attempt.run("reducing", lambda: self._peers.all_reduce(tensor, self.attempt.limit_s)):
+            if not self.attempt.run("reducing", lambda: self.peers.all_reduce(tensor, self.attempt.limit_s)):
                 return
             if is_announced and comparison.checks_finite and not is_finite(tensor):
                 comparison.ahead.clear()  # all have received the same sum, so all now find out whose gradient it was
@@ -240,17 +302,12 @@ class StepRunner:
                 self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because a gradient is infinite or NaN.
+        """Discard the step because the gradient `name` is infinite or NaN. Return True if a GradScaler will skip it.
 
-        Args:
-            name: Name of the gradient.
-            wrong: Groups whose own gradient is not finite. These log it. If there are none, only the mean is not
-                finite, and the first group logs it.
-
-        Returns:
-            True if the step is not discarded, because a GradScaler will skip it.
+        The groups in `wrong`, whose own gradient is not finite, log it. If there are none, only the mean is not finite,
+        and the first group logs it.
         """
-        if self._scalers.may_skip or may_skip():
+        if self.scalers.may_skip or may_skip():
             return True
         assignment = self.machine.assignment
         assert assignment is not None
@@ -277,7 +334,7 @@ class StepRunner:
         """
         if self.comparison.compares_end:
             if self.machine.failure is not None:
-                return self._peers.drop()  # disconnect, because the others are waiting in an exchange
+                return self.peers.drop()  # disconnect, because the others are waiting in an exchange
             with self.collective(self.progress.numbers.over(), "all_reduce", within_group=False):
                 if self.comparison.compare_end():
                     self.machine.reduced()
@@ -293,7 +350,7 @@ class StepRunner:
             raise self.comparison.mismatch
         machine = self.machine
         commit = self._vote()
-        self._healing.release(is_committed=commit)
+        self.healing.release(is_committed=commit)
         failure, assignment = machine.failure, machine.assignment
         if assignment is not None:
             self.progress.decided(assignment.max_step, assignment.quorum_id, is_committed=commit)
@@ -302,7 +359,7 @@ class StepRunner:
             raise AgentError(f"a peer's state was installed only partly: {failure}; restart the group")
         if not commit:
             self._note_discard(failure or "another rank of the group voted no")
-            if self._nonfinite and self._config.on_nonfinite == "raise":
+            if self._nonfinite and self.config.on_nonfinite == "raise":
                 raise AgentError(f"step {machine.step}: {self._nonfinite} (on_nonfinite is 'raise')")
         elif machine.assignment is not None:
             step, participants = machine.assignment.max_step, machine.assignment.replica_ids
@@ -315,7 +372,7 @@ class StepRunner:
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:
             return False
-        self.attempt.run("installing a peer's state", lambda: self._healing.install(machine))
+        self.attempt.run("installing a peer's state", lambda: self.healing.install(machine))
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed only partly: {machine.failure}; restart the group")
         return not machine.must_install
@@ -330,11 +387,11 @@ class StepRunner:
         step = machine.assignment.max_step if machine.assignment else machine.step
         quorum_id = machine.assignment.quorum_id if machine.assignment else None
         if machine.has_decided:
-            self._manager.send_yes(step, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
+            self.manager.send_yes(step, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
             return True
         try:
             with self.progress.waiting_for("vote"):
-                return self._manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
+                return self.manager.vote(step, vote, quorum_id=quorum_id, timeout_s=self.attempt.limit_s)
         except LighthouseError as e:
             if not vote:
                 return False
@@ -358,7 +415,7 @@ class StepRunner:
         if waits_for_healing and not machine.has_erred:
             return None  # the failure was in the other ranks' transfer
         machine.faulted()
-        if machine.faults >= self._config.max_consecutive_discards:
+        if machine.faults >= self.config.max_consecutive_discards:
             names = ", ".join(assignment.replica_ids)
             raise AgentError(
                 f"{machine.faults} steps discarded in a row (max_consecutive_discards): {reason}; quorum of {names}"
@@ -368,7 +425,7 @@ class StepRunner:
     def _why_lost(self, assignment: Assignment) -> tuple[str, str] | None:
         if self.machine.has_erred or assignment.replica_world_size == 1:
             return None
-        loss = self._manager.watch.why_lost(assignment.quorum_id, LOSS_TIMEOUT_S)
+        loss = self.manager.watch.why_lost(assignment.quorum_id, LOSS_TIMEOUT_S)
         if loss is None or loss.lost == assignment.replica_ids[assignment.replica_rank]:
             return None
         return loss.lost, loss.reason.removeprefix(f"{loss.lost}: ")
@@ -376,7 +433,25 @@ class StepRunner:
     def _log_for_group(self, line: str, level: int = logging.WARNING) -> None:
         """Log a line about the whole group on one of its ranks only. Do nothing if the line is empty."""
         if line:
-            log.log(level if self._manager.group_rank == 0 else logging.DEBUG, "%s", line)
+            log.log(level if self.manager.group_rank == 0 else logging.DEBUG, "%s", line)
+
+
+def log_quorum(before: Assignment | None, now: Assignment) -> None:
+    """Log the quorum of `now`, with the groups that joined and were lost. Do nothing if `before` has the same one."""
+    if before is not None and before.quorum_id == now.quorum_id:
+        return
+    known = frozenset(before.replica_ids if before is not None else now.replica_ids)
+    admitted = [name for name in now.replica_ids if name not in known]
+    gone = sorted(known - frozenset(now.replica_ids))
+    text = f"{now.replica_world_size} {'group' if now.replica_world_size == 1 else 'groups'} from step {now.max_step}"
+    text += f"; joined: {_join_names(admitted)}" if admitted else ""
+    text += f"; without: {_join_names(gone)}" if gone else ""
+    log.info("quorum %d: %s", now.quorum_id, text)
+
+
+def _join_names(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_LOGGED
+    return ", ".join(names[:NAMES_LOGGED]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
@@ -387,9 +462,6 @@ def is_finite(tensor: torch.Tensor) -> bool:
     has_half = values.is_floating_point() and values.itemsize < torch.float32.itemsize
     total = values.sum(dtype=torch.float32 if has_half else None)
     return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of finite numbers may overflow
-
-
-T = TypeVar("T")
 
 
 class BackgroundThread:

@@ -1,11 +1,8 @@
 """Checks for objects of a script that would make the replica groups differ. Each error says what to do instead.
 
-Most problems are found in the registered model and optimizer. Others, such as a torch DDP around our module, or a
-GradScaler or scheduler that is not part of the state, are found only among all live objects of the process. These are
-searched once, before the first vote.
-
-`OptimizerWatch` observes which optimizers step after a commit, and whether their steps finish (Applying in
-rules/machine.py).
+Most problems are found in the registered model and optimizer, others only among all live objects of the process, which
+are searched once, before the first vote. `OptimizerWatch` observes which optimizers step after a commit, and whether
+their steps finish (Applying in rules/machine.py).
 """
 
 import gc
@@ -27,7 +24,6 @@ from agent_client.state.train_state import TrainState, live_objects
 from agent_client.step.rules.machine import Applying
 
 log = logging.getLogger(__name__)
-
 
 BY_HAND = "average each gradient with agent.all_reduce(gradient, within_group=False), without our DDP"
 AFTER_THE_VOTE = (

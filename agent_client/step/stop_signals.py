@@ -29,7 +29,6 @@ from lighthouse_protocol.refusals import LighthouseError
 
 log = logging.getLogger(__name__)
 
-
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 SAME_WITHIN_S = 5.0
 
@@ -102,8 +101,6 @@ class Closable(Protocol):
 
 _open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
 _of_process: "weakref.WeakSet[Closable]" = weakref.WeakSet()
-
-
 _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weakref.WeakKeyDictionary()
 
 

@@ -11,7 +11,8 @@ from datetime import timedelta
 
 from torch.distributed import DistStoreError, PrefixStore, Store
 
-from agent_client.restart.rank_thread import DriverThread, Stream
+from agent_client.restart.driver import Stream
+from agent_client.restart.rank_thread import DriverThread
 from agent_client.restart.rules import events
 from agent_client.restart.rules.events import RankConfig, RankPhase
 from agent_client.restart.rules.machine import RankMachine

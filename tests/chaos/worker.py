@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from agent_client.restart import CallWrapper, Wrapper
+from agent_client import CallWrapper, Wrapper
 
 SLOT = int(os.environ["LIGHTHOUSE_SLOT"])
 INCARNATION = os.environ["LIGHTHOUSE_INCARNATION"]

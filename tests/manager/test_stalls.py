@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent_client.progress.progress import Progress
+from agent_client.progress.rules import Number
 from lighthouse_protocol.rules.stall import GroupProgress, Kind, Process, StallVerdict
 
 
@@ -49,7 +50,7 @@ class TestTheDocumentsFreeze:
                 for _ in range(25):
                     job.ranks[0].tick()
                     job.now += 0.1
-            blocked.enter_context(job.ranks[0].collective(1, 1, "all_reduce"))
+            blocked.enter_context(job.ranks[0].collective(Number(1, 1), "all_reduce"))
             text = "1-7 behind in validation 0/25, 0 waiting in all_reduce"
             assert [job.after(still_s) for still_s in (55, 10, 3600)] == ["", text, text]
 
@@ -59,7 +60,7 @@ class TestTheDocumentsFreeze:
         with ExitStack() as waits:
             for rank in job.ranks[1:]:
                 waits.enter_context(rank.waiting_for("rank 0 validation"))
-                waits.enter_context(rank.collective(1, 1, "broadcast"))
+                waits.enter_context(rank.collective(Number(1, 1), "broadcast"))
             with job.ranks[0].phase("validation", 195):
                 for _ in range(195):
                     assert job.after(50) == ""
@@ -72,7 +73,7 @@ class TestTheDocumentsFreeze:
         with ExitStack() as stuck:
             job.verdict()
             for number in (0, 1, 2):
-                stuck.enter_context(job.ranks[number].collective(1, 1, "all_reduce"))
+                stuck.enter_context(job.ranks[number].collective(Number(1, 1), "all_reduce"))
             stopped = job.ranks.pop()
             assert job.after(70) == "3 behind, last seen in step 2, 0-2 waiting in all_reduce; no beat from 3"
             stopped.tick()
@@ -89,7 +90,7 @@ def train_healthily(job: MarkingRanks, steps: int, step_s: float, checkpoint_s: 
         if step % 50 == 49:
             with ExitStack() as waits:
                 for rank in job.ranks[1:]:
-                    waits.enter_context(rank.collective(1, step, "all_reduce"))
+                    waits.enter_context(rank.collective(Number(1, step), "all_reduce"))
                 with job.ranks[0].phase("checkpoint"):
                     assert job.after(checkpoint_s * jitter.uniform(0.5, 2.0)) == ""
         compute_s = step_s * jitter.uniform(0.5, 2.0) * (20 if step == 0 else 1)
@@ -97,9 +98,9 @@ def train_healthily(job: MarkingRanks, steps: int, step_s: float, checkpoint_s: 
         with ExitStack() as waits:
             for number, rank in enumerate(job.ranks):
                 if number != slowest:
-                    waits.enter_context(rank.collective(1, step + 1, "all_reduce"))
+                    waits.enter_context(rank.collective(Number(1, step + 1), "all_reduce"))
             assert job.after(compute_s) == ""
-            with job.ranks[slowest].collective(1, step + 1, "all_reduce"):
+            with job.ranks[slowest].collective(Number(1, step + 1), "all_reduce"):
                 assert job.after(step_s / 10) == ""
 
 
@@ -122,7 +123,7 @@ def test_whoever_blocks_is_named_and_nobody_else(data: st.DataObject):
         for number, rank in enumerate(job.ranks):
             rank.step(steps)
             if number not in stuck:
-                waits.enter_context(rank.collective(1, steps + 1, "all_reduce"))
+                waits.enter_context(rank.collective(Number(1, steps + 1), "all_reduce"))
         job.now += 61
         verdict = job.verdict()
     assert verdict is not None

@@ -35,27 +35,18 @@ class StepPart(Protocol):
         ...
 
     @property
-    def parameters_reduced(self) -> Sequence[Any]:
-        """Parameters whose gradients the module reduces."""
-        ...
+    def parameters_reduced(self) -> Sequence[Any]: ...
 
     def contribute_zeros(self) -> bool:
         """Reduce zeros instead of the batch's gradients. Return False if some gradients were reduced already."""
         ...
 
     def give_up(self) -> None:
-        """Abandon a backward pass that has begun to reduce. This rank will then vote no.
-
-        Raises:
-            AgentError: This module cannot continue.
-        """
+        """Abandon a backward pass that has begun to reduce. Raise AgentError if this module cannot continue."""
         ...
 
     def agree(self) -> None:
-        """Start to exchange values that must be equal in all groups, such as buffers.
-
-        Called before the vote, when the step has computed everything.
-        """
+        """Start to exchange values that must be equal in all groups, such as buffers. Called before the vote."""
         ...
 
     def end_step(self, *, is_committed: bool) -> None:
@@ -71,12 +62,7 @@ class ZeroGradOrder:
     """True if zero_grad() is called at the end of the loop, None before the first call."""
 
     def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
-        """Return whether this zero_grad() begins a step.
-
-        Args:
-            has_computed: Whether the current step has computed anything.
-            forward_begins: Whether a forward pass will begin the next step.
-        """
+        """Return whether this zero_grad() begins a step."""
         if self.ends_loop is None:
             self.ends_loop = has_computed
         return not (self.ends_loop or forward_begins)
@@ -130,19 +116,13 @@ class PassOrder:
         self._most = max(self._most, self._forwards)
 
     def starts_over(self) -> bool:
-        """Return whether the script abandoned the step.
-
-        Called when a forward pass begins after the script has reset gradients that were already reduced.
-        """
+        """Record a forward pass after a reset of reduced gradients. Return whether the script abandoned the step."""
         self._starts_over = True
         is_unusual = bool(self._usual_most) and not self._usually_starts_over
         return is_unusual and self._gave_up_at != self._step
 
     def repeats(self) -> bool:
-        """Return whether the script abandoned the step.
-
-        Called when a forward pass that will reduce follows an earlier one that had no backward pass.
-        """
+        """Return whether a reducing forward pass after one without a backward pass shows an abandoned step."""
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
     def gave_up(self) -> None:

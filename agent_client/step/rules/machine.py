@@ -154,12 +154,7 @@ class StepMachine:
         self.failed(reason)
 
     def failed(self, reason: str, *, is_blamed: bool = False) -> None:
-        """Record that the step has failed. Only the first failure is kept.
-
-        Args:
-            reason: What failed.
-            is_blamed: Whether another group caused the failure.
-        """
+        """Record that the step has failed. Only the first failure is kept."""
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
@@ -170,10 +165,7 @@ class StepMachine:
         self.moves += 1
 
     def abandon_backward(self) -> None:
-        """Record that a backward pass ended before it had reduced all gradients.
-
-        The sums so far are useless, and this rank's next reduction would not match its peers'.
-        """
+        """Record an unfinished backward pass. The next reduction of this rank would not match its peers'."""
         self.is_in_backward = False
         self.erred("a backward pass was abandoned before it had reduced all gradients")
 
@@ -341,14 +333,10 @@ class Applying:
             self._committed = None
 
     def begins(self, may_skip: Callable[[], bool]) -> str:
-        """Check the last commit when the next step begins.
+        """Return how the last commit was not applied, or an empty string, when the next step begins.
 
-        Args:
-            may_skip: Returns whether a GradScaler may skip steps. It is slow, so it is called only if an optimizer step
-                is missing, and not again once it has returned True.
-
-        Returns:
-            A description of how the last commit was not applied, or an empty string if it was.
+        `may_skip` returns whether a GradScaler may skip steps. It is slow, so it is called only if an optimizer step is
+        missing, and not again once it has returned True.
         """
         step, self._committed = self._committed, None
         if self.is_explicit or step is None:
@@ -358,6 +346,4 @@ class Applying:
         if not self._expects or self._takes_local_steps:
             return ""
         self._may_skip = self._may_skip or may_skip()
-        if self._may_skip:
-            return ""
-        return f"step {step} was committed, and no optimizer has stepped since"
+        return "" if self._may_skip else f"step {step} was committed, and no optimizer has stepped since"

@@ -50,8 +50,6 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class WorldSize:
-    """The mode and its size. The caller has validated them."""
-
     mode: WorldSizeMode = WorldSizeMode.DYNAMIC
     size: int = 0
     """At least 1. Not used in DYNAMIC mode."""
@@ -64,26 +62,18 @@ class WorldSize:
         """Return this group's share of the step. Without a quorum, the group does not count."""
         if assignment is None:
             return Share((0,), 1, counts=False)
-        divisor = self._divisor(assignment.contributors)
-        place = assignment.place
-        if place is None:
-            return Share((assignment.replica_rank % divisor,), divisor, counts=False)
-        own = self._own(place, assignment.contributors, divisor)
-        return Share(own or (place % divisor,), divisor, counts=bool(own), is_first=place == 0)
-
-    def _divisor(self, contributors: int) -> int:
+        place, contributors = assignment.place, assignment.contributors
         match self.mode:
             case WorldSizeMode.DYNAMIC:
-                return contributors
+                divisor = contributors
             case WorldSizeMode.FIXED_WITH_SPARES:
-                return min(self.size, contributors)
+                divisor = min(self.size, contributors)
             case WorldSizeMode.CONSTANT_BATCH:
-                return self.size
-
-    def _own(self, place: int, contributors: int, divisor: int) -> tuple[int, ...]:
-        if self.mode is WorldSizeMode.CONSTANT_BATCH:
-            return tuple(range(place, self.size, contributors))
-        return (place,) if place < divisor else ()
+                divisor = self.size
+        if place is None:
+            return Share((assignment.replica_rank % divisor,), divisor, counts=False)
+        own = tuple(range(place, divisor, contributors))
+        return Share(own or (place % divisor,), divisor, counts=bool(own), is_first=place == 0)
 
 
 def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:

@@ -13,6 +13,7 @@ from torch.nn import parallel
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.collectives.observed import ObservedGroup
 from agent_client.progress.progress import Progress
+from agent_client.progress.rules import Number
 from lighthouse_protocol.messages.progress import Collective
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
 
@@ -64,7 +65,7 @@ def test_those_of_the_agent_and_torch_s_have_one_order(pair: list[ObservedGroup]
     """As when rank 0 sums its metrics while the others' modules send their buffers."""
     work: Any = pair[1].broadcast([torch.ones(1)], BroadcastOptions())
     number = progress[0].numbers.number_of(progress[0].numbers.inside(), within_group=True)
-    with progress[0].collective(number.quorum_id, number.number, "all_reduce", within_group=True, inner=number.inner):
+    with progress[0].collective(number, "all_reduce", within_group=True):
         assert where(progress[0]).order == where(progress[1]).order
         assert where(progress[0]).operation != where(progress[1]).operation
     pair[0].broadcast([torch.ones(1)], BroadcastOptions())
@@ -73,7 +74,7 @@ def test_those_of_the_agent_and_torch_s_have_one_order(pair: list[ObservedGroup]
 
 def test_the_unfinished_one_is_told_while_the_other_is_over(progress: list[Progress]) -> None:
     rank = progress[0]
-    with rank.collective(0, 2, "all_reduce"):
+    with rank.collective(Number(0, 2), "all_reduce"):
         rank.torchs("broadcast", "4").runs(None)
         rank.torchs("broadcast", "4").runs(None)
         assert where(rank).operation == "all_reduce"

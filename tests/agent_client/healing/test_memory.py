@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.healing import memory
+from agent_client.healing import healing as memory
 from tests.agent_client.ranks import Rank, Start
 
 GIB = 2**30

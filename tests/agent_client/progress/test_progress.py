@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.progress.progress import MAX_UNREAD, Progress
-from agent_client.progress.rules import WAITING, CollectiveIds, Entry
+from agent_client.progress.rules import WAITING, CollectiveIds, Entry, Number
 from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     MAX_LABEL_CHARS,
@@ -85,7 +85,7 @@ class TestPlace:
 
     def test_a_collective_is_movement_too(self, progress: Progress, clock: Clock):
         clock.go(9)
-        with progress.collective(1, 1, "all_reduce"):
+        with progress.collective(Number(1, 1), "all_reduce"):
             clock.go(4)
             assert progress.sample().still_s == 4
         clock.go(5)
@@ -102,13 +102,13 @@ class TestPlace:
             assert [phase.name for phase in progress.sample().phases] == [STEP, "epoch"]
 
     def test_collectives(self, progress: Progress):
-        with pytest.raises(RuntimeError), progress.collective(3, 17, "all_reduce", "[4]", within_group=True, inner=2):
+        with pytest.raises(RuntimeError), progress.collective(Number(3, 17, 2), "all_reduce", "[4]", within_group=True):
             assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", True, True, 2)
             raise RuntimeError
         assert progress.sample().collective == Collective(3, 17, "all_reduce", "[4]", False, True, 2)
-        with progress.collective(1, 2, "all_reduce", (25, 10)):
+        with progress.collective(Number(1, 2), "all_reduce", (25, 10)):
             assert progress.sample().collective == Collective(1, 2, "all_reduce", "25x10")
-        with progress.collective(3, 18, "o" * 999, "s" * 999):
+        with progress.collective(Number(3, 18), "o" * 999, "s" * 999):
             assert progress.sample().collective == Collective(3, 18, "o" * MAX_NAME_CHARS, "s" * MAX_LABEL_CHARS)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from agent_client.errors import ConfigurationError
-from agent_client.progress.progress import Progress
-from agent_client.progress.trace_file import LOG_VARIABLE, Lines, TracedProgress, make_progress
+from agent_client.progress.progress import TRACE_VARIABLE, Progress, TraceFile, make_progress
+from agent_client.progress.rules import Number
 
 STAMP = re.compile(r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z ")
 
@@ -20,8 +20,8 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def progress(path: Path) -> TracedProgress:
-    return TracedProgress(Lines(path), clock=lambda: 5.0)
+def progress(path: Path) -> Progress:
+    return Progress(lambda: 5.0, TraceFile(path))
 
 
 def lines(path: Path) -> list[str]:
@@ -30,13 +30,13 @@ def lines(path: Path) -> list[str]:
     return [STAMP.sub("", line) for line in stamped]
 
 
-def test_each_entry_and_each_exit_is_a_line(progress: TracedProgress, path: Path) -> None:
+def test_each_entry_and_each_exit_is_a_line(progress: Progress, path: Path) -> None:
     progress.step(812)
     with progress.phase("validation", total=25):
         progress.tick()
-        with progress.collective(17, 24, "all_reduce", (4096, 1024)):
+        with progress.collective(Number(17, 24), "all_reduce", (4096, 1024)):
             pass
-        with progress.collective(17, 25, "all_reduce", "3", within_group=True):
+        with progress.collective(Number(17, 25), "all_reduce", "3", within_group=True):
             pass
     with progress.waiting_for("rank 0"), progress.asking("quorum"), progress.busy("heal"):
         pass
@@ -62,26 +62,26 @@ def test_each_entry_and_each_exit_is_a_line(progress: TracedProgress, path: Path
     ]
 
 
-def test_an_exception_is_named_and_goes_on(progress: TracedProgress, path: Path) -> None:
+def test_an_exception_is_named_and_goes_on(progress: Progress, path: Path) -> None:
     with pytest.raises(ValueError, match="bad"), progress.phase("checkpoint"):
         raise ValueError("bad")
     assert lines(path)[-1] == "step 0 leaves checkpoint after 0.000 s, by ValueError"
 
 
 def test_samples_are_those_of_a_rank_without_a_log(path: Path) -> None:
-    logged, plain = TracedProgress(Lines(path), clock=lambda: 5.0), Progress(clock=lambda: 5.0)
+    logged, plain = Progress(lambda: 5.0, TraceFile(path)), Progress(clock=lambda: 5.0)
     for progress in (logged, plain):
         progress.step(1)
         with progress.phase("loader", total=3):
             progress.tick()
         progress.step(2)
         progress.phase("validation").__enter__()
-        progress.collective(3, 1, "all_reduce", (2,)).__enter__()
+        progress.collective(Number(3, 1), "all_reduce", (2,)).__enter__()
     assert logged.sample() == plain.sample()
 
 
 def test_lines_of_threads_do_not_mix(path: Path) -> None:
-    log = Lines(path)
+    log = TraceFile(path)
     texts = [letter * 500 for letter in "abcd"]
     threads = [threading.Thread(target=lambda text=text: [log.write(text) for _ in range(200)]) for text in texts]
     for thread in threads:
@@ -94,7 +94,7 @@ def test_lines_of_threads_do_not_mix(path: Path) -> None:
 
 
 def test_a_disk_that_fails_ends_the_log_and_not_the_rank(
-    progress: TracedProgress, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    progress: Progress, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(descriptor: int, data: bytes) -> int:
         raise OSError(28, "No space left on device")
@@ -111,18 +111,18 @@ def test_a_disk_that_fails_ends_the_log_and_not_the_rank(
 
 def test_the_variable_names_the_folder_and_each_process_has_its_file(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "logs"
-    progress = make_progress(3, {LOG_VARIABLE: str(folder), "REPLICA_GROUP_ID": "team/a"})
+    progress = make_progress(3, {TRACE_VARIABLE: str(folder), "REPLICA_GROUP_ID": "team/a"})
     with progress.phase("validation"):
         pass
     assert [path.name for path in folder.iterdir()] == [f"team%2Fa-rank-3-{os.getpid()}.log"]
 
 
-@pytest.mark.parametrize("variables", [{}, {LOG_VARIABLE: ""}])
+@pytest.mark.parametrize("variables", [{}, {TRACE_VARIABLE: ""}])
 def test_without_it_there_is_no_log(variables: dict[str, str]) -> None:
-    assert type(make_progress(0, variables)) is Progress
+    assert make_progress(0, variables).trace is None
 
 
 def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match=rf"{LOG_VARIABLE}=.*/file/logs.* cannot be written"):
-        make_progress(0, {LOG_VARIABLE: str(tmp_path / "file" / "logs")})
+    with pytest.raises(ConfigurationError, match=rf"{TRACE_VARIABLE}=.*/file/logs.* cannot be written"):
+        make_progress(0, {TRACE_VARIABLE: str(tmp_path / "file" / "logs")})

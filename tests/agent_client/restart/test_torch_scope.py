@@ -16,7 +16,7 @@ from torch.distributed import HashStore, distributed_c10d
 
 from agent_client.collectives.interruptible import InterruptibleGroup
 from agent_client.collectives.nccl import DUMP
-from agent_client.restart.process_groups import ProcessGroups
+from agent_client.restart.interrupter import ProcessGroups
 from agent_client.restart.torch_scope import TorchScope
 
 HANDLING, RETHROW = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_RETHROW_CUDA_ERRORS"

@@ -12,10 +12,9 @@ import pytest
 
 from agent_client.collectives import group_spec
 from agent_client.errors import ConfigurationError
-from agent_client.restart import call, rank_thread
-from agent_client.restart.call import CallWrapper
+from agent_client.restart import rank_thread, wrapper
 from agent_client.restart.store import RestartAbort, State
-from agent_client.restart.wrapper import Wrapper
+from agent_client.restart.wrapper import CallWrapper, Wrapper
 from agent_client.step import stop_signals
 from examples.ports import free_port
 from lighthouse_protocol.messages.session import EvidenceDone
@@ -366,7 +365,7 @@ def test_a_host_that_stands_still_takes_no_patience(
     inside: RunInside, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cause is told when it goes on."""
-    monkeypatch.setattr(call, "time", HostThatStandsStill())
+    monkeypatch.setattr(wrapper, "time", HostThatStandsStill())
     group = WithoutPeer()
     group_spec.register_group(group)
 

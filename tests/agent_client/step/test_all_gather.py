@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,8 +13,9 @@ from torch.distributed import PrefixStore, TCPStore
 
 from agent_client.collectives.gloo import GlooGroup
 from agent_client.errors import EvaluationInterrupted
-from agent_client.step.evaluation import MAX_BYTES, AllGather, gather
-from lighthouse_protocol.messages.membership import Assignment
+from agent_client.progress.progress import Progress
+from agent_client.step.evaluation import MAX_BYTES, RankRound, gather
+from agent_client.step.rules.machine import StepMachine
 from tests.processes import PATIENCE_S
 
 
@@ -89,10 +91,20 @@ def test_who_is_done_may_end_at_once() -> None:
     assert in_threads(act, size) == [[[bytes(place) for place in range(size)]] * 20] * size
 
 
-def gathering(replica_rank: int, group_rank: int, peers: Any, group: Any) -> AllGather:
-    assignment: Any = SimpleNamespace(replica_rank=replica_rank, replica_world_size=2)
-    checked: Assignment = assignment
-    return AllGather(checked, peers, group, group_rank, within_s=1.0)
+def round_of(replica_rank: int, group_rank: int, peers: Any, group: Any) -> RankRound:
+    last = SimpleNamespace(replica_rank=replica_rank, replica_world_size=2, replica_ids=("a", "b"))
+    runner = SimpleNamespace(
+        last=last, comparison=SimpleNamespace(is_on=False), collective=lambda *_, within_group: nullcontext()
+    )
+    internals: Any = SimpleNamespace(
+        runner=runner,
+        machine=StepMachine(),
+        place=SimpleNamespace(group=group, group_rank=group_rank),
+        peers=peers,
+        progress=Progress(),
+        thread=SimpleNamespace(submit=lambda task: SimpleNamespace(result=task)),
+    )
+    return RankRound(internals, "it", 1.0)
 
 
 @pytest.mark.parametrize("is_lost", [False, True])
@@ -103,9 +115,9 @@ def test_two_groups_of_two(is_lost: bool) -> None:
     def bring(at: int) -> Any:
         replica_rank, group_rank = divmod(at, 2)
         try:
-            return gathering(replica_rank, group_rank, over[group_rank], within[replica_rank]).exchange(b"%d" % at)
+            return round_of(replica_rank, group_rank, over[group_rank], within[replica_rank]).gather(b"%d" % at, "x")
         except EvaluationInterrupted as e:
             return str(e)
 
-    lost = "the connections to the other replica groups ended: Connection closed by peer"
+    lost = "it: the connections to the other replica groups ended: Connection closed by peer"
     assert in_threads(bring, 4) == [lost if is_lost else [[b"0", b"1"], [b"2", b"3"]]] * 4

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from agent_client.progress.progress import Progress
 from agent_client.step.config import AgentConfig
-from agent_client.step.quorum_request import log_quorum
-from agent_client.step.runner import BackgroundThread, StepRunner
+from agent_client.step.runner import BackgroundThread, StepRunner, log_quorum
 from lighthouse_protocol.messages.membership import Assignment
 from manager.group.requests import assign
 from tests.manager.builders import member, quorum
