@@ -9,7 +9,6 @@ waiting, so they are not considered hung as long as rank 0 makes progress.
 """
 
 import contextlib
-import io
 import json
 import logging
 import reprlib
@@ -138,7 +137,7 @@ class AllGather:
                 group.size,
                 b"".join(encode(own)),
             )
-            return [decode(io.BytesIO(each), len(each)) for each in received]
+            return [decode(each) for each in received]
         except (RuntimeError, CorruptState) as e:
             self._peers.drop()
             raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e
@@ -316,7 +315,7 @@ def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) ->
             text = payload[len(ERROR) :].decode(errors="replace")
             raise EvaluationFailed(f"{what} on rank {opened.name(first, group_rank)} has failed: {text}")
     encoded = received[0].removeprefix(RESULT)
-    result = decode(io.BytesIO(encoded), len(encoded))
+    result = decode(encoded)
     if opened.own_name != opened.name(first, 0):
         _log(opened, "received %s metrics: %s", what, reprlib.repr(result))
     _log(opened, "%s completed: %s", what, reprlib.repr(result))
