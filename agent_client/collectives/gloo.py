@@ -31,7 +31,7 @@ import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import AllToAllOptions
 
-from agent_client.collectives.group_spec import register_group
+from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
 from lighthouse_protocol.identity import parse_address
 
 Inodes = frozenset[str]
@@ -351,6 +351,18 @@ class GlooGroup:
             self.abort()
             return True
         return False
+
+
+class GlooConnector(Connector):
+    def connect(self, spec: GroupSpec) -> GlooGroup:
+        return GlooGroup(
+            PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s)),
+            spec.rank,
+            spec.size,
+            spec.host,
+            connect_timeout_s=spec.connect_timeout_s,
+            timeout_s=spec.timeout_s,
+        )
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:

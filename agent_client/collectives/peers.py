@@ -15,9 +15,8 @@ from concurrent.futures import Future, InvalidStateError
 import torch
 from torch import Tensor
 
-from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.group_spec import GroupSpec, RankGroup
+from agent_client.collectives.group_spec import GroupSpec, RankGroup, connector
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.rules.access import STORE_WORD, prove
 
@@ -45,7 +44,7 @@ class Peers:
             host: Address of this host at which the peers can reach it.
             connect_timeout_s: Time limit in seconds for each part of connecting.
             timeout_s: Default time limit of a collective in seconds.
-            process_group: Kind of process group (collectives/connectors.py).
+            process_group: Kind of process group (collectives/group_spec.py).
         """
         self._group_rank = group_rank
         self._host = host
