@@ -45,14 +45,6 @@ class IsolatedConnector(Connector):
     """Creates process groups in children of a fork server, which it starts and restarts."""
 
     def __init__(self, backend: str = "gloo") -> None:
-        """Start the fork server.
-
-        Args:
-            backend: Backend of the process groups, gloo or nccl.
-
-        Raises:
-            ConfigurationError: The backend is not available.
-        """
         self._backend = backend
         self._device = NcclConnector().device.index if backend == "nccl" else None
         self._lock = threading.Lock()
@@ -168,11 +160,7 @@ class IsolatedGroup:
 
 
 def mapped(descriptor: int) -> torch.Tensor:
-    """Map the memory of a descriptor and close the descriptor.
-
-    Returns:
-        The memory as a uint8 tensor. It is unmapped when the last tensor that uses it is destroyed.
-    """
+    """Return the memory of a descriptor, which is closed, as a uint8 tensor. Its last user's end unmaps the memory."""
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)
     return torch.frombuffer(memory, dtype=torch.uint8)

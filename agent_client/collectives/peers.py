@@ -39,12 +39,7 @@ class Peers:
     ) -> None:
         """Set the parameters, without connecting.
 
-        Args:
-            group_rank: Rank inside the replica group.
-            host: Address of this host at which the peers can reach it.
-            connect_timeout_s: Time limit in seconds for each part of connecting.
-            timeout_s: Default time limit of a collective in seconds.
-            process_group: Kind of process group (collectives/group_spec.py).
+        `connect_timeout_s` limits each part of connecting, and `timeout_s` a collective without its own limit.
         """
         self._group_rank = group_rank
         self._host = host
@@ -62,9 +57,7 @@ class Peers:
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
         """Connect to the participants of a new quorum. Does nothing if the quorum_id is unchanged.
 
-        Args:
-            assignment: This rank's assignment.
-            why_revoked: Returns why the quorum has been revoked, or None if it has not.
+        `why_revoked` returns why the quorum has been revoked, or None if it has not.
 
         Raises:
             RuntimeError: A participant did not connect in time, the quorum was revoked, or its group was dropped.
@@ -102,14 +95,7 @@ class Peers:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Exchange a row of integers with every participant. All rows must have the same length.
-
-        Returns:
-            The rows, by replica_rank.
-
-        Raises:
-            RuntimeError: A peer is lost.
-        """
+        """Exchange rows of integers of the same length. Return those of all participants, by replica_rank."""
         row = torch.tensor(words, dtype=torch.int64)
         group = self._connected.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):

@@ -94,10 +94,8 @@ class Drawn:
 def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
     """Return the first batch of a rank in the next step.
 
-    Args:
-        slots: (index, count) for each microbatch of the rank, as returned by `Agent.slots`.
-        rank_batches: Number of batches in the committed steps, summed over all ranks of all groups.
-        accumulate: Number of batches per slot.
+    `slots` are those of `Agent.slots`, each with `accumulate` batches, and `rank_batches` is the number of batches in
+    the committed steps, summed over all ranks of all groups.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
@@ -181,8 +179,7 @@ class StepSampler:
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
         """Yield the numbers of this rank's batches, step by step.
 
-        Args:
-            several: Whether a rank may have several microbatches in a step. Their batches are yielded one by one.
+        If a rank may have `several` microbatches in a step, their batches are yielded one by one.
         """
         position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:
@@ -211,10 +208,7 @@ class StepSampler:
         return in_microbatches(drawn, self.data.accumulate)
 
     def batch(self, number: int) -> torch.Tensor:
-        """Return the sample indices of one batch.
-
-        Args:
-            number: Number of the batch, counted from 0 over all ranks and steps of the run.
+        """Return the sample indices of batch `number`, counted from 0 over all ranks and steps of the run.
 
         Returns:
             Sample indices, int64 of shape (batch_size,).
