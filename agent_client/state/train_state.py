@@ -226,7 +226,8 @@ class TrainState:
         self._steps_begun += 1
         self._samples = []
         if self._steps_begun <= SAMPLED_STEPS:
-            groups = [getattr(each, "param_groups", ()) for each in (self.optimizer, *self.others.values())]
+            optimizers: Any = (self.optimizer, *self.others.values())
+            groups: list[list[dict[str, Any]]] = [getattr(each, "param_groups", []) for each in optimizers]
             optimized = {id(tensor) for group in chain(*groups) for tensor in group["params"]}
             resting = [tensor for tensor, _, _ in self._marks if id(tensor) not in optimized]
             resting = [tensor for tensor in resting if has_no_gaps(tensor.shape, tensor.stride())]

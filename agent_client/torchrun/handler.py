@@ -117,12 +117,8 @@ class LighthouseRendezvous(RendezvousHandler):
     ) -> None:
         """Set the parameters, without connecting.
 
-        Args:
-            params: torchrun's parameters.
-            client: Client of the lighthouse, for the nodes' run.
-            named_by: Option or variable that names the lighthouse, for errors.
-            host: Address at which other nodes can reach this one.
-            options: Options of `--rdzv-conf`.
+        `client` is for the run of the nodes, `named_by` the option or variable that names the lighthouse, and `host`
+        the address at which other nodes can reach this one.
         """
         self.options = options
         self._params = params
@@ -145,11 +141,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, and wait for the next one that includes this node.
-
-        Raises:
-            RendezvousError: No round formed in time, the run has ended, or the lighthouse is unreachable.
-        """
+        """Leave the current round, and wait for the next one that includes this node."""
         node, limit_s = self._live_node(), self.options.join_timeout
         while (joined := node.join(limit_s)) is not None:
             if (info := self._join_round(node, joined, time.monotonic() + limit_s)) is not None:
@@ -291,12 +283,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- joining and leaving
 
     def _live_node(self) -> Node:
-        """Return the node, connecting it to the lighthouse if it is not in the run.
-
-        Raises:
-            RendezvousConnectionError: No lighthouse answers.
-            RendezvousClosedError: shutdown() was called.
-        """
+        """Return the node, connecting it to the lighthouse if it is not in the run."""
         if self._node is None and self._is_shut_down:
             raise self._left_error()
         if self._node is None:
