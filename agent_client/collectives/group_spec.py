@@ -1,24 +1,14 @@
-"""The kinds of process groups that can connect a rank to the same rank of the other replica groups.
+"""Parameters and interfaces of process groups, and a registry of this process's groups.
 
-- `gloo`: any tensor, through the CPU. Aborted by closing its connections.
-- `nccl`: through the CUDA device. Aborted by NCCL's own abort.
-- `isolated`: gloo in a child process, which is killed to abort it. `isolated:nccl` does the same with NCCL.
-
-A connector creates one group per quorum. A registry of this process's groups makes it possible to abort all of them at
-once, including those that the script has made.
+The registry makes it possible to abort all groups at once, including those that the script has made.
 """
 
 import contextlib
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Protocol
 from weakref import WeakSet
 
 from torch import Tensor
-
-from agent_client.errors import ConfigurationError
-
-ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
-PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,31 +39,6 @@ class Connector(Protocol):
 
     def close(self) -> None:
         """Release resources that the groups share. The default does nothing."""
-
-
-def connector(name: str, device: int | None = None) -> Connector:
-    """Create the connector for one of PROCESS_GROUPS.
-
-    `device` is the index of the CUDA device for NCCL. Default: the current device.
-
-    Raises:
-        ConfigurationError: The name is unknown, or this kind is not available on this host.
-    """
-    match name:
-        case "gloo":
-            from agent_client.collectives.gloo import GlooConnector
-
-            return GlooConnector()
-        case "nccl":
-            from agent_client.collectives.nccl import NcclConnector
-
-            return NcclConnector(device)
-        case "isolated" | "isolated:nccl":
-            from agent_client.collectives.isolated import IsolatedConnector
-
-            return IsolatedConnector(name.partition(":")[2] or "gloo")
-        case _:
-            raise ConfigurationError(f"process_group: {name!r} is not one of {', '.join(PROCESS_GROUPS)}")
 
 
 class Abortable(Protocol):

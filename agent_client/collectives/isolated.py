@@ -29,7 +29,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from agent_client.collectives.group_spec import Connector, GroupSpec, RankGroup, connector, register_group
+from agent_client.collectives.gloo import GlooConnector
+from agent_client.collectives.group_spec import Connector, GroupSpec, RankGroup, register_group
 from agent_client.collectives.nccl import NcclConnector
 from lighthouse_runtime.process.children import die_with_parent
 
@@ -226,7 +227,8 @@ def serve(channel: socket.socket) -> None:
         order, answer = json.loads(message), dict[str, str]()
         try:
             if "connect" in order:
-                group = connector(order["backend"], order["device"]).connect(GroupSpec(**order["connect"]))
+                kind = NcclConnector(order["device"]) if order["backend"] == "nccl" else GlooConnector()
+                group = kind.connect(GroupSpec(**order["connect"]))
             else:
                 assert group is not None
                 dtype: torch.dtype = getattr(torch, order["reduce"])

@@ -3,6 +3,12 @@
 A separate thread connects the group, because gloo cannot be interrupted while it waits for a peer that never connects.
 When the lighthouse revokes the quorum, running collectives are aborted. The group of a quorum is connected only once:
 after an abort, its peers would not connect again.
+
+The kinds of process groups:
+
+- `gloo`: any tensor, through the CPU. Aborted by closing its connections.
+- `nccl`: through the CUDA device. Aborted by NCCL's own abort.
+- `isolated`: gloo in a child process, which is killed to abort it. `isolated:nccl` does the same with NCCL.
 """
 
 import contextlib
@@ -11,21 +17,48 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.group_spec import GroupSpec, RankGroup, connector
+from agent_client.collectives.gloo import GlooConnector, GlooGroup
+from agent_client.collectives.group_spec import Connector, GroupSpec, RankGroup
+from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.rules.access import STORE_WORD, prove
 
 log = logging.getLogger(__name__)
 
+ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
+PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 STORE_PREFIX = "lighthouse"
 CONNECT_PARTS = 3
 """Connecting has three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective. gloo may
 take five times as long."""
+
+
+def connector(name: str, device: int | None = None) -> Connector:
+    """Create the connector for one of PROCESS_GROUPS.
+
+    `device` is the index of the CUDA device for NCCL. Default: the current device.
+
+    Raises:
+        ConfigurationError: The name is unknown, or this kind is not available on this host.
+    """
+    match name:
+        case "gloo":
+            return GlooConnector()
+        case "nccl":
+            from agent_client.collectives.nccl import NcclConnector
+
+            return NcclConnector(device)
+        case "isolated" | "isolated:nccl":
+            from agent_client.collectives.isolated import IsolatedConnector
+
+            return IsolatedConnector(name.partition(":")[2] or "gloo")
+        case _:
+            raise ConfigurationError(f"process_group: {name!r} is not one of {', '.join(PROCESS_GROUPS)}")
 
 
 class Peers:

@@ -18,8 +18,8 @@ import uvloop
 from torch.distributed import PrefixStore, TCPStore
 
 from agent_client.collectives.gloo import GlooGroup, connect_store
-from agent_client.collectives.group_spec import GroupSpec, connector
-from agent_client.collectives.peers import Peers
+from agent_client.collectives.group_spec import GroupSpec
+from agent_client.collectives.peers import Peers, connector
 from agent_client.healing.fetch import Fetch
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
