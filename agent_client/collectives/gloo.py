@@ -31,7 +31,7 @@ import torch
 from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, ProcessGroupGloo, Store, TCPStore
 from torch.distributed.distributed_c10d import AllToAllOptions
 
-from agent_client.collectives.group_spec import register_group
+from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
 from lighthouse_protocol.identity import parse_address
 
 Inodes = frozenset[str]
@@ -75,12 +75,9 @@ def open_sockets() -> Inodes:
 
 
 def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
-    """Return the connections of a group that has just connected.
+    """Return the connections of a group that has just connected, and whose ranks have published where they listen.
 
-    Args:
-        before: Sockets that existed before the group connected.
-        store: Store in which the ranks have published the addresses at which they listen.
-        size: Number of ranks.
+    `before` are the sockets that existed before the group connected.
     """
     published = b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
 
@@ -101,10 +98,7 @@ End = tuple[int, str, int]
 
 
 def _appeared(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
-    """Duplicate the connected sockets that are not in `before`.
-
-    `is_wanted` selects sockets by their own and their peer's address.
-    """
+    """Duplicate the connected sockets not in `before` that `is_wanted` selects by their own and peer's address."""
     found: list[socket.socket] = []
     for inode, descriptor in _descriptors().items():
         if inode in before:
@@ -147,13 +141,7 @@ THREADS = {"pt_gloo_runloop", "gloo_tcp_loop"}
 
 
 def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float = math.inf) -> None:
-    """Wait until `work` has completed.
-
-    Args:
-        work: torch's Work of a gloo collective.
-        backend: The process group that runs it.
-        is_aborted: Returns True once this rank or a peer has aborted the group.
-        limit_s: Time limit in seconds.
+    """Wait until `work`, a gloo collective of `backend`, has completed.
 
     Raises:
         RuntimeError: The work failed, the group was aborted, or the time limit has passed.
@@ -226,11 +214,7 @@ def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta
 
 
 def _ends_within(work: Any, timeout_s: float) -> bool:
-    """Wait up to `timeout_s` seconds. Return whether the work has completed.
-
-    Raises:
-        RuntimeError: The work failed.
-    """
+    """Wait up to `timeout_s` seconds. Return whether the work has completed, or raise RuntimeError if it failed."""
     try:
         work.wait(timedelta(seconds=timeout_s))
     except RuntimeError:
@@ -263,18 +247,9 @@ class GlooGroup:
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers, which must use the same `store`.
+        """Connect to all peers, which must use the same `store`. Raises RuntimeError if one does not connect in time.
 
-        Args:
-            store: Store of the group.
-            rank: This rank.
-            size: Number of ranks.
-            host: Address of this host at which the peers can reach it.
-            connect_timeout_s: Time limit for connecting in seconds.
-            timeout_s: Default time limit of a collective in seconds.
-
-        Raises:
-            RuntimeError: A peer did not connect in time.
+        The peers must be able to reach this host at the address `host`.
         """
         self.rank = rank
         self.size = size
@@ -301,14 +276,8 @@ class GlooGroup:
     def all_gather(self, row: torch.Tensor, timeout_s: float) -> torch.Tensor:
         """Return the rows of all ranks, stacked by rank.
 
-        For small rows. Each rank sends its row to all others at once; gloo's own all_gather takes `size` - 1 rounds.
-
-        Args:
-            row: Tensor. Shape and dtype must be the same at all ranks.
-            timeout_s: Time limit in seconds.
-
-        Raises:
-            RuntimeError: A peer is lost or the time limit has passed. The group is then unusable.
+        For small rows of the same shape and dtype. Each rank sends its row to all others at once; gloo's own all_gather
+        takes `size` - 1 rounds.
         """
         options: Any = AllToAllOptions()
         options.timeout = timedelta(seconds=timeout_s)
@@ -353,12 +322,19 @@ class GlooGroup:
         return False
 
 
-def connect_store(address: str, timeout_s: float) -> TCPStore:
-    """Connect to a TCPStore.
+class GlooConnector(Connector):
+    def connect(self, spec: GroupSpec) -> GlooGroup:
+        return GlooGroup(
+            PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s)),
+            spec.rank,
+            spec.size,
+            spec.host,
+            connect_timeout_s=spec.connect_timeout_s,
+            timeout_s=spec.timeout_s,
+        )
 
-    Raises:
-        RuntimeError: No store answers at the address.
-    """
+
+def connect_store(address: str, timeout_s: float) -> TCPStore:
     parsed = parse_address(address, "store_address")
     if not parsed.port:
         raise RuntimeError(f"store_address: {address!r} has no port; the group's manager advertised it (--store)")

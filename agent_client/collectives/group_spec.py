@@ -24,11 +24,7 @@ class GroupSpec:
 
 class RankGroup(Protocol):
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place.
-
-        Raises:
-            RuntimeError: A peer is lost. The group is then unusable.
-        """
+        """Sum the tensor over all ranks, in place. Raises RuntimeError if a peer is lost, after which no call works."""
         ...
 
     def abort(self) -> None:
@@ -38,11 +34,7 @@ class RankGroup(Protocol):
 
 class Connector(Protocol):
     def connect(self, spec: GroupSpec) -> RankGroup:
-        """Create a group, connected to all peers.
-
-        Raises:
-            RuntimeError: A peer did not connect in time.
-        """
+        """Create a group, connected to all peers. Raises RuntimeError if one does not connect in time."""
         ...
 
     def close(self) -> None:

@@ -119,22 +119,12 @@ class InterruptibleWork(Work):
     def __init__(
         self, work: Any, backend: ProcessGroupGloo, connections: Connections, waiter: "Waiter", *, is_sliced: bool
     ) -> None:
-        """Wrap the work.
-
-        Args:
-            work: torch's Work.
-            backend: Backend that runs it.
-            connections: Connections of the backend.
-            waiter: Completes the future of get_future().
-            is_sliced: A wait may be divided into short ones. False for a send or receive, because gloo treats its
-                timeout as a failure of the group.
-        """
         super().__init__()
         self._work = work
         self._backend = backend
         self._connections = connections
         self._waiter = waiter
-        self._is_sliced = is_sliced
+        self._is_sliced = is_sliced  # not a send or receive: gloo treats its timeout as a failure of the group
         self._future: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:

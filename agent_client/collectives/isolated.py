@@ -1,7 +1,16 @@
 """A process group in a child process. Killing the child aborts the group, even if its backend hangs.
 
-Tensors are passed in memory that both processes map, so each is copied in and out once. A fork server (fork_server.py)
-with its own interpreter creates the children, so the training process itself never forks.
+Tensors are passed in memory that both processes map, so each is copied in and out once. A fork server, an interpreter
+that has imported torch, creates the children, so the training process itself never forks. The server has one thread and
+no process group. It exits with the process that started it, and its children exit with it.
+
+A request to fork is one byte, with the descriptor of the child's socket. The answer is one byte, with a pidfd of the
+new child. After that, the child receives requests in JSON over its own socket:
+
+    {"connect": {GroupSpec}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
+    {"reduce": "float32", "count": 7, "timeout_s": 60}    -> {}  or  {"error": "..."}
+
+A request for a tensor that is larger than the shared memory contains the descriptor of new memory.
 """
 
 import contextlib
@@ -15,12 +24,15 @@ import socket
 import subprocess
 import sys
 import threading
-from typing import Any
+import traceback
+from typing import Any, NoReturn
 
 import torch
 
-from agent_client.collectives.group_spec import Connector, GroupSpec, register_group
+from agent_client.collectives.gloo import GlooConnector
+from agent_client.collectives.group_spec import Connector, GroupSpec, RankGroup, register_group
 from agent_client.collectives.nccl import NcclConnector
+from lighthouse_runtime.process.children import die_with_parent
 
 START_TIMEOUT_S = 120.0
 """Time limit for the start of the fork server, which imports torch."""
@@ -31,20 +43,9 @@ MAX_MESSAGE_BYTES = 65536
 
 
 class IsolatedConnector(Connector):
-    """Creates process groups in children of a fork server, which it starts and restarts.
-
-    The fork server exits with this process, or on close().
-    """
+    """Creates process groups in children of a fork server, which it starts and restarts."""
 
     def __init__(self, backend: str = "gloo") -> None:
-        """Start the fork server.
-
-        Args:
-            backend: Backend of the process groups, gloo or nccl.
-
-        Raises:
-            ConfigurationError: The backend is not available.
-        """
         self._backend = backend
         self._device = NcclConnector().device.index if backend == "nccl" else None
         self._lock = threading.Lock()
@@ -85,7 +86,7 @@ def _start_fork_server() -> "tuple[subprocess.Popen[bytes], socket.socket]":
     orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     orders.settimeout(START_TIMEOUT_S)
     # -P: the working directory may contain modules with the same names.
-    program = "from agent_client.collectives.fork_server import main; main()"
+    program = "from agent_client.collectives.isolated import fork_server; fork_server()"
     command = [sys.executable, "-P", "-c", program, str(theirs.fileno()), str(os.getpid())]
     with theirs:
         return subprocess.Popen(command, pass_fds=(theirs.fileno(),), stdin=subprocess.DEVNULL), orders
@@ -160,11 +161,78 @@ class IsolatedGroup:
 
 
 def mapped(descriptor: int) -> torch.Tensor:
-    """Map the memory of a descriptor and close the descriptor.
-
-    Returns:
-        The memory as a uint8 tensor. It is unmapped when the last tensor that uses it is destroyed.
-    """
+    """Return the memory of a descriptor, which is closed, as a uint8 tensor. Its last user's end unmaps the memory."""
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)
     return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+# -- in the fork server
+
+
+def fork_server() -> NoReturn:
+    """Serve requests to fork. The arguments are the descriptor of the socket for them, and the pid of the parent."""
+    orders, parent_pid = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
+    # The socket may stay open after the parent has exited, because the parent's forked children have it, too.
+    parent = os.pidfd_open(parent_pid)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    poll = select.poll()
+    poll.register(orders, select.POLLIN)
+    poll.register(parent, select.POLLIN)
+    while True:
+        ready = [descriptor for descriptor, _ in poll.poll()]
+        if parent in ready or not _fork_child(orders):
+            os._exit(0)
+
+
+def _fork_child(orders: socket.socket) -> bool:
+    """Receive a request and fork a child. Return False if the socket is closed."""
+    order, descriptors, _, _ = socket.recv_fds(orders, 1, 1)
+    if not order:
+        return False
+    server_pid = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        orders.close()
+        try:
+            die_with_parent(server_pid, signal.SIGKILL)
+            serve(socket.socket(fileno=descriptors[0]))
+        except BaseException:  # noqa: BLE001  no error may get lost
+            traceback.print_exc()
+        finally:
+            os._exit(0)
+    os.close(descriptors[0])
+    pidfd = os.pidfd_open(pid)
+    socket.send_fds(orders, [b"."], [pidfd])
+    os.close(pidfd)
+    return True
+
+
+# -- in a child
+
+
+def serve(channel: socket.socket) -> None:
+    """Serve requests for one rank of one process group, until the socket is closed."""
+    group: RankGroup | None = None
+    memory = torch.empty(0, dtype=torch.uint8)
+    while True:
+        message, descriptors, _, _ = socket.recv_fds(channel, MAX_MESSAGE_BYTES, 1)
+        if not message:
+            return
+        if descriptors:
+            memory = mapped(descriptors[0])
+        order, answer = json.loads(message), dict[str, str]()
+        try:
+            if "connect" in order:
+                kind = NcclConnector(order["device"]) if order["backend"] == "nccl" else GlooConnector()
+                group = kind.connect(GroupSpec(**order["connect"]))
+            else:
+                assert group is not None
+                dtype: torch.dtype = getattr(torch, order["reduce"])
+                group.all_reduce(memory[: order["count"] * dtype.itemsize].view(dtype), order["timeout_s"])
+        except Exception as e:  # noqa: BLE001  the parent reports it
+            answer = {"error": str(e) or type(e).__name__}
+        channel.send(json.dumps(answer).encode())

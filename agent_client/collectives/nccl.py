@@ -30,7 +30,6 @@ from agent_client.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-
 DUMP = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 QUIET = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # other values kill the process, and aborts require 0
@@ -38,7 +37,8 @@ QUIET = {
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # a quarter of the watchdog's sleep
 }
 """Environment variables to set while a group is created, which is when torch reads them."""
-
+POLL_S = 0.0001
+NEVER = timedelta(days=365)
 WARNING = (
     f"the default process group has NCCL and was made with {DUMP} on, torch's default: torch may end this process "
     f"eight minutes after a peer was lost. Set {DUMP}=0 where this process is started, make the Agent before "
@@ -47,27 +47,12 @@ WARNING = (
 
 
 def may_end_the_process(default_backends: str) -> bool:
-    """Return whether torch's monitor may kill this process after the loss of a peer.
-
-    `default_backends` are the backends of torch's default process group.
-    """
+    """Return whether torch's monitor may kill this process after the loss of a peer."""
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
-
-
-POLL_S = 0.0001
-NEVER = timedelta(days=365)
 
 
 class NcclConnector(Connector):
     def __init__(self, device: int | None = None) -> None:
-        """Choose the CUDA device.
-
-        Args:
-            device: Index of the device. Default: the current device.
-
-        Raises:
-            ConfigurationError: There is no device, or torch was built without NCCL.
-        """
         if not distributed.is_nccl_available() or not torch.cuda.is_available():
             raise ConfigurationError("process_group: nccl needs a CUDA device, and a torch that was built with NCCL")
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
@@ -113,16 +98,10 @@ class Fence:
 
 
 def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
-    """Wait until a collective has completed.
-
-    Args:
-        work: torch's Work of the collective.
-        done: CUDA event, recorded after the collective.
-        fence: Fence of the group.
-        ends_at: Deadline, a time of time.monotonic().
+    """Wait until the collective of torch's `work`, after which the CUDA event `done` was recorded, has completed.
 
     Raises:
-        RuntimeError: The group was aborted, a peer is lost, or the deadline has passed.
+        RuntimeError: The group was aborted, a peer is lost, or the deadline `ends_at` has passed.
     """
     while not fence.has_passed(done):
         if work.is_completed():  # this looks for NCCL's errors
@@ -157,12 +136,7 @@ class NcclGroup:
         register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place. Blocks. A CPU tensor is copied to the device and back.
-
-        Raises:
-            RuntimeError: A peer is lost, the group was aborted, or the time limit has passed. The group is then
-                unusable.
-        """
+        """Sum the tensor over all ranks, in place. A CPU tensor is copied to the device and back."""
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         with torch.cuda.device(self._device), torch.no_grad():
             there = tensor.to(self._device)
@@ -207,13 +181,8 @@ T = TypeVar("T")
 def in_stream_order(tensor: torch.Tensor, act: Callable[[], T]) -> Callable[[], T]:
     """Wrap `act`, which uses a tensor of the current CUDA stream, to run on another thread.
 
-    Args:
-        tensor: Tensor that `act` uses.
-        act: Function to call.
-
-    Returns:
-        A function that calls `act` on its thread's stream, after all work that is now queued on the caller's stream.
-        It returns when the work that `act` has queued is done. For a CPU tensor, `act` itself.
+    It then runs on that thread's stream, after all work that is now queued on the caller's stream, and returns when the
+    work that `act` has queued is done.
     """
     if not tensor.is_cuda:
         return act

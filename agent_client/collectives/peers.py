@@ -3,6 +3,12 @@
 A separate thread connects the group, because gloo cannot be interrupted while it waits for a peer that never connects.
 When the lighthouse revokes the quorum, running collectives are aborted. The group of a quorum is connected only once:
 after an abort, its peers would not connect again.
+
+The kinds of process groups:
+
+- `gloo`: any tensor, through the CPU. Aborted by closing its connections.
+- `nccl`: through the CUDA device. Aborted by NCCL's own abort.
+- `isolated`: gloo in a child process, which is killed to abort it. `isolated:nccl` does the same with NCCL.
 """
 
 import contextlib
@@ -11,22 +17,48 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from agent_client.collectives.connectors import connector
-from agent_client.collectives.gloo import GlooGroup
-from agent_client.collectives.group_spec import GroupSpec, RankGroup
+from agent_client.collectives.gloo import GlooConnector, GlooGroup
+from agent_client.collectives.group_spec import Connector, GroupSpec, RankGroup
+from agent_client.errors import ConfigurationError
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.rules.access import STORE_WORD, prove
 
 log = logging.getLogger(__name__)
 
+ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
+PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 STORE_PREFIX = "lighthouse"
 CONNECT_PARTS = 3
 """Connecting has three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective. gloo may
 take five times as long."""
+
+
+def connector(name: str, device: int | None = None) -> Connector:
+    """Create the connector for one of PROCESS_GROUPS.
+
+    `device` is the index of the CUDA device for NCCL. Default: the current device.
+
+    Raises:
+        ConfigurationError: The name is unknown, or this kind is not available on this host.
+    """
+    match name:
+        case "gloo":
+            return GlooConnector()
+        case "nccl":
+            from agent_client.collectives.nccl import NcclConnector
+
+            return NcclConnector(device)
+        case "isolated" | "isolated:nccl":
+            from agent_client.collectives.isolated import IsolatedConnector
+
+            return IsolatedConnector(name.partition(":")[2] or "gloo")
+        case _:
+            raise ConfigurationError(f"process_group: {name!r} is not one of {', '.join(PROCESS_GROUPS)}")
 
 
 class Peers:
@@ -40,12 +72,7 @@ class Peers:
     ) -> None:
         """Set the parameters, without connecting.
 
-        Args:
-            group_rank: Rank inside the replica group.
-            host: Address of this host at which the peers can reach it.
-            connect_timeout_s: Time limit in seconds for each part of connecting.
-            timeout_s: Default time limit of a collective in seconds.
-            process_group: Kind of process group (collectives/connectors.py).
+        `connect_timeout_s` limits each part of connecting, and `timeout_s` a collective without its own limit.
         """
         self._group_rank = group_rank
         self._host = host
@@ -63,9 +90,7 @@ class Peers:
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
         """Connect to the participants of a new quorum. Does nothing if the quorum_id is unchanged.
 
-        Args:
-            assignment: This rank's assignment.
-            why_revoked: Returns why the quorum has been revoked, or None if it has not.
+        `why_revoked` returns why the quorum has been revoked, or None if it has not.
 
         Raises:
             RuntimeError: A participant did not connect in time, the quorum was revoked, or its group was dropped.
@@ -103,14 +128,7 @@ class Peers:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Exchange a row of integers with every participant. All rows must have the same length.
-
-        Returns:
-            The rows, by replica_rank.
-
-        Raises:
-            RuntimeError: A peer is lost.
-        """
+        """Exchange rows of integers of the same length. Return those of all participants, by replica_rank."""
         row = torch.tensor(words, dtype=torch.int64)
         group = self._connected.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):

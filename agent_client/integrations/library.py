@@ -13,15 +13,7 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """Improve the error if an import within the context fails because a library is not installed.
-
-    Args:
-        name: Top-level module of the library.
-        requirement: Requirement to pass to pip.
-
-    Raises:
-        ModuleNotFoundError: The library is not installed. The message contains the pip command.
-    """
+    """If an import within the context fails because the library is not installed, name the pip command."""
     try:
         yield
     except ModuleNotFoundError as e:
@@ -45,11 +37,6 @@ def epochs_of(agent: Agent) -> float:
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the entries of a TrainState other than model and optimizer, by name.
-
-    Args:
-        scaler: GradScaler, or None.
-        schedulers: Schedulers. All groups must pass them in the same order.
-    """
+    """Return the entries of a TrainState other than model and optimizer. All groups must have them in one order."""
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

@@ -123,11 +123,7 @@ class FaultTolerance:
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
         """Compute the mean loss and the gradients. Reduce gradients in the last microbatch of a step only.
 
-        Args:
-            model: The model.
-            inputs: A list with one batch for each microbatch of this rank.
-            *args: Further arguments of the Trainer's method.
-            **kwargs: Further arguments of the Trainer's method.
+        `inputs` is a list with one batch for each microbatch of this rank.
         """
         losses: list[torch.Tensor] = []
         microbatches = _as_list(inputs)
@@ -261,11 +257,7 @@ class _Progress:
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Find the best checkpoint: this group's own copy, or else the healing source's if this host can read it.
-
-        Returns:
-            Its path, or None if neither exists.
-        """
+        """Return the path of this group's own copy, or else of the source's if this host can read it, or None."""
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

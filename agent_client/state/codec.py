@@ -4,20 +4,21 @@
     header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}; and strides unless they are row-major
     per tensor: its bytes, in memory order and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
 
-The length is known before the first byte is sent, and no tensor is allocated before the header was validated. A stream
-can begin at any byte, so an interrupted transfer can resume where it stopped. The sender does not copy the state. The
-checksums detect accidental corruption only. A malicious stream cannot execute code, because no value refers to code.
+The length is known before the first byte is sent, and no tensor is allocated before the header was validated. Any range
+of the bytes can be sent. The sender does not copy the state. The checksums detect accidental corruption only. A
+malicious stream cannot execute code, because no value refers to code.
 """
 
+import io
 import json
 import struct
 import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from operator import mul
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from xxhash import xxh3_64, xxh3_128_hexdigest
@@ -48,63 +49,50 @@ class Encoding:
         skeleton, tensors = disassemble(state)
         self.head = _encode_head(skeleton, tensors)
         self._chunk_bytes = chunk_bytes
-        self._tensors = [in_memory_order(tensor.detach()) for tensor in tensors]
-        self._starts = list(accumulate(map(encoded_size, self._tensors), initial=len(self.head)))
-        self._first_pieces = list(accumulate(map(count_pieces, self._tensors), initial=0))
-        self.length = self._starts[-1]
-        self.body_length = self.length - len(self.head)
-        self.pieces = self._first_pieces[-1]
+        ordered = [in_memory_order(tensor.detach()) for tensor in tensors]
+        self._pieces = [(it, first) for it in ordered for first in range(0, max(it.nbytes, 1), PIECE_BYTES)]
+        sizes = (min(PIECE_BYTES, tensor.nbytes - first) + CHECKSUM_BYTES for tensor, first in self._pieces)
+        self._starts = list(accumulate(sizes, initial=0))
+        self.pieces = len(self._pieces)
+        self.body_length = self._starts[-1]
+        self.length = len(self.head) + self.body_length
         self.layout = layout_digest(tensors)
         self._checksums: dict[int, bytes] = {}
 
     def __iter__(self) -> Iterator[memoryview]:
-        return self.chunks(0)
-
-    def chunks(self, start: int) -> Iterator[memoryview]:
-        """Yield all bytes from `start` on. If `start` is inside a piece, that piece is read from its beginning."""
-        if start < len(self.head):
-            yield memoryview(self.head)[start:]
-        first = max(0, bisect_right(self._starts, start) - 1)
-        for number, tensor in enumerate(self._tensors[first:], first):
-            skipped, within = divmod(max(0, start - self._starts[number]), PIECE_BYTES + CHECKSUM_BYTES)
-            for piece in range(skipped, count_pieces(tensor)):
-                yield from self._piece(tensor, self._first_pieces[number] + piece, piece * PIECE_BYTES, within)
-                within = 0
+        yield memoryview(self.head)
+        yield from self.stripe(0, self.body_length)
 
     def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
         """Yield the bytes from `start` to `stop`, both counted from the end of the head."""
-        left = stop - start
-        chunks = self.chunks(len(self.head) + start) if left > 0 else iter(())
-        for chunk in chunks:
-            yield chunk[:left]
-            left -= len(chunk)
-            if left <= 0:
-                return
+        for piece in range(bisect_right(self._starts, start) - 1, self.pieces):
+            at = self._starts[piece]
+            for chunk in self._piece(piece):
+                if at + len(chunk) > start:
+                    yield chunk[max(0, start - at) : stop - at]
+                at += len(chunk)
+                if at >= stop:
+                    return
 
     def checksums(self) -> Iterator[bytes]:
-        begins = ((it, first) for it in self._tensors for first in range(0, max(it.nbytes, 1), PIECE_BYTES))
-        for piece, (tensor, first) in enumerate(begins):
+        for piece in range(self.pieces):
             if piece not in self._checksums:
-                deque(self._piece(tensor, piece, first, 0), maxlen=0)
+                deque(self._piece(piece), maxlen=0)
             yield self._checksums[piece]
 
-    def _piece(self, tensor: torch.Tensor, piece: int, first: int, skip: int) -> Iterator[memoryview]:
-        """Yield a piece and its checksum. The checksum is computed only once, here or in `checksums`."""
+    def _piece(self, piece: int) -> Iterator[memoryview]:
+        """Yield a piece and its checksum, which is computed only once."""
+        tensor, first = self._pieces[piece]
         known, checksum = self._checksums.get(piece), xxh3_64()
-        for chunk in self._split(tensor, first, min(first + PIECE_BYTES, tensor.nbytes)):
-            if known is None:
-                checksum.update(chunk)
-            if skip < len(chunk):
-                yield chunk[skip:]
-            skip = max(0, skip - len(chunk))
+        for view in _raw(tensor, first, min(first + PIECE_BYTES, tensor.nbytes)):
+            for start in range(0, len(view), self._chunk_bytes):
+                chunk = view[start : start + self._chunk_bytes]
+                if known is None:
+                    checksum.update(chunk)
+                yield chunk
         if known is None:
             known = self._checksums[piece] = checksum.digest()
-        yield memoryview(known)[skip:]
-
-    def _split(self, tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-        for view in _raw(tensor, first, last):
-            for start in range(0, len(view), self._chunk_bytes):
-                yield view[start : start + self._chunk_bytes]
+        yield memoryview(known)
 
 
 def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
@@ -178,80 +166,8 @@ _MAX_DIMENSION = 2**62
 """torch itself refuses dimensions whose product is too large."""
 
 
-class Source(Protocol):
-    """Interface to anything that fills a buffer: BytesIO, an HTTP response, an open file. 0 or None means the end."""
-
-    def readinto(self, buffer: memoryview, /) -> int | None: ...
-
-
 class TruncatedState(CorruptState):
-    """The bytes end before the state is complete."""
-
-
-class _Reader:
-    """Reads bytes, counts them, and computes a checksum. Allocates no memory for bytes that have not arrived."""
-
-    def __init__(self, source: Source, chunk_bytes: int) -> None:
-        self._source = source
-        self._chunk_bytes = chunk_bytes
-        self.consumed = 0
-
-    def fill(self, buffer: memoryview, checksum: xxh3_64) -> None:
-        filled = 0
-        while filled < len(buffer):
-            count = self._source.readinto(buffer[filled : filled + self._chunk_bytes])
-            if not count:
-                raise TruncatedState(f"the state ends early, after {self.consumed} bytes")
-            checksum.update(buffer[filled : filled + count])
-            filled += count
-            self.consumed += count
-
-    def read(self, count: int, checksum: xxh3_64) -> bytes:
-        pieces: list[bytes] = []
-        while count:
-            piece = bytearray(min(count, self._chunk_bytes))
-            self.fill(memoryview(piece), checksum)
-            pieces.append(bytes(piece))
-            count -= len(piece)
-        return b"".join(pieces)
-
-    def check(self, checksum: xxh3_64, what: str) -> None:
-        if self.read(CHECKSUM_BYTES, xxh3_64()) != checksum.digest():
-            raise CorruptState(f"the checksum of {what} is wrong: damaged in transit, or changed while it was sent")
-
-
-def decode(
-    source: Source,
-    length: int | None = None,
-    *,
-    chunk_bytes: int = CHUNK_BYTES,
-    expect: Callable[[State], object] | None = None,
-) -> State:
-    """Decode a state.
-
-    Args:
-        source: The bytes.
-        length: Length of the encoding in bytes, or None if the source ends with the state.
-        chunk_bytes: Number of bytes to read and checksum at a time.
-        expect: Called before any tensor is read, with the state's layout: tensors are on the meta device, and bytes are
-            empty. If it raises, decoding stops.
-
-    Returns:
-        The state, with its tensors on the CPU.
-
-    Raises:
-        CorruptState: The bytes are not a valid state.
-    """
-    reader = _Reader(source, chunk_bytes)
-    head = _read_head(reader)
-    if length is not None and head.length != length:
-        raise CorruptState(f"the header describes {head.length} bytes, but {length} were announced")
-    if expect is not None:
-        expect(assemble(head.skeleton, head.layouts))
-    tensors = [_read_tensor(reader, layout, index) for index, layout in enumerate(head.layouts)]
-    if length is None and source.readinto(memoryview(bytearray(1))):
-        raise CorruptState(f"the state ends after {reader.consumed} bytes, but there are more")
-    return assemble(head.skeleton, tensors)
+    """The bytes end before the head is complete."""
 
 
 class Head(NamedTuple):
@@ -267,14 +183,23 @@ class Head(NamedTuple):
         return self.size + sum(map(encoded_size, self.layouts))
 
 
-def read_head(source: Source) -> Head:
+def decode(encoded: bytes) -> State:
+    """Decode a state. Its tensors are on the CPU. Raises CorruptState."""
+    source = io.BytesIO(encoded)
+    head = read_head(source)
+    if head.length != len(encoded):
+        raise CorruptState(f"the header describes {head.length} bytes, but {len(encoded)} were received")
+    tensors = allocate(head.layouts)
+    for number, piece in enumerate(piece_views(tensors)):
+        source.readinto(piece)
+        if source.read(CHECKSUM_BYTES) != xxh3_64(piece).digest():
+            raise CorruptState(f"the checksum of piece {number} is wrong: it was damaged in transit")
+    return assemble(head.skeleton, tensors)
+
+
+def read_head(source: io.BufferedIOBase) -> Head:
     """Read the head and nothing beyond it. Raises CorruptState."""
-    return _read_head(_Reader(source, CHUNK_BYTES))
-
-
-def _read_head(reader: _Reader) -> Head:
-    checksum = xxh3_64()
-    prefix = reader.read(PREFIX.size, checksum)
+    prefix = _read(source, PREFIX.size)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise CorruptState(
@@ -284,9 +209,9 @@ def _read_head(reader: _Reader) -> Head:
         raise CorruptState(f"the state has format version {version}, this side reads {VERSION}: run the same release")
     if length > MAX_HEADER_BYTES:
         raise CorruptState(f"the state announces a header of {length} bytes, more than {MAX_HEADER_BYTES}")
-    sent = reader.read(CHECKSUM_BYTES, xxh3_64())
-    header = reader.read(length, checksum)
-    if sent != checksum.digest():
+    sent = _read(source, CHECKSUM_BYTES)
+    header = _read(source, length)
+    if sent != xxh3_64(prefix + header).digest():
         raise CorruptState("the checksum of the header is wrong: it was damaged in transit")
     try:
         parsed = json.loads(header.decode("utf-8", "surrogatepass"), parse_constant=_refuse_constant)
@@ -295,17 +220,30 @@ def _read_head(reader: _Reader) -> Head:
     match parsed:
         case {"tree": tree, "tensors": [*tensors]}:
             layouts = [_lay_out(entry, index) for index, entry in enumerate(tensors)]
-            return Head(tree, layouts, reader.consumed)
+            return Head(tree, layouts, PREFIX.size + CHECKSUM_BYTES + length)
         case _:
             raise CorruptState("the header of the state lacks its tree or its tensors")
 
 
+def _read(source: io.BufferedIOBase, count: int) -> bytes:
+    """Read exactly `count` bytes. No memory is allocated for bytes that have not arrived."""
+    chunks: list[bytes] = []
+    while count:
+        chunk = source.read(min(count, CHUNK_BYTES))
+        if not chunk:
+            raise TruncatedState("the state ends early")
+        chunks.append(chunk)
+        count -= len(chunk)
+    return b"".join(chunks)
+
+
 def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Allocate a CPU tensor for each layout. The system provides the memory only when it is written."""
-    return [
-        with_layout(_allocate(layout.nbytes, index), layout.dtype, layout.shape, layout.stride())
-        for index, layout in enumerate(layouts)
-    ]
+    try:
+        return [with_layout(empty_bytes(it.nbytes), it.dtype, it.shape, it.stride()) for it in layouts]
+    except RuntimeError as error:
+        size = sum(layout.nbytes for layout in layouts)
+        raise CorruptState(f"tensors of {size} bytes are announced, which this host cannot allocate") from error
 
 
 def piece_views(tensors: Sequence[torch.Tensor]) -> Iterator[memoryview]:
@@ -346,20 +284,3 @@ def _lay_out(entry: Json, index: int) -> torch.Tensor:
 
 def _is_dimension(value: Json) -> bool:
     return type(value) is int and 0 <= value <= _MAX_DIMENSION
-
-
-def _read_tensor(reader: _Reader, layout: torch.Tensor, index: int) -> torch.Tensor:
-    raw = _allocate(layout.nbytes, index)
-    view = raw.numpy().data
-    for first in range(0, max(len(view), 1), PIECE_BYTES):
-        checksum = xxh3_64()
-        reader.fill(view[first : first + PIECE_BYTES], checksum)
-        reader.check(checksum, f"tensor {index}")
-    return with_layout(raw, layout.dtype, layout.shape, layout.stride())
-
-
-def _allocate(size: int, index: int) -> torch.Tensor:
-    try:
-        return empty_bytes(size)
-    except RuntimeError as error:
-        raise CorruptState(f"tensor {index} is announced with {size} bytes, which this host cannot allocate") from error

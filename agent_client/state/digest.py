@@ -1,9 +1,8 @@
 """Computes digests of tensors, by which ranks check that their states are bitwise equal.
 
-The digest consists of two sums of 64-bit products. In the first sum, each word, and in the second its upper half, is
-multiplied by a pseudorandom weight that depends on its position. The digest changes if an element changes, if two
-elements are swapped, or if signs flip. The sums wrap around and are exact, so the order of summation does not matter,
-and they are equal on all machines with the same byte order. With a GPU, only `read` waits.
+A digest covers one part of the tensors, a *window*, as the 128-bit XXH3 of its bytes. The windows are checked in turn.
+A check of each window is called a full round, and covers all tensors. A small tensor costs more than its size suggests,
+so the number of tensors in a window is also limited. With a GPU, only `read` waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,30 +11,36 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
+from xxhash import xxh3_128
 
-from agent_client.state.rules import WINDOW_BYTES, Digest, Piece, windows
+WINDOW_BYTES = 2 * 2**20
+LEAST_COST = WINDOW_BYTES // 48  # a smaller tensor counts as this many bytes
 
-WORD_BYTES = 8
-HALF_BITS = 32
-MULTIPLIER = 0x9E3779B97F4A7C15  # constant of splitmix64, which generates the weights
-_MIXES = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Elements `start` to `stop` (exclusive) of tensor number `index`."""
+
+    index: int
+    start: int
+    stop: int
 
 
 @dataclass(slots=True)
 class PendingDigest:
-    """A digest that is being computed: one sum per device. The sums are on the CPU once `events` have occurred."""
+    """A copy of the window's bytes, one tensor per device. The copies are on the CPU once `events` have occurred."""
 
-    sums: list[Tensor]
+    copies: list[Tensor]
     events: list[torch.cuda.Event]
 
-    def read(self) -> Digest:
+    def read(self) -> tuple[int, int]:
         for event in self.events:
             event.synchronize()
-        plain = weighted = 0
-        for sums in self.sums:
-            first, second = sums.tolist()
-            plain, weighted = plain * MULTIPLIER + first, weighted * MULTIPLIER + second
-        return _wrapped(plain), _wrapped(weighted)
+        hashed = xxh3_128()
+        for copy in self.copies:
+            hashed.update(copy.numpy().data)
+        digest = hashed.digest()
+        return int.from_bytes(digest[:8], signed=True), int.from_bytes(digest[8:], signed=True)
 
 
 class Digests:
@@ -43,8 +48,6 @@ class Digests:
         self._window_bytes = window_bytes
         self._names: list[int] = []
         self._windows: list[list[Piece]] = [[]]
-        self._memory: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
-        """Buffers by device: for words, for their upper halves, and the weights."""
 
     @property
     def count(self) -> int:
@@ -72,43 +75,39 @@ class Digests:
             if tensor is not None:
                 flat = tensor.reshape(-1)[piece.start : piece.stop].view(torch.uint8)
                 by_device.setdefault(tensor.device, []).append(flat)
-        sums: list[Tensor] = []
+        copies: list[Tensor] = []
         events: list[torch.cuda.Event] = []
         for device, parts in by_device.items():
-            both = self._sums(parts)
-            if device.type != "cuda":
-                sums.append(both.cpu())
-                continue
-            pinned = torch.empty(both.shape, dtype=both.dtype, pin_memory=True)
-            sums.append(pinned.copy_(both, non_blocking=True))
-            with torch.cuda.device(device):
-                events.append(torch.cuda.Event())
-                events[-1].record()
-        return PendingDigest(sums, events)
-
-    def _sums(self, parts: Sequence[Tensor]) -> Tensor:
-        size = sum(part.numel() for part in parts)
-        count = -(-size // WORD_BYTES)
-        device = parts[0].device
-        if device not in self._memory or len(self._memory[device][0]) < count:
-            empty = torch.empty(count, dtype=torch.int64, device=device)
-            self._memory[device] = empty, torch.empty_like(empty), _weights(count).to(device)
-        words, halves, weights = (buffer[:count] for buffer in self._memory[device])
-        words[-1:] = 0
-        torch.cat(list(parts), out=words.view(torch.uint8)[:size])
-        torch.bitwise_right_shift(words, HALF_BITS, out=halves)
-        if words.is_cuda:  # torch.dot does not support integers on CUDA
-            return torch.stack([words.mul_(weights).sum(), halves.mul_(weights).sum()])
-        return torch.stack([torch.dot(words, weights), torch.dot(halves, weights)])
+            copy = torch.cat(parts)
+            if device.type == "cuda":
+                copy = torch.empty(copy.shape, dtype=copy.dtype, pin_memory=True).copy_(copy, non_blocking=True)
+                with torch.cuda.device(device):
+                    events.append(torch.cuda.Event())
+                    events[-1].record()
+            copies.append(copy)
+        return PendingDigest(copies, events)
 
 
-def _weights(count: int) -> Tensor:
-    """Return the weights of the positions 0 to `count` - 1: splitmix64, computed with unsigned shifts."""
-    weights = torch.arange(1, count + 1) * _wrapped(MULTIPLIER)
-    for bits, multiplier in _MIXES:
-        shifted = (weights >> bits) & ((1 << (64 - bits)) - 1)
-        weights = (weights ^ shifted) * _wrapped(multiplier)
-    return weights
+def windows(sizes: Sequence[tuple[int, int]], window_bytes: int = WINDOW_BYTES) -> list[list[Piece]]:
+    """Divide tensors into windows, so that each element is in exactly one window.
+
+    Args:
+        sizes: (number of elements, bytes per element) of each tensor.
+        window_bytes: Maximum size of a window in bytes.
+    """
+    found: list[list[Piece]] = [[]]
+    room = window_bytes
+    for index, (count, item_bytes) in enumerate(sizes):
+        start = 0
+        while start < count:
+            if room < min(LEAST_COST, window_bytes):
+                found.append([])
+                room = window_bytes
+            stop = min(count, start + max(1, room // item_bytes))
+            found[-1].append(Piece(index, start, stop))
+            room -= max((stop - start) * item_bytes, LEAST_COST)
+            start = stop
+    return found
 
 
 def _local(tensor: Tensor | None) -> Tensor | None:
@@ -117,7 +116,3 @@ def _local(tensor: Tensor | None) -> Tensor | None:
     if tensor is None or tensor.layout is not torch.strided or tensor.device.type == "meta":
         return None
     return tensor.detach()
-
-
-def _wrapped(value: int) -> int:
-    return (value + 2**63) % 2**64 - 2**63

@@ -84,12 +84,9 @@ class Part:
 
 
 def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:
-    """Copy a state to the CPU.
+    """Copy a state, with descriptions (shards.py) in place of sharded tensors, to the CPU.
 
-    Args:
-        state: The state. Sharded tensors must be replaced by descriptions (shards.py).
-        rank: This rank.
-        find_shards: Returns the sharding. Called only if something in `state` is sharded.
+    `find_shards` returns the sharding. It is called only if something in `state` is sharded.
 
     Raises:
         TypeError, ValueError: An entry cannot be stored. The message contains its path.
@@ -144,14 +141,10 @@ def write_part(
 def read_parts(folder: Path) -> dict[int, Part]:
     """Read everything in a checkpoint except its tensors. Return the parts by rank.
 
-    Raises:
-        CorruptState: The checkpoint is damaged, incomplete or of a different format version. The message names the
-            file.
-        OSError: The checkpoint cannot be read.
+    Raises CorruptState, which names the file, if the checkpoint is damaged, incomplete or of another format version.
     """
-    parts = {
-        part.rank: part for part in map(_read_part, (path for path in folder.iterdir() if _RANK.fullmatch(path.name)))
-    }
+    found = [_read_part(path) for path in folder.iterdir() if _RANK.fullmatch(path.name)]
+    parts = {part.rank: part for part in found}
     if not parts:
         raise CorruptState(f"{folder} holds no part of any rank")
     if missing := set(next(iter(parts.values())).disk) - parts.keys():
@@ -162,15 +155,8 @@ def read_parts(folder: Path) -> dict[int, Part]:
 def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: Callable[[], Shards]) -> State:
     """Read the state of one rank. Its tensors are on the CPU.
 
-    Args:
-        folder: Folder of the checkpoint.
-        parts: The parts that `read_parts` returned.
-        rank: Rank whose plain values and unsharded tensors are read.
-        find_shards: Returns the current sharding. Called only if the saved state is sharded.
-
-    Raises:
-        CorruptState: The checkpoint is damaged or lacks chunks of a tensor. The message names the file.
-        OSError: The checkpoint cannot be read.
+    `parts` are those that `read_parts` returned. `find_shards` returns the current sharding. It is called only if the
+    saved state is sharded. Raises CorruptState, which names the file, if the checkpoint is damaged or lacks chunks.
     """
     part = parts[rank]
     shards = find_shards() if any(chunk.layout for chunk in part.chunks) else None

@@ -9,7 +9,8 @@ torch's DTensor module takes a second to import, so it is imported only when a s
 """
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -27,11 +28,9 @@ class Shards:
     """Replaces the shards in a state with descriptions, and descriptions with shards."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Find the meshes of the parameters.
+        """Find the meshes of the parameters of the model and the optimizer.
 
-        Args:
-            parameters: Parameters of the model and of the optimizer. After an FSDP forward pass, those of the model
-                alone may be unsharded.
+        After an FSDP forward pass, those of the model alone may be unsharded.
         """
         sharded: list[Any] = [parameter for parameter in parameters if is_sharded(parameter)]
         self._meshes: list[DeviceMesh] = list(dict.fromkeys(parameter.device_mesh for parameter in sharded))
@@ -48,20 +47,13 @@ class Shards:
         return _map(state, is_description, self._rebuild)
 
     def place(self, description: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shape and the offset of this rank's shard of a described tensor.
-
-        Raises CorruptState if the description does not match a mesh.
-        """
+        """Return the shape and the offset of this rank's shard of a described tensor."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-        try:
-            mesh = self._meshes[description["mesh"]]
-            placements = [_placement(*words) for words in description["placements"]]
+        with self._layout(description) as (mesh, placements, shape):
             if len(placements) != mesh.ndim:
                 raise ValueError(f"it is laid out over {len(placements)} dimensions of a mesh that has {mesh.ndim}")
-            return compute_local_shape_and_global_offset(torch.Size(description["shape"]), mesh, placements)
-        except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as e:
-            raise CorruptState(f"the state has a shard that does not belong to this rank: {e}") from e
+            return compute_local_shape_and_global_offset(shape, mesh, placements)
 
     def _describe(self, tensor: "DTensor") -> State:
         if tensor.device_mesh not in self._meshes:
@@ -78,13 +70,18 @@ class Shards:
     def _rebuild(self, description: dict[str, Any]) -> "DTensor":
         from torch.distributed.tensor import DTensor
 
-        try:
-            mesh = self._meshes[description["mesh"]]
-            placements = [_placement(*words) for words in description["placements"]]
-            shape, stride = torch.Size(description["shape"]), tuple(description["stride"])
+        with self._layout(description) as (mesh, placements, shape):
+            stride = tuple(description["stride"])
             return DTensor.from_local(description["shard"], mesh, placements, shape=shape, stride=stride)
+
+    @contextmanager
+    def _layout(self, description: dict[str, Any]) -> Generator[tuple[DeviceMesh, list[Any], torch.Size]]:
+        """Raise CorruptState, here or in the context, if the description does not match a mesh."""
+        try:
+            placements = [_placement(*words) for words in description["placements"]]
+            yield self._meshes[description["mesh"]], placements, torch.Size(description["shape"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e:
-            raise CorruptState(f"the received state has a shard that does not belong to this rank: {e}") from e
+            raise CorruptState(f"the state has a shard that does not belong to this rank: {e}") from e
 
 
 def is_sharded(node: object) -> bool:

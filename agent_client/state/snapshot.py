@@ -99,17 +99,14 @@ def install_matches(expected: State, received: State) -> None:
     Raises:
         StateMismatch: The structures differ. The message contains the paths.
     """
-    differences = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
-    if not differences:
+    found = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
+    if not found:
         return
-    more = len(differences) - MAX_NAMED
-    lines = [*differences[:MAX_NAMED], *([f"and {more} more"] if more > 0 else [])]
-    others = f", and {len(differences) - 1} more" if len(differences) > 1 else ""
+    lines = [*found[:MAX_NAMED], f"and {len(found) - MAX_NAMED} more"][: len(found)]
     raise StateMismatch(
-        "the received state does not match the local one, which was not changed:"
-        + "".join(f"\n  {line}" for line in lines)
+        "\n  ".join(["the received state does not match the local one, which was not changed:", *lines])
         + "\nEvery replica group must build the same model and optimizer: compare their configurations and versions.",
-        differences[0] + others,
+        found[0] + (f", and {len(found) - 1} more" if len(found) > 1 else ""),
     )
 
 

@@ -15,6 +15,7 @@ import gc
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Protocol
 
 import torch
@@ -104,9 +105,8 @@ class TrainState:
     def compared(self) -> list[torch.Tensor]:
         """Return the tensors that must be bitwise equal on all ranks whose states have the same tag.
 
-        These are the parameters, or the global parameters if the ranks take local steps. The optimizer's state is left
-        out, because some optimizers store rank-specific values in it, and because an error in it changes the parameters
-        in the next step anyway.
+        These are the parameters, or the global parameters if the ranks take local steps. Some optimizers store
+        rank-specific values in their state, and an error in it changes the parameters in the next step anyway.
         """
         if self.standing:
             return [tensor for other in self.standing.values() for tensor in getattr(other, "tensors", ())]
@@ -226,14 +226,12 @@ class TrainState:
         self._steps_begun += 1
         self._samples = []
         if self._steps_begun <= SAMPLED_STEPS:
-            groups = [group for each in self._optimizers() for group in each.param_groups]
-            optimized = {id(tensor) for group in groups for tensor in group["params"]}
+            optimizers: Any = (self.optimizer, *self.others.values())
+            groups: list[list[dict[str, Any]]] = [getattr(each, "param_groups", []) for each in optimizers]
+            optimized = {id(tensor) for group in chain(*groups) for tensor in group["params"]}
             resting = [tensor for tensor, _, _ in self._marks if id(tensor) not in optimized]
             resting = [tensor for tensor in resting if has_no_gaps(tensor.shape, tensor.stride())]
             self._samples = [(tensor, _sample(tensor).clone()) for tensor in resting]
-
-    def _optimizers(self) -> Iterator[Any]:
-        return (each for each in (self.optimizer, *self.others.values()) if hasattr(each, "param_groups"))
 
     def check(self, received: dict[str, State]) -> None:
         """Raise StateMismatch or CorruptState unless `received` can be installed. Thread-safe."""
@@ -262,9 +260,6 @@ class TrainState:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state that `state_dict` returned.
 
-        Args:
-            state_dict: The state.
-
         Raises:
             StateMismatch: The state belongs to a different model or optimizer. Nothing was changed.
             CorruptState: The state contains shards that do not fit. Nothing was changed.
@@ -281,10 +276,7 @@ class TrainState:
 
 
 def live_objects(*kinds: type) -> list[Any]:
-    """Return all objects of this process that are instances of one of the `kinds`.
-
-    This takes about 50 ms, so do not call it in every step.
-    """
+    """Return all objects of this process that are instances of one of the `kinds`. This takes about 50 ms."""
     wanted, new = set[type](), list(kinds)
     while new:
         wanted.update(new)

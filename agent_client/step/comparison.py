@@ -22,18 +22,23 @@ from agent_client.healing.healing import DoesNotFit
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.progress import Progress
 from agent_client.state.digest import PendingDigest
-from agent_client.state.rules import MAX_DIVERGENCES, Digest, Divergences, common_interval, differs, outliers
 from agent_client.step.config import AgentConfig
 from agent_client.step.rules.comparison import (
+    MAX_DIVERGENCES,
     Announced,
     DataChoice,
+    Digest,
+    Divergences,
     Flag,
     Kind,
     Row,
     announce_draw,
+    common_interval,
+    differs,
     explain,
     find_faulty,
     from_words,
+    outliers,
     standing_of,
     to_words,
 )

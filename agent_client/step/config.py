@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, get_args
 
-from agent_client.collectives.connectors import PROCESS_GROUPS, ProcessGroupName
+from agent_client.collectives.peers import PROCESS_GROUPS, ProcessGroupName
 from agent_client.errors import ConfigurationError
 from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from lighthouse_protocol.limits import QUORUM_TIMEOUT_S

@@ -6,7 +6,6 @@ The other ranks declare that they are waiting, so they are not considered hung a
 """
 
 import contextlib
-import io
 import json
 import logging
 import reprlib
@@ -161,7 +160,7 @@ class RankRound:
         try:
             content = b"".join(encode(own))
             received = gather(lambda x: group.all_reduce(x, self._within_s), place.group_rank, group.size, content)
-            return [decode(io.BytesIO(each), len(each)) for each in received]
+            return [decode(each) for each in received]
         except (RuntimeError, CorruptState) as e:
             self._internals.peers.drop()
             raise EvaluationInterrupted(f"the connections inside the replica group ended: {first_line(e)}") from e
@@ -257,7 +256,7 @@ def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) ->
             text = payload[len(ERROR) :].decode(errors="replace")
             raise EvaluationFailed(f"{what} on rank {opened.name(first, group_rank)} has failed: {text}")
     encoded = received[0].removeprefix(RESULT)
-    result = decode(io.BytesIO(encoded), len(encoded))
+    result = decode(encoded)
     if opened.own_name != opened.name(first, 0):
         _log(opened, "received %s metrics: %s", what, reprlib.repr(result))
     _log(opened, "%s completed: %s", what, reprlib.repr(result))

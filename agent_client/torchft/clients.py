@@ -168,18 +168,7 @@ class LighthouseClient:
     ) -> Quorum:
         """Request to be in the next quorum, and wait until it has formed.
 
-        Args:
-            replica_id (str): Name of the requesting replica group.
-            timeout (timedelta): Time limit.
-            address (str): Address of its manager.
-            store_address (str): Address of its store.
-            step (int): Its step.
-            world_size (int): Number of its ranks.
-            shrink_only (bool): Whether it accepts only groups that were in the last quorum.
-            data (Optional[dict]): Additional data for the other members; must be serializable as JSON.
-
-        Returns:
-            Quorum: The quorum.
+        The arguments describe the requesting group; see QuorumMember. `data` must be serializable as JSON.
         """
         try:
             text = json.dumps(data) if data is not None else ""
@@ -199,12 +188,7 @@ class LighthouseClient:
         return self._channel.call(Rpc(_LIGHTHOUSE + "Quorum", request, answer, quorum), timeout)
 
     def heartbeat(self, replica_id: str, timeout: timedelta = timedelta(seconds=5)) -> None:
-        """Send one heartbeat.
-
-        Args:
-            replica_id (str): Name of the replica group.
-            timeout (timedelta): Time limit.
-        """
+        """Send one heartbeat of the group `replica_id`."""
         request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id)
         answer = torchft_pb2.LighthouseHeartbeatResponse
         self._channel.call(Rpc(_LIGHTHOUSE + "Heartbeat", request, answer, lambda _: None), timeout)
@@ -267,12 +251,6 @@ class ManagerClient:
     def should_commit(self, group_rank: int, step: int, should_commit: bool, timeout: timedelta) -> bool:
         """Vote on a step, and wait for the votes of all ranks of the group.
 
-        Args:
-            group_rank (int): Rank that votes.
-            step (int): Its step.
-            should_commit (bool): Whether the step succeeded at this rank.
-            timeout (timedelta): Time limit.
-
         Returns:
             bool: Whether the step succeeded at all ranks.
         """
@@ -296,12 +274,7 @@ class Channel(SyncClient):
             raise RuntimeError(f"failed to connect: {e}; {advice}") from None
 
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
-        """Make a call, without waiting for a server that is down.
-
-        Raises:
-            TimeoutError: The call timed out.
-            RuntimeError: The call failed.
-        """
+        """Make a call, without waiting for a server that is down."""
         with _torchft_errors():
             return self.invoke(dataclasses.replace(rpc, timeout_s=timeout.total_seconds(), wait_for_ready=False))
 

@@ -15,11 +15,7 @@ def get_handler() -> "Callable[[RendezvousParameters], RendezvousHandler]":
 
 
 def create_handler(params: "RendezvousParameters") -> "RendezvousHandler":
-    """Create the rendezvous handler, and patch torchrun's agent for it.
-
-    Raises:
-        ValueError: An option is missing or invalid.
-    """
+    """Create the rendezvous handler, and patch torchrun's agent for it."""
     from agent_client.torchrun.elastic_agent import extend
     from agent_client.torchrun.handler import create
 

@@ -11,12 +11,15 @@ run, and each round as a generation of that run.
   the round has ended.
 """
 
+import dataclasses
 import logging
 import os
 import secrets
 import socket
 import time
 import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 
 from torch.distributed import DistError, TCPStore
@@ -38,11 +41,10 @@ from agent_client.restart.rules.events import Run
 from agent_client.restart.store import until_set
 from agent_client.step.environment import Variables
 from agent_client.torchrun.node import Node, RoundStore
-from agent_client.torchrun.rules import Options, run_of, terms_of
 from lighthouse_protocol.coordinator import parse_coordinator
-from lighthouse_protocol.identity import Address, parse_address
-from lighthouse_protocol.limits import DEFAULT_JOB, SECRET_BYTES
-from lighthouse_protocol.messages.run import KeyKind, RankHello, RankId, RunCompleted, RunStopped
+from lighthouse_protocol.identity import Address, check_name, group_run, parse_address
+from lighthouse_protocol.limits import DEFAULT_JOB, MAX_GROUP_WORLD_SIZE, SECRET_BYTES
+from lighthouse_protocol.messages.run import KeyKind, RankHello, RankId, RunCompleted, RunStopped, RunTerms
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, UnknownName, Unreachable, WrongState
 from lighthouse_runtime.client.clients import LighthouseClient
 from lighthouse_runtime.net.address import advertised_host
@@ -54,8 +56,57 @@ STORE_TIMEOUT = timedelta(minutes=5)  # torch's default for a store
 CONNECT_TIMEOUT = timedelta(seconds=10)  # per attempt
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.1
+MAX_SPARES = 256
 _STORE = "torch_store"
 _VARIABLE = "LIGHTHOUSE_ADDRESS"
+
+NOT_NEEDED = frozenset(
+    {
+        "heartbeat_timeout",  # the lighthouse detects a dead node by its broken stream
+        "is_host",  # the node with rank 0 serves the store of a round
+        "keep_alive_interval",
+        "keep_alive_max_attempt",
+        "read_timeout",
+        "store_type",
+        "timeout",  # added by torchrun
+    }
+)
+"""Options of torchrun's own backends. They are accepted and ignored, so that command lines need not be changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options of `--rdzv-conf`. Those that torchrun's own backend also has have the same names and defaults."""
+
+    join_timeout: float = 600.0
+    """Time in seconds for which a node waits for a round that includes it. A spare waits indefinitely."""
+    last_call_timeout: float = 30.0
+    """Time in seconds for which a round waits for more nodes once the minimum has joined. After a loss, the remaining
+    nodes continue immediately."""
+    close_timeout: float = 30.0
+    """Time in seconds for which a node tries to report the end of the run to an unreachable lighthouse."""
+    connect_timeout: float = 60.0
+    """Time in seconds for which a starting node tries to reach the lighthouse."""
+    loss_timeout: float = 2.0
+    """Time in seconds for which a node whose workers have failed waits for a report that another node was lost. If none
+    arrives, the failure counts against --max-restarts."""
+
+    @classmethod
+    def read(cls, given: Mapping[str, object]) -> "Options":
+        known = {field.name for field in dataclasses.fields(cls)}
+        if unknown := sorted(set(given) - known - NOT_NEEDED):
+            raise ValueError(f"--rdzv-conf has no option {unknown[0]!r}; its options are {', '.join(sorted(known))}")
+        found: dict[str, float] = {}
+        for name in filter(known.__contains__, given):
+            try:
+                found[name] = float(str(given[name]))
+            except ValueError:
+                found[name] = -1.0
+            if not 0 < found[name] < float("inf"):
+                raise ValueError(
+                    f"--rdzv-conf {name}={given[name]}: it is a number of seconds above 0, for example {name}=30"
+                )
+        return cls(**found)
 
 
 class LighthouseRendezvous(RendezvousHandler):
@@ -66,12 +117,8 @@ class LighthouseRendezvous(RendezvousHandler):
     ) -> None:
         """Set the parameters, without connecting.
 
-        Args:
-            params: torchrun's parameters.
-            client: Client of the lighthouse, for the nodes' run.
-            named_by: Option or variable that names the lighthouse, for errors.
-            host: Address at which other nodes can reach this one.
-            options: Options of `--rdzv-conf`.
+        `client` is for the run of the nodes, `named_by` the option or variable that names the lighthouse, and `host`
+        the address at which other nodes can reach this one.
         """
         self.options = options
         self._params = params
@@ -94,11 +141,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, and wait for the next one that includes this node.
-
-        Raises:
-            RendezvousError: No round formed in time, the run has ended, or the lighthouse is unreachable.
-        """
+        """Leave the current round, and wait for the next one that includes this node."""
         node, limit_s = self._live_node(), self.options.join_timeout
         while (joined := node.join(limit_s)) is not None:
             if (info := self._join_round(node, joined, time.monotonic() + limit_s)) is not None:
@@ -240,12 +283,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- joining and leaving
 
     def _live_node(self) -> Node:
-        """Return the node, connecting it to the lighthouse if it is not in the run.
-
-        Raises:
-            RendezvousConnectionError: No lighthouse answers.
-            RendezvousClosedError: shutdown() was called.
-        """
+        """Return the node, connecting it to the lighthouse if it is not in the run."""
         if self._node is None and self._is_shut_down:
             raise self._left_error()
         if self._node is None:
@@ -254,7 +292,13 @@ class LighthouseRendezvous(RendezvousHandler):
             except Unreachable as e:
                 raise RendezvousConnectionError(f"{self._named_by}: {e}") from None
             params = self._params
-            terms = terms_of(params.min_nodes, params.max_nodes, self.options.last_call_timeout)
+            terms = RunTerms(
+                world_size=min(MAX_GROUP_WORLD_SIZE, params.max_nodes + MAX_SPARES),
+                active=params.max_nodes,
+                min_active=params.min_nodes,
+                join_timeout_s=self.options.last_call_timeout,
+                is_elastic=True,
+            )
             entry = RankHello(
                 RankId(0, uuid.uuid4().hex),
                 terms,
@@ -319,7 +363,8 @@ def create(params: RendezvousParameters) -> LighthouseRendezvous:
         raise ValueError(f"--rdzv-endpoint is empty, and {_VARIABLE} is not set: where is the lighthouse?")
     try:
         coordinator = parse_coordinator(text, named_by).with_files(files_from())
-        run = run_of(name or NO_NAME)
+        # The run of the nodes has another name than the run of the workers has by default.
+        run = group_run(check_name(name or NO_NAME, "--rdzv-id"), "nodes")
         host = advertised_host(str(coordinator.addresses[0]), params.local_addr)
     except LighthouseError as e:
         raise ValueError(str(e)) from None

@@ -33,10 +33,8 @@ class Node(DriverThread):
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
         """Set the parameters. Call start() to connect.
 
-        Args:
-            entry: First message to the lighthouse.
-            limit_s: Time in seconds for which a node that is waiting for a round tolerates an unreachable lighthouse.
-            open_stream: Opens a stream to the lighthouse.
+        `entry` is the first message to the lighthouse. A node that waits for a round tolerates an unreachable
+        lighthouse for `limit_s` seconds.
         """
         # torchrun ends the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)

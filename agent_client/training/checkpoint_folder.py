@@ -59,7 +59,6 @@ _STEP = r"step-(\d+)-quorum-(\d+)"
 _COMPLETE = re.compile(_STEP)
 _UNFINISHED = re.compile(rf"\.{_STEP}\.[0-9a-f]+(\.\d+)?")
 _REMOVED = re.compile(r"\.removed-.*")
-_OLD_FORMAT = re.compile(rf"{_STEP}-rank-\d+\.state")
 
 _running: "dict[tuple[Path, int], Future[None]]" = {}
 """Saves in progress by (folder, rank). Global, because a wrapped function may open the folder again meanwhile."""
@@ -164,14 +163,7 @@ class CheckpointFolder:
         return path
 
     def wait(self, timeout_s: float = CLOSE_WAIT_S) -> bool:
-        """Wait until this rank has finished writing.
-
-        Args:
-            timeout_s: Time limit in seconds.
-
-        Returns:
-            False if the rank is still writing after `timeout_s`.
-        """
+        """Wait until this rank has finished writing. Return False if it is still writing after `timeout_s` seconds."""
         running = _running.get((self._folder, self._rank))
         return running is None or not wait_for([running], timeout_s).not_done
 
@@ -220,10 +212,7 @@ class CheckpointFolder:
     # -- called by all ranks together, before the first step or at the first save
 
     def _begin(self) -> None:
-        """Find out which ranks share the folder, and remove incomplete saves of earlier processes.
-
-        All ranks of the group must call this together.
-        """
+        """Find out which ranks share the folder, and remove incomplete saves of earlier processes."""
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
         self._nonce = f"{nonce:012x}"
@@ -256,10 +245,7 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the checkpoints that, according to their descriptions, this rank can load, with their parts by rank.
-
-        Append the reasons why others cannot be used to `reasons`.
-        """
+        """Return the checkpoints that this rank can load, by their descriptions. Append why others cannot."""
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -317,9 +303,8 @@ class CheckpointFolder:
         log.info("resumed from %s", path)
 
     def _refuse(self, held: dict[Tag, Path], of_ranks: Sequence[Collection[Tag]], reasons: list[str]) -> None:
-        old = [path for path in self._folder.iterdir() if _OLD_FORMAT.fullmatch(path.name)]
-        had = [tag for tag, path in held.items() if self._disk == list(range(self._ranks)) or _was_common(path)]
-        files, lost = self._sum([len(held) + len(old), len(old) + len(had)])
+        had = [tag for tag, path in held.items() if len(self._disk) == self._ranks or _was_common(path)]
+        files, lost = self._sum([len(held), len(had)])
         if not files:
             return
         steps = "; ".join(
@@ -330,8 +315,6 @@ class CheckpointFolder:
         if not lost:
             log.warning("%s: none was ever complete, so training starts at step 0. %s", text, "; ".join(reasons))
             return
-        if old:
-            reasons.append(f"{old[0].name} is of an older format: resume it with the version that wrote it")
         raise AgentError(
             f"{text}. {'; '.join(reasons) or 'See the logs of the other ranks'}. Repair that, or remove the files to "
             "begin at step 0"
@@ -378,10 +361,7 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename each hidden folder that contains the parts of all ranks that share the folder.
-
-        With `every`, include those of earlier processes.
-        """
+        """Rename each hidden folder that has the parts of all ranks. With `every`, also those of earlier processes."""
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)

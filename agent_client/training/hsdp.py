@@ -4,27 +4,13 @@ Each rank averages the gradients of its shards with the same rank of the other g
 step has several microbatches, this happens in the last one (`model.set_requires_gradient_sync(is_last)`). FSDP2
 requires that all ranks of a group use the same parameters in a step. Here, all groups must do so, too, or call
 `model.set_reduce_scatter_unused_params(True)`. A forward pass of the module in training mode begins the step.
-
-For models that need a device mesh with a replicate dimension (HSDP, torchtitan), `managed_mesh` returns one:
-
-    replicas = ManagedGroup()
-    mesh = managed_mesh(replicas, init_device_mesh("cpu", (4,), mesh_dim_names=("shard",)))
-    fully_shard(model, mesh=mesh)
-    replicas.agent = Agent.from_env(state=TrainState(model, optimizer))
-
-The shape of a mesh is fixed, but replica groups join and leave, so for torch this dimension has size 1. Sums and
-averages over it compute the mean over the participants. All other operations over it are refused.
 """
 
 import functools
-import itertools
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C import _distributed_c10d as c10d
-from torch.distributed import AllreduceOptions, HashStore, ProcessGroup, ReduceOp, distributed_c10d
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 
 from agent_client.collectives.observed import never_compiled
@@ -122,71 +108,3 @@ class _ShardedPart:
 
     def end_step(self, *, is_committed: bool) -> None:
         pass
-
-
-_numbers = itertools.count()
-
-
-class ManagedGroup(ProcessGroup):
-    """Process group of the replicate dimension. `agent` must be set before the first step."""
-
-    def __init__(self, agent: Agent | None = None) -> None:
-        super().__init__(0, 1)  # pyright: ignore[reportCallIssue]
-        self._name = f"lighthouse/{next(_numbers)}"
-        self.agent = agent
-
-    @property
-    def group_name(self) -> Any:
-        return self._name
-
-    def getBackendName(self) -> str:
-        return "lighthouse"
-
-    def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Average the tensors over the participants, in place."""
-        if self.agent is None:
-            raise RuntimeError("the managed process group has no agent yet: set its `agent` before the first step")
-        operation = opts.reduceOp if isinstance(opts, AllreduceOptions) else opts
-        if operation is not None and not any(operation == mean for mean in (ReduceOp.SUM, ReduceOp.AVG)):
-            self.refuse(f"all_reduce with {getattr(operation, 'op', operation)}")
-        for tensor in tensors:
-            self.agent.all_reduce(tensor, within_group=False).result()
-        done: torch.futures.Future[list[Tensor]] = torch.futures.Future()
-        done.set_result(tensors)
-        return c10d._create_work_from_future(done)  # pyright: ignore[reportAttributeAccessIssue]
-
-    def refuse(self, what: str, *_: object, **__: object) -> NoReturn:
-        raise RuntimeError(f"{what} over replica groups: only sums and means of tensors work, as groups come and go")
-
-
-def managed_mesh(replicas: ManagedGroup, shards: DeviceMesh, name: str = "replicate") -> DeviceMesh:
-    """Return a mesh with the dimensions of `shards`, preceded by a dimension `name` for the replica groups.
-
-    Args:
-        replicas: Process group of the new dimension.
-        shards: Mesh of the ranks of this replica group.
-        name: Name of the new dimension.
-    """
-    torchs: Any = distributed_c10d  # torch looks up groups and their names in this module
-    torchs._register_process_group(replicas.group_name, replicas)
-    world = torchs._world
-    world.pg_map[replicas] = (replicas.getBackendName(), HashStore())
-    world.pg_names[replicas] = replicas.group_name
-    world.pg_group_ranks[replicas] = {torchs.get_rank(): 0}
-    return DeviceMesh.from_group(
-        [replicas, *shards.get_all_groups()],
-        shards.device_type,
-        shards.mesh.unsqueeze(0),
-        mesh_dim_names=(name, *(shards.mesh_dim_names or ("shard",))),
-    )
-
-
-_REFUSED = (
-    "_allgather_base _reduce_scatter_base allgather allgather_coalesced allgather_into_tensor_coalesced "
-    "allreduce_coalesced alltoall alltoall_base barrier broadcast gather monitored_barrier recv recv_anysource reduce "
-    "reduce_scatter reduce_scatter_tensor_coalesced scatter send split_group"
-)
-
-
-for _name in _REFUSED.split():
-    setattr(ManagedGroup, _name, functools.partialmethod(ManagedGroup.refuse, _name.strip("_")))

@@ -96,9 +96,6 @@ class FaultTolerantOptimizer(Optimizer):
         """Zero the gradients. At the top of a loop, also begin the step, so that its quorum forms early.
 
         At the end of a loop, this only zeroes the gradients. The next forward pass, reduction or vote begins the step.
-
-        Args:
-            set_to_none: Whether to set the gradients to None instead of zeros, as in torch.
         """
         internals = self._agent.internals
         if self._order.zeroes(has_computed=internals.machine.has_computed, forward_begins=internals.forward_begins):
@@ -128,21 +125,16 @@ class FaultTolerantOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 self.last_loss = closure()
-        last = self._agent.internals.last_vote
-        voter = last[0]() if last is not None else None
-        if (
-            last is not None
-            and voter is not None
-            and voter is not self
-            and last[1] == self._agent.internals.machine.moves
-        ):
+        internals = self._agent.internals
+        voter, voted_at = (internals.last_vote[0](), internals.last_vote[1]) if internals.last_vote else (None, 0)
+        if voter not in (None, self) and voted_at == internals.machine.moves:
             # A group that restarts between the two votes would vote on a different optimizer than its peers.
             raise ConfigurationError(
                 "two optimizers have been stepped after one backward pass, each with its own vote. A step is "
                 "voted on only once: FaultTolerantOptimizer([first, second], agent) steps both after one vote"
             )
         is_committed = self._agent.should_commit()
-        self._agent.internals.last_vote = weakref.ref(self), self._agent.internals.machine.moves
+        internals.last_vote = weakref.ref(self), internals.machine.moves
         if not is_committed:
             return False
         with self._agent.applying():
@@ -150,7 +142,7 @@ class FaultTolerantOptimizer(Optimizer):
                 self._catch_up.apply()
             else:
                 self.wrapped.step()
-        self._agent.internals.call_on_commit()
+        internals.call_on_commit()
         return True
 
     def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
@@ -225,22 +217,11 @@ class FaultTolerantScheduler(LRScheduler):
     """
 
     def __init__(self, scheduler: LRScheduler, agent: Agent) -> None:
-        """Wrap the scheduler.
-
-        Args:
-            scheduler: The torch scheduler.
-            agent: The Agent of this rank.
-        """
         self.wrapped = scheduler
         self._agent = agent
 
     def step(self, *values: Any, **named: Any) -> None:
-        """Step the wrapped scheduler if the last training step was committed and the next one has not computed yet.
-
-        Args:
-            *values: Positional arguments of the wrapped scheduler's `step`.
-            **named: Keyword arguments of the wrapped scheduler's `step`.
-        """
+        """Step the wrapped scheduler if the last training step was committed and the next one has not computed yet."""
         if self._agent.was_committed:
             self.wrapped.step(*values, **named)
 

@@ -7,59 +7,24 @@ the step. So each batch is used in exactly one committed step, even if groups jo
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import torch
 
 from agent_client.errors import ConfigurationError
 from agent_client.step.rules.comparison import DataChoice
 
+if TYPE_CHECKING:
+    from agent_client.step.agent import Agent
+    from agent_client.training.local_sgd import OuterSteps
+
 T = TypeVar("T")
 
 
-class Position(Protocol):
-    """Interface to the position of a rank in the run. An Agent counts steps; LocalSGD and DiLoCo count inner steps.
-
-    Read `slots` first, which waits for the quorum, and only then `current_step` and `batches_committed`. Healing may
-    change these.
-    """
-
-    @property
-    def internals(self) -> "DrawRecords": ...
-
-    @property
-    def current_step(self) -> int: ...
-
-    @property
-    def batches_committed(self) -> int: ...
-
-    def slots(self) -> Sequence[tuple[int, int]]: ...
-
-    def slot(self) -> tuple[int, int]: ...
-
-
-class DrawRecords(Protocol):
-    @property
-    def ranks(self) -> int:
-        """Number of ranks per unit of `batches_committed`: an Agent counts one batch per group, not per rank."""
-        ...
-
-    def draw_counts(self) -> tuple[int, int, bool]:
-        """Return (ended, moves, accumulates).
-
-        `ended` is the number of steps that were committed or discarded, and `moves` the number of forward passes,
-        reductions and votes. `accumulates` is True if the last forward pass ran under `no_sync()`, so that another pass
-        of the same step follows.
-        """
-        ...
-
-    def record_source(self, data: DataChoice) -> None: ...
-
-    def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record that a batch is drawn. Return False if this shows that the script had abandoned the current step."""
-        ...
+Position: TypeAlias = "Agent | OuterSteps"
+"""Position of a rank in the run. An Agent counts steps; LocalSGD and DiLoCo count inner steps."""
 
 
 @dataclass(slots=True)
@@ -72,6 +37,12 @@ class Draws:
         """Return the index, from 0, of the next of the step's `of` batches.
 
         If the step was computed but not voted on, because a GradScaler skipped it, start again with its first batch.
+
+        Args:
+            of: Number of batches of the rank in a step.
+            ended: Number of steps that were committed or discarded.
+            moves: Number of forward passes, reductions and votes.
+            accumulates: Whether the last forward pass ran under `no_sync()`, so that another pass of the step follows.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0
@@ -123,10 +94,8 @@ class Drawn:
 def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
     """Return the first batch of a rank in the next step.
 
-    Args:
-        slots: (index, count) for each microbatch of the rank, as returned by `Agent.slots`.
-        rank_batches: Number of batches in the committed steps, summed over all ranks of all groups.
-        accumulate: Number of batches per slot.
+    `slots` are those of `Agent.slots`, each with `accumulate` batches, and `rank_batches` is the number of batches in
+    the committed steps, summed over all ranks of all groups.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
@@ -210,12 +179,11 @@ class StepSampler:
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
         """Yield the numbers of this rank's batches, step by step.
 
-        Args:
-            several: Whether a rank may have several microbatches in a step. Their batches are yielded one by one.
+        If a rank may have `several` microbatches in a step, their batches are yielded one by one.
         """
         position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:
-            slots = position.slots() if several else [position.slot()]
+            slots = position.slots() if several else [position.slot()]  # waits for the quorum; healing moves the rest
             if position.current_step >= self._steps:
                 return  # the rank has copied the state of a peer that has already done all steps
             internals.record_source(self.data)
@@ -240,10 +208,7 @@ class StepSampler:
         return in_microbatches(drawn, self.data.accumulate)
 
     def batch(self, number: int) -> torch.Tensor:
-        """Return the sample indices of one batch.
-
-        Args:
-            number: Number of the batch, counted from 0 over all ranks and steps of the run.
+        """Return the sample indices of batch `number`, counted from 0 over all ranks and steps of the run.
 
         Returns:
             Sample indices, int64 of shape (batch_size,).

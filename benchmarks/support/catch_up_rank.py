@@ -31,14 +31,14 @@ def model_of(state_bytes: int) -> nn.Module:
 def limit_link(bytes_per_s: float) -> None:
     """Slow down the sending of this rank's state, as if over a link of that speed."""
 
-    def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
+    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
         began_at, sent = time.monotonic(), 0
-        for chunk in real(encoding, start):
+        for chunk in real(encoding, start, stop):
             yield chunk
             sent += len(chunk)
             time.sleep(max(0.0, began_at + sent / bytes_per_s - time.monotonic()))
 
-    setattr(Encoding, "chunks", chunks)  # noqa: B010  a type checker forbids the other way
+    setattr(Encoding, "stripe", stripe)  # noqa: B010  a type checker forbids the other way
 
 
 def main() -> None:

@@ -17,10 +17,9 @@ import torch
 import uvloop
 from torch.distributed import PrefixStore, TCPStore
 
-from agent_client.collectives.connectors import connector
 from agent_client.collectives.gloo import GlooGroup, connect_store
 from agent_client.collectives.group_spec import GroupSpec
-from agent_client.collectives.peers import Peers
+from agent_client.collectives.peers import Peers, connector
 from agent_client.healing.fetch import Fetch
 from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent

@@ -7,7 +7,7 @@ import torch
 from torch import distributed
 from torch.distributed import HashStore
 
-from agent_client.collectives.connectors import connector
+from agent_client.collectives.peers import connector
 from tests.agent_client.actors import AgentActor, GlooActor
 from tests.agent_client.shared_gpu import share_gpu
 

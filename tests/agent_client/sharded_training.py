@@ -10,7 +10,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from agent_client.collectives.gloo import connect_store
 from agent_client.state.train_state import TrainState
-from agent_client.training.hsdp import ManagedGroup, managed_mesh, replicate
+from agent_client.training.hsdp import replicate
 from agent_client.training.optimizer import FaultTolerantOptimizer
 from tests.agent_client.actors import MEETS_WITHIN_S, AgentActor, build_agent, digest
 from tests.agent_client.step.test_agent import Step
@@ -53,24 +53,14 @@ class ShardedActor(AgentActor):
         store = PrefixStore(f"{key}/torch", connect_store(meeting, MEETS_WITHIN_S))
         distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
         self.model = model_of(seed)
-        self.replicas = self._shard(way)
+        shards = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",))
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if way == "bfloat16" else MixedPrecisionPolicy()
+        for part in (self.model[0], self.model[2], self.model):
+            fully_shard(part, mesh=shards, mp_policy=policy)
         self.sgd = adam_of(self.model)
         state = TrainState(self.model, self.sgd)
         self.agent = build_agent(manager, state, rank, ranks, meeting, key, **options)
-        if self.replicas is None:
-            replicate(self.model, self.agent)
-        else:
-            self.replicas.agent = self.agent
-
-    def _shard(self, way: str) -> ManagedGroup | None:
-        shards = init_device_mesh("cpu", (RANKS,), mesh_dim_names=("shard",))
-        replicas = ManagedGroup() if way == "mesh" else None
-        mesh = managed_mesh(replicas, shards) if replicas else shards
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16) if way == "bfloat16" else MixedPrecisionPolicy()
-        for layer in (self.model[0], self.model[2]):
-            fully_shard(layer, mesh=mesh, mp_policy=policy)
-        fully_shard(self.model, mesh=mesh, mp_policy=policy)
-        return replicas
+        replicate(self.model, self.agent)
 
     def compute(self) -> None:
         """Over batches that are functions of the step and of a place in the quorum."""

@@ -286,13 +286,13 @@ class Ddp:
         if self.standing:
             healing._server._chunk_bytes = CHUNK_BYTES
 
-        def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
-            for number, chunk in enumerate(real(encoding, start)):
+        def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
+            for number, chunk in enumerate(real(encoding, start, stop)):
                 if number >= CHUNKS_BEFORE_HOLD:
                     self.may_send.wait()
                 yield chunk
 
-        Encoding.chunks = chunks  # type: ignore[method-assign]
+        Encoding.stripe = stripe  # type: ignore[method-assign]
 
     def follow_for(self, steps: float) -> None:
         """A transfer from a peer waits until so many are kept, or it is allowed."""

@@ -9,7 +9,7 @@ import pytest
 
 from agent_client.restart.options import Options
 from agent_client.step.config import AgentConfig
-from agent_client.torchrun.rules import Options as TorchrunOptions
+from agent_client.torchrun.handler import Options as TorchrunOptions
 from lighthouse.job.presence import USUAL_BEAT_INTERVAL_S
 from lighthouse.server.config import LighthouseConfig
 from lighthouse_runtime.cli.settings import option_name

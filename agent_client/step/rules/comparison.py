@@ -24,7 +24,7 @@ import functools
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
@@ -261,3 +261,64 @@ class DataUses:
             "irregular_steps": self.irregular,
             "is_exact": not self.irregular and not self.has_changed,
         }
+
+
+# -- digests of states: the digest that most participants send is right. If several digests are equally frequent, it is
+# the one of the participant with the lowest replica_rank. Participants that heal, catch up or hold no complete state
+# send None, and their states are not compared. All compare in the same steps, even if their options differ, because a
+# missing collective would make the step fail.
+
+Digest = tuple[int, int]
+MAX_DIVERGENCES = 3
+"""Number of times that a group may differ, and heal, without a full round of equal comparisons in between."""
+
+
+def common_interval(intervals: Sequence[int]) -> int:
+    """Return the largest of the participants' comparison intervals, in steps, or 0 if one of them is 0."""
+    return max(intervals) if all(every > 0 for every in intervals) else 0
+
+
+def differs(own: Digest, digests: Sequence[Digest | None]) -> bool:
+    """Return whether `own`, an additional digest that is not in `digests`, differs from the right digest."""
+    wrong = outliers(digests)
+    right = next((digest for place, digest in enumerate(digests) if digest is not None and place not in wrong), own)
+    return own != right
+
+
+def outliers(digests: Sequence[Digest | None]) -> tuple[int, ...]:
+    sets: dict[Digest, list[int]] = {}
+    for place, digest in enumerate(digests):
+        if digest is not None:
+            sets.setdefault(digest, []).append(place)
+    if len(sets) < 2:
+        return ()
+    right = max(sets.values(), key=lambda places: (len(places), -places[0]))
+    return tuple(place for place, digest in enumerate(digests) if digest is not None and place not in right)
+
+
+@dataclass(slots=True)
+class Divergences:
+    """Counts how often each participant has differed since the last full round of equal comparisons."""
+
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    _equal: int = 0
+
+    def compared(self, wrong: Sequence[str], windows: int) -> int:
+        """Record a comparison.
+
+        Args:
+            wrong: Names of the participants that differ, or none.
+            windows: Number of windows in a full round.
+
+        Returns:
+            The highest count among these participants, or 0 if there are none.
+        """
+        if not wrong:
+            self._equal += 1
+            if self._equal >= windows:
+                self.counts.clear()
+            return 0
+        self._equal = 0
+        for name in wrong:
+            self.counts[name] = self.counts.get(name, 0) + 1
+        return max(self.counts[name] for name in wrong)

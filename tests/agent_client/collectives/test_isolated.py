@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent_client.collectives.connectors import connector
+from agent_client.collectives.peers import connector
 from agent_client.errors import ConfigurationError
 from tests.agent_client.clusters import command_of, descendants, is_running
 from tests.agent_client.collectives.groups import (

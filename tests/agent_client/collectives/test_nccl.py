@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from agent_client.collectives.connectors import connector
 from agent_client.collectives.group_spec import GroupSpec
 from agent_client.collectives.nccl import DUMP, Fence, NcclGroup, may_end_the_process, wait_for
+from agent_client.collectives.peers import connector
 from agent_client.errors import ConfigurationError
 from tests.processes import LOCALHOST
 

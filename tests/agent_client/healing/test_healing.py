@@ -128,14 +128,14 @@ class TestServing:
             pair.fetch()
 
 
-def slow_chunks(pause_s: float) -> Any:
-    def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
-        for chunk in real(encoding, start):
+def slow_stripe(pause_s: float) -> Any:
+    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
+        for chunk in real(encoding, start, stop):
             yield chunk[: len(chunk) // 2]
             time.sleep(pause_s)
             yield chunk[len(chunk) // 2 :]
 
-    return chunks
+    return stripe
 
 
 def has_received(target: Healing) -> bool:
@@ -149,7 +149,7 @@ class TestHolding:
 
     @pytest.fixture
     def transfer(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pair, Any]]:
-        monkeypatch.setattr(Encoding, "chunks", slow_chunks(0.1))
+        monkeypatch.setattr(Encoding, "stripe", slow_stripe(0.1))
         pair = Pair(stack)
         pair.serve()
         with ThreadPoolExecutor(1) as pool:

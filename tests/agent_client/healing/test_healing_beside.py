@@ -91,14 +91,14 @@ def test_a_newer_copy_for_the_same_target_takes_its_place(pair: Pair) -> None:
 def test_a_revoke_ends_it_on_neither_side(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     serve(pair)
 
-    def chunks(encoding: Encoding, start: int, real: Any = Encoding.chunks) -> Iterator[memoryview]:
-        for number, chunk in enumerate(real(encoding, start)):
+    def stripe(encoding: Encoding, start: int, stop: int, real: Any = Encoding.stripe) -> Iterator[memoryview]:
+        for number, chunk in enumerate(real(encoding, start, stop)):
             if number == 1:
                 pair.source.revoke(7, "a test says so")
                 pair.target.revoke(7, "a test says so")
             yield chunk
 
-    monkeypatch.setattr(Encoding, "chunks", chunks)
+    monkeypatch.setattr(Encoding, "stripe", stripe)
     assert fetch(pair).received.result()["agent"]["step"] == 5
 
 

@@ -139,6 +139,6 @@ def test_before_the_first_step_a_state_that_all_have_loaded_is_not_read(
     source.serve(replace(told, serve_to=(1,)), StepMachine(step=max_step))
     target.fetch(replace(told, replica_rank=1, max_rank=None, heal_from_rank=0, heal_from_address="a"))
     target.install(StepMachine())
+    assert bool(sent) == is_read
     bits = [b"".join(encode(state.state_dict())) for state in states]
     assert bits[0] == bits[1]
-    assert bool(sent) == is_read

@@ -306,12 +306,12 @@ class TestWithdraw:
             assert same(fetch(server.address, KEY, 60), STATE)
 
     def test_says_so_when_a_reader_does_not_let_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def hang(_: Encoding, start: int) -> Iterator[memoryview]:
+        def hang(_: Encoding, start: int, stop: int) -> Iterator[memoryview]:
             device.wait(5)
             yield memoryview(b"")
 
         monkeypatch.setattr("agent_client.healing.server.ABORT_TIMEOUT_S", 0.1)
-        monkeypatch.setattr(Encoding, "chunks", hang)
+        monkeypatch.setattr(Encoding, "stripe", hang)
         device = threading.Event()
         with serving(STATE) as server:
             with reading(server) as reader:
@@ -432,13 +432,13 @@ class TestServer:
     def test_a_tensor_that_cannot_be_read_is_logged(
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        def fail(_: Encoding, start: int) -> Iterator[memoryview]:
+        def fail(_: Encoding, start: int, stop: int) -> Iterator[memoryview]:
             raise RuntimeError("the device is gone")
             yield
 
         with serving(STATE) as server:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Encoding, "chunks", fail)
+                patch.setattr(Encoding, "stripe", fail)
                 with pytest.raises(StateUnavailable, match="breaks off within piece 0"):
                     fetch(server.address, KEY, 60)
             assert "the device is gone" in caplog.text

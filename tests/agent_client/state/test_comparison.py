@@ -6,16 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent_client.state.rules import (
-    LEAST_COST,
+from agent_client.state.digest import LEAST_COST, WINDOW_BYTES, windows
+from agent_client.step.rules.comparison import (
     MAX_DIVERGENCES,
-    WINDOW_BYTES,
     Digest,
     Divergences,
     common_interval,
     differs,
     outliers,
-    windows,
 )
 
 sizes = st.lists(st.tuples(st.integers(0, 300), st.sampled_from([1, 2, 4, 8])), max_size=8)

@@ -1,6 +1,5 @@
 """Sharded tensors in a state: out as this rank's shards and back, and nothing that fits nowhere comes in."""
 
-import io
 from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any
@@ -41,7 +40,7 @@ def sharded_model(mesh: DeviceMesh, seed: int = 0) -> nn.Module:
 
 
 def over_the_wire(state: Any) -> Any:
-    return decode(io.BytesIO(b"".join(encode(state))))
+    return decode(b"".join(encode(state)))
 
 
 def train(model: nn.Module, adam: torch.optim.Optimizer, seed: int) -> None:

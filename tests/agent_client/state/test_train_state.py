@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Callable
-from io import BytesIO
 from typing import Any
 
 import pytest
@@ -202,7 +201,7 @@ class TestMemoryOrder:
         other, other_optimizer = self.build(kind)
         served = TrainState(model, optimizer)
         content = b"".join(encode(served.snapshot() if is_copied else served.in_place()))
-        TrainState(other, other_optimizer).load_state_dict(decode(BytesIO(content)))
+        TrainState(other, other_optimizer).load_state_dict(decode(content))
         for parameter, theirs in zip(model.parameters(), other.parameters(), strict=True):
             kept = zip(optimizer.state[parameter].items(), other_optimizer.state[theirs].values(), strict=True)
             assert [name for (name, one), two in kept if one.stride() != two.stride()] == []
@@ -217,7 +216,7 @@ class TestMemoryOrder:
             torch.arange(3.0).expand(2, 3),
             torch.arange(8.0).view(4, 2)[::2].t(),
         ]
-        back = decode(BytesIO(b"".join(encode(state))))
+        back = decode(b"".join(encode(state)))
         assert [tensor.stride() for tensor in back] == [(2, 1), (3, 1), (1, 2)]
         assert all(map(torch.equal, back, state))
 
@@ -227,7 +226,7 @@ def hash_of(state: Any) -> str:
 
 
 def over_the_wire(state: Any) -> Any:
-    return decode(BytesIO(b"".join(encode(state))))
+    return decode(b"".join(encode(state)))
 
 
 def test_a_snapshot_is_the_state_when_the_step_began() -> None:

@@ -1,7 +1,6 @@
 import pytest
 
-from agent_client.torchrun.rules import NOT_NEEDED, Options, run_of, terms_of
-from lighthouse_protocol.refusals import InvalidRequest
+from agent_client.torchrun.handler import NOT_NEEDED, Options
 
 
 def test_options_have_torchrun_s_names_and_defaults() -> None:
@@ -30,15 +29,3 @@ def test_a_length_of_time_is_a_number_of_seconds(value: str) -> None:
 def test_an_unknown_option_is_named_with_those_that_there_are() -> None:
     with pytest.raises(ValueError, match=r"no option 'joint_timeout'; its options are close_timeout, .*join_timeout"):
         Options.read({"joint_timeout": "5"})
-
-
-def test_a_job_is_an_elastic_run_of_its_own() -> None:
-    terms = terms_of(2, 4, 30.0)
-    terms.check()
-    assert (terms.is_elastic, terms.min_active, terms.target, terms.join_timeout_s) == (True, 2, 4, 30.0)
-    assert terms.world_size > 4, "there is room for spares"
-    assert terms_of(1, 65536, 30.0).world_size == 65536
-    assert run_of("job-7") == "job-7.nodes"
-    for wrong in ("a b", ""):
-        with pytest.raises(InvalidRequest, match="--rdzv-id"):
-            run_of(wrong)

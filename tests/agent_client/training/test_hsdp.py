@@ -34,7 +34,7 @@ def shared_steps(logs: dict[str, Log]) -> int:
     return count
 
 
-@pytest.mark.parametrize("way", ["hook", *(pytest.param(way, marks=pytest.mark.slow) for way in ("mesh", "bfloat16"))])
+@pytest.mark.parametrize("way", ["hook", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_from_different_weights_to_the_same_bits_and_one_that_comes_late_heals(job: Job, way: str) -> None:
     first = start(job, "a", "b", way=way)
     assert first["a/0"].call("hash") != first["b/0"].call("hash")
@@ -80,8 +80,8 @@ def weights_without_groups(seed: int, steps: int, places: int) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "microbatches"),
-    [({"way": "hook"}, 2), ({"way": "mesh"}, 2), (CONSTANT_BATCH, 3)],
-    ids=["hook", "mesh", "constant batch"],
+    [({}, 2), (CONSTANT_BATCH, 3)],
+    ids=["hook", "constant batch"],
 )
 def test_it_trains_as_one_process_would(job: Job, options: dict[str, Any], microbatches: int) -> None:
     """And the ranks of a group hold different shards. `microbatches`: of two groups, in each step."""
@@ -92,9 +92,8 @@ def test_it_trains_as_one_process_would(job: Job, options: dict[str, Any], micro
     assert ends[0]["hash"] != ends[1]["hash"]
 
 
-@pytest.mark.parametrize("way", ["hook", "mesh"])
-def test_torch_s_own_functions_work_on_the_sharded_model(job: Job, way: str) -> None:
-    for before, after in together(start(job, "a", way=way).values(), "clip_and_gather", 1.0):
+def test_torch_s_own_functions_work_on_the_sharded_model(job: Job) -> None:
+    for before, after in together(start(job, "a").values(), "clip_and_gather", 1.0):
         assert before == pytest.approx((45 + 24 + 5) ** 0.5)
         assert after == pytest.approx(1.0, rel=1e-4)
 
