@@ -11,6 +11,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -19,8 +20,9 @@ from prometheus_client.registry import Collector
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import SECRET_BYTES
+from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import HoldState
+from lighthouse_protocol.messages.session import HoldState, WatchHello
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.access import short_name
@@ -38,9 +40,9 @@ from lighthouse_runtime.timing.timers import LoopLag
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence.collector import EvidenceCollector
-from manager.evidence.process_probe import ProbeProcess, probe_alone
-from manager.group.driver import GroupDriver
-from manager.group.events import GroupGivenUp, Killed, RankGivenUp
+from manager.evidence.process_probe import probe_alone
+from manager.group.driver import GroupDriver, Outcome
+from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
 from manager.server.config import ManagerConfig
 from manager.server.service import REFLECTED, GroupAccess, ManagerService, encode_handles
@@ -93,6 +95,18 @@ MISCONFIGURED = 2
 NOT_WAITED_S = 0.01
 
 
+class Supervisor(Protocol):
+    def entries(self) -> Mapping[str, Entry]:
+        """Return the RPCs to serve on the manager's port."""
+        ...
+
+    async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
+        """Inspect a rank's process; see EvidenceCollector."""
+        ...
+
+    def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed) -> None: ...
+
+
 class ManagerDaemon:
     """Manager of one replica group. `address` is the advertised address once `start` has returned."""
 
@@ -101,10 +115,7 @@ class ManagerDaemon:
         config: ManagerConfig,
         secret: str,
         end: Callable[[int], None],
-        more: Mapping[str, Entry] | None = None,
-        probe: ProbeProcess = probe_alone,
-        on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
-        on_killed: Callable[[Killed], None] | None = None,
+        supervisor: Supervisor | None = None,
         session_secret: str = "",
     ) -> None:
         """Create the manager. It does nothing until `start` is called.
@@ -113,17 +124,14 @@ class ManagerDaemon:
             config: The options.
             secret: The group's secret, or an empty string (see GroupAccess in service.py).
             end: Called with the exit status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
-            more: RPCs that a supervisor serves on the same port.
-            probe: See EvidenceCollector.
-            on_given_up: See GroupDriver.
-            on_killed: See GroupDriver.
+            supervisor: The supervisor that runs this manager in its own process. It also handles kills.
             session_secret: Secret with which this process authenticates to the lighthouse. If empty, a random one is
                 generated.
         """
         self._config = config
         self._secret = secret
         self._end = end
-        self._more = more
+        self._supervisor = supervisor
         self._started_at = time.monotonic()
         self._host = config.advertised_host()
         self._store: StoreProcess | None = None
@@ -141,17 +149,16 @@ class ManagerDaemon:
             secrets.token_hex(6),
             timers,
             self._link,
-            EvidenceCollector(config.group_world_size, self._link.send, probe),
-            self._ended,
+            EvidenceCollector(
+                config.group_world_size, self._link.send, supervisor.probe if supervisor is not None else probe_alone
+            ),
+            self._handle,
             secret=session_secret or secrets.token_hex(SECRET_BYTES),
             encode_handles=encode_handles,
             rank_timeout_s=config.rank_timeout_s,
             limits=Limits(floor_s=config.stall_timeout_s),
-            on_given_up=on_given_up,
-            on_killed=on_killed,
-            check_lag=self._lag.check,
+            lag=self._lag,
         )
-        self._lag.listen(self._driver.was_late)
         self.address = ""
 
     async def start(self) -> None:
@@ -163,7 +170,8 @@ class ManagerDaemon:
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Start gRPC only now: it does not survive the fork that starts the store.
-        service = ManagerService(self._driver, self.status, more=self._more)
+        more = self._supervisor.entries() if self._supervisor is not None else {}
+        service = ManagerService(self._driver, self.status, more=more)
         self._grpc = GrpcServer(service.services(), REFLECTED, GroupAccess(self._secret))
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
         store_host = parse_address(self._store_address, "--store").host
@@ -215,10 +223,17 @@ class ManagerDaemon:
                     extra=event("drain_timeout"),
                 )
 
-    def _ended(self, status: int) -> None:
-        if status == 0:
-            self._left.set()
-        self._end(status)
+    def _handle(self, outcome: Outcome) -> None:
+        match outcome:
+            case HasLeft():
+                self._left.set()
+                self._end(0)
+            case Killed() if self._supervisor is None:
+                self._end(1)
+            case _ if self._supervisor is not None:
+                self._supervisor.handle(outcome)
+            case _:
+                pass
 
     async def stop(self) -> None:
         """Refuse the waiting calls with the reason, then stop the heartbeats, all connections and the store."""
