@@ -12,8 +12,7 @@ from lighthouse_protocol.rules.quorum_change import NamedQuorum
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, changed_for
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.connection import OPENED_WITHIN_S
-from lighthouse_runtime.client.stream_kinds import SESSION, Session
-from lighthouse_runtime.client.streams import AsyncStream, StreamKind
+from lighthouse_runtime.client.streams import SESSION, AsyncStream, Session, StreamKind
 from lighthouse_runtime.security.client_tls import fetch_tls, known_tls
 from manager.group.records import ReplicaGroup, StandingQuorum
 from manager.group.requests import QuorumRequests

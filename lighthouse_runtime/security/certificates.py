@@ -2,14 +2,13 @@
 
 import datetime
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from lighthouse_protocol.identity import Address
-from lighthouse_runtime.security.pinned import SERVER_NAME
 
 CA_LASTS = datetime.timedelta(days=20 * 365)
 SERVER_LASTS = datetime.timedelta(days=90)
@@ -40,13 +39,13 @@ def make_ca() -> tuple[bytes, bytes]:
     return _key_pem(key), _pem(builder.sign(key, hashes.SHA256()))
 
 
-def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple[bytes, bytes]:
+def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Sequence[str]) -> tuple[bytes, bytes]:
     """Create a server certificate that is signed by a CA.
 
     Args:
         ca_pem: Certificate of the CA.
         ca_key_pem: Private key of the CA.
-        names: DNS names and IP addresses of the server.
+        names: DNS names and IP addresses of the server. The first one is also the subject's common name.
 
     Returns:
         (private key, certificate followed by the CA's) as PEM.
@@ -59,7 +58,7 @@ def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
         raise ValueError("ca.key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, SERVER_NAME)])
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
     builder = (
         _builder(subject, ca.subject, key.public_key(), SERVER_LASTS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

@@ -29,9 +29,8 @@ from lighthouse_protocol.limits import LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Principal, Role
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.state_folder import make_private, write_private
-from lighthouse_runtime.security.pinned import SERVER_NAME
-from lighthouse_runtime.security.watched_file import WatchedFile, file_stamp
+from lighthouse_runtime.process.files import WatchedFile, file_stamp, make_private, write_private
+from lighthouse_runtime.security.client_tls import SERVER_NAME
 
 log = logging.getLogger(__name__)
 

@@ -16,9 +16,9 @@ from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.process.state_folder import make_private, state_folder, write_private
+from lighthouse_runtime.process.files import make_private, state_folder, write_private
+from lighthouse_runtime.security.client_tls import RETRY_S
 from lighthouse_runtime.security.credentials import Tokens
-from lighthouse_runtime.security.pinned import RETRY_S
 
 _OPTION = "--credentials"
 _FILE = re.compile(r"serving-(\d{1,5})\.json")

@@ -40,7 +40,7 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPer
 from lighthouse_protocol.rules.access import NOBODY, Role, check, needed
 from lighthouse_protocol.wire.codec import status_of
 from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, format_peer, names_in_certificate
-from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.server.grpc_server import Call
 
 CSRF_HEADER = "X-CSRF-Token"
 COOKIE = "lighthouse_login"

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.messages.session import JoinRejected, Leave, ToLighthouse, ToManager, Welcome
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
@@ -20,7 +21,6 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongProtocol,
 )
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lighthouse_runtime.process.state_folder import make_private
+from lighthouse_runtime.process.files import make_private
 from manager.guard.process_tree import MARK_VARIABLE, die_with
 
 _MAX_ERROR_BYTES = 1 << 16

@@ -15,8 +15,7 @@ from lighthouse_protocol.identity import check_name, parse_target
 from lighthouse_protocol.limits import DEFAULT_JOB, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.stall import FLOOR_S
-from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.cli import Duration, setting
 from lighthouse_runtime.net.address import advertised_host, check_bind, check_host, check_reachable, split_bind
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
 from lighthouse_runtime.security.client_tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE

@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from lighthouse_protocol import VERSION
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import ProcessSnapshot
@@ -26,21 +27,18 @@ from lighthouse_protocol.messages.session import HoldState, WatchHello
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.access import short_name
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import grpc_bind, listening_host, resolves_to_loopback, split_bind
 from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
 from lighthouse_runtime.security.access import LocalOperatorAccess
-from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.rpc_handler import Entry
+from lighthouse_runtime.server.grpc_server import Entry, GrpcServer
 from lighthouse_runtime.timing.pacing import SuspensionTimers
 from lighthouse_runtime.timing.timers import LoopLag
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
-from manager.evidence.collector import EvidenceCollector
-from manager.evidence.process_probe import probe_alone
+from manager.evidence import EvidenceCollector, probe_alone
 from manager.group.driver import GroupDriver, Outcome
 from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink

@@ -25,7 +25,7 @@ from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.security.access import LOCAL, Caller, LocalOperatorAccess
-from lighthouse_runtime.server.rpc_handler import Call, Entry, FutureReply, Method, Stream
+from lighthouse_runtime.server.grpc_server import Call, Entry, FutureReply, Method, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Frames, Requests, Sender, StreamPeer
 from manager.group.driver import Answer, GroupDriver
 from manager.group.events import Killed

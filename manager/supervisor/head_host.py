@@ -28,9 +28,9 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.children import describe_listener
 from lighthouse_runtime.process.loop import STOP_SIGNALS
-from lighthouse_runtime.server.rpc_handler import Call, Entry, Stream
+from lighthouse_runtime.server.grpc_server import Call, Entry, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
-from manager.evidence.process_probe import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
+from manager.evidence import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
 from manager.group.events import GroupGivenUp, Killed, RankGivenUp
 from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.server.daemon import ManagerDaemon

@@ -8,7 +8,7 @@ import asyncio
 import logging
 from typing import Protocol
 
-from lighthouse_protocol.coordinator import Coordinator
+from lighthouse_protocol.coordinator import Coordinator, LeaderSearch
 from lighthouse_protocol.messages import run
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
@@ -18,9 +18,8 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongProtocol,
 )
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SupervisorStream
+from lighthouse_runtime.client.streams import SupervisorStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.group.link import Absence

@@ -28,7 +28,7 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.loop import ServiceManager, on_signals
 from lighthouse_runtime.security.client_tls import variables_of
-from manager.evidence.process_probe import probe_with_output
+from manager.evidence import probe_with_output
 from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig

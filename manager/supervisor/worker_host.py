@@ -23,7 +23,7 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.clients import AsyncManagerClient
-from lighthouse_runtime.client.stream_kinds import HostStream
+from lighthouse_runtime.client.streams import HostStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import host_id
 from lighthouse_runtime.timing.pacing import Backoff

@@ -44,7 +44,7 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, WATCH_REQUESTS
 from lighthouse_runtime.client.clients import AsyncLighthouseClient, ManagerClient
-from lighthouse_runtime.client.stream_kinds import SESSION, WATCH, Session, Watch
+from lighthouse_runtime.client.streams import SESSION, WATCH, Session, Watch
 from lighthouse_runtime.server.streams import Ending, Sender
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, RemoteStreamServer, StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
