@@ -8,11 +8,11 @@ import json
 import logging
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import unquote
 
 from lighthouse_protocol.identity import Address, parse_address
@@ -151,24 +151,21 @@ def _append(path: Path, line: bytes) -> None:
         os.close(descriptor)
 
 
-class Access(Protocol):
+class Access(ABC):
     """Identifies the callers of one server."""
 
+    port = LIGHTHOUSE_PORT  # the lighthouse's gRPC port, for error messages
+
+    def __init__(self, audit: Audit | None = None) -> None:
+        self.audit = audit or Audit(None)
+
+    @abstractmethod
     def principal(self, caller: Caller) -> Principal:
         """Identify the caller. Raise NotPermitted for an invalid credential."""
-        ...
 
     def has_good_token(self, caller: Caller) -> bool:
         """Return whether the caller has a valid token. Always False if the server does not use tokens."""
-        ...
-
-    @property
-    def audit(self) -> Audit: ...
-
-    @property
-    def port(self) -> int:
-        """The lighthouse's gRPC port, for use in error messages."""
-        ...
+        return False
 
 
 def admit(to: Access, path: str, caller: Caller) -> Principal:
@@ -187,48 +184,30 @@ def admit(to: Access, path: str, caller: Caller) -> Principal:
     return principal
 
 
-class LoopbackAccess:
+class LoopbackAccess(Access):
     """Access to a server on a loopback address: every caller may do everything.
 
     The exception is an HTTP proxy on this host: it may forward requests from other hosts, so its requests count as
     remote.
     """
 
-    port = LIGHTHOUSE_PORT
-
-    def __init__(self, audit: Audit | None = None) -> None:
-        self.audit = audit or Audit(None)
-
     def principal(self, caller: Caller) -> Principal:
         return REMOTE if caller.peer == PROXIED else LOCAL
 
-    def has_good_token(self, caller: Caller) -> bool:
-        return False
 
-
-class LocalOperatorAccess:
+class LocalOperatorAccess(Access):
     """Access without credentials: callers on this host may do everything, others may only train and view."""
-
-    port = LIGHTHOUSE_PORT
-
-    def __init__(self, audit: Audit | None = None) -> None:
-        self.audit = audit or Audit(None)
 
     def principal(self, caller: Caller) -> Principal:
         return LOCAL if caller.is_local else REMOTE
 
-    def has_good_token(self, caller: Caller) -> bool:
-        return False
 
-
-class CredentialAccess:
+class CredentialAccess(Access):
     """Access by credentials, for a server that other hosts can reach.
 
     The token determines the caller's role. Without a token, the certificate does (`identities`). A caller with neither
     is `anonymous`.
     """
-
-    port = LIGHTHOUSE_PORT
 
     def __init__(
         self,
@@ -237,7 +216,7 @@ class CredentialAccess:
         identities: WatchedFile[Identities] | None = None,
         anonymous: Principal = access.NOBODY,
     ) -> None:
-        self.audit = audit
+        super().__init__(audit)
         self._tokens = tokens
         self._identities = identities
         self._anonymous = anonymous
@@ -255,20 +234,15 @@ class CredentialAccess:
             return False
 
 
-class FixedAccess:
+class FixedAccess(Access):
     """Access for a port whose clients cannot send a token: every caller is `principal`."""
 
-    port = LIGHTHOUSE_PORT
-
     def __init__(self, principal: Principal, audit: Audit | None = None) -> None:
-        self.audit = audit or Audit(None)
+        super().__init__(audit)
         self._principal = principal
 
     def principal(self, caller: Caller) -> Principal:
         return self._principal
-
-    def has_good_token(self, caller: Caller) -> bool:
-        return False
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:

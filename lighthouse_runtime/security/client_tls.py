@@ -74,9 +74,16 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
         Untrusted: The certificate has expired or does not match the pin.
     """
     files = coordinator.files
-    cert, key = (_read(files.cert, "--client-cert"), _read(files.key, "--client-key")) if files.cert else (None, None)
+    cert = key = None
     if files.cert:
-        _check_pair(files)
+        cert, key = _read(files.cert, "--client-cert"), _read(files.key, "--client-key")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.cert, files.key)
+        except OSError as e:
+            raise Unreachable(
+                f"--client-cert: {files.cert} with the key {files.key} cannot be used ({e}); pass a PEM certificate "
+                "and its key"
+            ) from None
     if coordinator.ca_pin:
         return ClientTls(fetch_roots(coordinator, timeout_s, waits=waits), SERVER_NAME, cert, key)
     if not files.ca:
@@ -84,7 +91,12 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
             f"{coordinator} uses certificates of your own PKI: set --tls-ca ({CA_VARIABLE}) to "
             "the file with the certificate of their CA"
         )
-    return ClientTls(_read_ca(files.ca), "", cert, key)
+    roots = _read(files.ca, "--tls-ca")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=roots.decode())
+    except (OSError, ValueError) as e:
+        raise Unreachable(f"--tls-ca: {files.ca} has no CA certificate ({e}); pass a PEM file") from None
+    return ClientTls(roots, "", cert, key)
 
 
 def stamp_of_files(files: TlsFiles) -> object:
@@ -130,25 +142,6 @@ def _read(path: str, option: str) -> bytes:
         raise Unreachable(f"{option}: cannot read {path}: {e.strerror or e}; fix the file, or name another") from None
 
 
-def _check_pair(files: TlsFiles) -> None:
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_cert_chain(files.cert, files.key)
-    except OSError as e:
-        raise Unreachable(
-            f"--client-cert: {files.cert} with the key {files.key} cannot be used ({e}); pass a PEM certificate "
-            "and its key"
-        ) from None
-
-
-def _read_ca(path: str) -> bytes:
-    read = _read(path, "--tls-ca")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=read.decode())
-    except (OSError, ValueError) as e:
-        raise Unreachable(f"--tls-ca: {path} has no CA certificate ({e}); pass a PEM file") from None
-    return read
-
-
 # The CA certificate whose pin is in a join string.
 
 SERVER_NAME = "lighthouse.internal"  # in every lighthouse's certificate, so that host names do not matter
@@ -166,26 +159,13 @@ def known_roots(coordinator: Coordinator) -> bytes | None:
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """Return the CA certificate as PEM. The first call fetches it from the server. Blocks.
-
-    Args:
-        coordinator: Lighthouse with a pin.
-        timeout_s: Maximum time in seconds.
-        waits: Retry while the server is down.
-
-    Raises:
-        Unreachable: The server does not answer.
-        WrongProtocol: The server does not speak TLS.
-        Untrusted: The certificate has expired or does not match the pin.
-    """
+    """Return the CA certificate of the coordinator's pin, as PEM. The first call fetches it, as in fetch_tls()."""
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
     while (roots := known_roots(coordinator)) is None:
         try:
             return _fetch(coordinator, ends_at)
-        except (WrongProtocol, Untrusted):
-            raise
-        except Unreachable:
-            if not waits or time.monotonic() >= ends_at:
+        except Unreachable as e:
+            if not waits or isinstance(e, WrongProtocol) or time.monotonic() >= ends_at:
                 raise
         time.sleep(min(delay_s, max(0.0, ends_at - time.monotonic())))
         delay_s = min(MAX_RETRY_S, 2 * delay_s)
@@ -224,22 +204,17 @@ def _fetch_from(address: Address, pin: str, ends_at: float) -> bytes:
     chain = shown_certificates(address, ends_at - time.monotonic())
     for certificate in chain:
         if hashlib.sha256(certificate).hexdigest() == pin:
-            roots = ssl.DER_cert_to_PEM_cert(certificate).encode()
-            _verify(address, roots, ends_at)
-            return roots
+            roots = ssl.DER_cert_to_PEM_cert(certificate)
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.load_verify_locations(cadata=roots)
+            with _handshake(address, context, ends_at):
+                return roots.encode()
     shown = hashlib.sha256(chain[-1]).hexdigest() if chain else "none"
     raise Untrusted(
         f"{address} has another CA than the join string (pin {pin[:12]}..., found {shown[:12]}...): the string "
         "belongs to another lighthouse, or its credentials were recreated: run "
         f"{token_command(address.port)} on its host"
     )
-
-
-def _verify(address: Address, roots: bytes, ends_at: float) -> None:
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=roots.decode())
-    with _handshake(address, context, ends_at):
-        pass
 
 
 def connected(address: Address, timeout_s: float) -> socket.socket:

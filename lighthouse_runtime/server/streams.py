@@ -57,10 +57,6 @@ class OutputGate:
         """True if calls are accepted now."""
         return self._refusal() is None
 
-    @property
-    def is_blocked(self) -> bool:
-        return bool(self._queue)
-
     def refusal(self) -> LighthouseError | None:
         """Return the error with which calls are refused now, or None if they are accepted."""
         return self._refusal()

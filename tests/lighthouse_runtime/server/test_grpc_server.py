@@ -17,7 +17,6 @@ from lighthouse_runtime.client import connection
 from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.server import grpc_server
 from lighthouse_runtime.server.grpc_server import Call, GrpcServer, Method, options
-from lighthouse_runtime.server.streams import OutputGate
 
 Request = lighthouse_pb2.LighthouseHeartbeatRequest
 
@@ -144,8 +143,7 @@ async def test_a_caller_that_has_gone_while_it_is_refused_is_no_defect() -> None
             raise grpc.aio.InternalError("Failed grpc_call_start_batch: 1")
 
     with pytest.raises(asyncio.CancelledError):
-        serving = grpc_server.RpcHandlers(lambda *_: None, LoopbackAccess(), OutputGate())
-        await serving._refuse("x/y", Gone(), InvalidRequest("is odd"))
+        await GrpcServer({}, [], LoopbackAccess())._refuse("x/y", Gone(), InvalidRequest("is odd"))
 
 
 async def test_a_server_with_a_method_without_a_policy_does_not_start() -> None:
