@@ -84,11 +84,7 @@ class Coordinator:
         return bool(self.ca_pin or self.has_own_pki or self.files.ca)
 
     def with_files(self, files: TlsFiles) -> "Coordinator":
-        """Return a copy with the caller's PEM files.
-
-        Raises:
-            InvalidRequest: A required file is missing. The message names the option that sets it.
-        """
+        """Return a copy with the caller's PEM files. Raise InvalidRequest if a required file is missing."""
         if self.has_own_pki and not files.ca:
             raise InvalidRequest(
                 "is missing: the join string is of a lighthouse with certificates of its own PKI; give the file with "
@@ -117,15 +113,10 @@ class Coordinator:
 
 @functools.lru_cache(maxsize=1024)
 def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | None = LIGHTHOUSE_PORT) -> Coordinator:
-    """Parse an address list or a join string.
+    """Parse a text in one of the forms that the module docstring lists.
 
-    Args:
-        text: Text in one of the forms that the module docstring lists.
-        field: Name of the field, for errors.
-        default_port: Port of an address without one. If None, every address needs a port.
-
-    Raises:
-        InvalidRequest: `text` is malformed. The message names `field` and the remedy, but never contains the token.
+    If `default_port` is None, every address needs a port. An InvalidRequest names `field` and the remedy, but never
+    contains the token.
     """
     text = text.strip()
     if len(text) > MAX_COORDINATOR_CHARS:
@@ -195,8 +186,7 @@ class LeaderSearch:
     def mark_failed(self, error: LighthouseError) -> bool:
         """Record a failed call and set `address` to the next lighthouse to try.
 
-        Returns:
-            True if all addresses have failed, so the caller should pause before the next call.
+        Return True if all addresses have failed, so the caller should pause before the next call.
         """
         self._has_met_follower |= isinstance(error, NotLeader)
         named = None if self._has_followed else _leader(error)

@@ -115,11 +115,7 @@ def _lines(threads: Sequence[ThreadState]) -> Iterable[str]:
 
 
 def read_process(pid: int) -> ProcessState:
-    """Read the state of a process.
-
-    Raises:
-        OSError: If the process has ended or is not visible.
-    """
+    """Read the state of a process. Raise OSError if it has ended or is not visible."""
     folder = Path(f"/proc/{pid}")
     status = (folder / "status").read_text(errors="replace")
     rss = _field(status, "VmRSS")
@@ -133,11 +129,7 @@ def read_process(pid: int) -> ProcessState:
 
 
 def read_thread(folder: Path) -> ThreadState:
-    """Read the state of a thread from /proc/PID or /proc/PID/task/TID.
-
-    Raises:
-        OSError: If the thread has ended or is not visible.
-    """
+    """Read the state of a thread from /proc/PID or /proc/PID/task/TID. Raise OSError if it has ended."""
     number, _, rest = (folder / "stat").read_text(errors="replace").partition(" (")
     name, _, rest = rest.rpartition(") ")
     fields = rest.split()
@@ -176,16 +168,9 @@ class NoStacksError(Exception):
 
 
 def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, within_s: float) -> str:
-    """Make a process write its stacks, and return them. Blocks for at most `within_s` seconds.
+    """Make a process write its stacks, and return them. Block for at most `within_s` seconds. Raises NoStacksError.
 
-    Args:
-        descriptor: A pidfd of the process.
-        state: The state of the process.
-        offer: The signal to send, and the file to which the process's handler writes.
-        within_s: Time limit in seconds.
-
-    Raises:
-        NoStacksError: If the stacks are not available.
+    `descriptor` is a pidfd. `offer` is the signal to send, and the file to which the process's handler writes.
     """
     if not offer.signal:
         raise NoStacksError("it has no handler that writes them")
@@ -247,12 +232,7 @@ async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
 
 
 async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
-    """Inspect a process and add its last output.
-
-    Args:
-        request: The rank's hello, which identifies the process.
-        lines: Returns the rank's last lines of output, or None if this supervisor does not run the rank.
-    """
+    """Inspect a process and add its last output. `lines` returns None if this supervisor does not run the rank."""
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(probe(request))
         reading = both.create_task(_last(lines))
@@ -298,9 +278,8 @@ async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ..
 async def _in_thread(work: Callable[[], T], within_s: float) -> T:
     """Run `work` in a new daemon thread and return its result.
 
-    Raises:
-        TimeoutError: If `work` takes longer than `within_s` seconds. The thread is abandoned, and does not delay the
-            exit of this process.
+    After `within_s` seconds, raise TimeoutError. The thread is abandoned, and does not delay the exit of this
+    process.
     """
     done = concurrent.futures.Future[T]()
     done.set_running_or_notify_cancel()
@@ -326,13 +305,7 @@ UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """Collects and sends the evidence of one group.
-
-    Args:
-        group_world_size: Number of ranks in the group.
-        send: Sends a message to the lighthouse.
-        probe: Inspects a rank's process from outside, on the host where it runs.
-    """
+    """Collects and sends the evidence of one group. `probe` inspects a process from outside, on its host."""
 
     def __init__(
         self, group_world_size: int, send: Callable[[session.ToLighthouse], None], probe: ProbeProcess = probe_alone

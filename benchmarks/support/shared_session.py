@@ -125,7 +125,7 @@ class SharingClient(AsyncLighthouseClient):
         return self._call is not None and not self._call.done()
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
-        return AsyncStream(self._open_light(), self.address, self._kind)
+        return AsyncStream(self._open_light(), self.address, self._kind, self._map_error)
 
     async def _open_light(self) -> Any:
         tls = None

@@ -149,11 +149,7 @@ _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
 def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
-    """Open a channel to the coordinator's first address, with TLS if `tls` is given.
-
-    Raises:
-        WrongState: This process was forked from one that uses gRPC.
-    """
+    """Open a channel to the coordinator's first address. Raise WrongState in a fork of a process that uses gRPC."""
     mark_grpc_used()
     if tls is None:
         return grpc.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
@@ -177,13 +173,9 @@ def _options(tls: ClientTls) -> list[tuple[str, int | str]]:
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
-    """Convert the gRPC error of a failed call or stream.
+    """Convert the gRPC error of a failed call or stream to or from `address`.
 
-    Args:
-        error: gRPC's error.
-        address: Address of the server, for the message.
-        timeout_s: Timeout of the call in seconds, for the message.
-        asked: The server and its TLS settings, to explain a failed handshake.
+    `asked` is the server with its TLS settings, which explain a failed handshake.
     """
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
@@ -238,11 +230,8 @@ class SyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
         """Set the server, without connecting.
 
-        Args:
-            coordinator: The server.
-            metadata: Metadata of every call.
-            role: Role of the token to read from this user's files, if `coordinator` is a loopback without a token.
-                None to read none.
+        If `coordinator` is a loopback without a token and `role` is given, read this user's files for a token
+        of that role.
         """
         self.address = str(coordinator)
         self._role = role
@@ -279,13 +268,10 @@ class SyncClient:
                 self.address = str(address)
 
     def connect(self, timeout_s: float) -> None:
-        """Wait until the server answers a health check.
+        """Wait until the server answers a health check. Raise Unreachable if it does not answer in time.
 
         A call is used because watching the channel's state (channel_ready_future) makes forked children crash.
-
-        Raises:
-            Unreachable: The server did not answer in time.
-            WrongProtocol: Another program answers at this address. This is raised without waiting.
+        WrongProtocol is raised without waiting.
         """
         try:
             self.invoke(rpcs.health(timeout_s=timeout_s))

@@ -70,11 +70,8 @@ class AsyncStream(Generic[S, M]):
     ) -> None:
         """Start the task that writes queued messages.
 
-        Args:
-            call: Open gRPC call, or a coroutine that opens it. The reader gets a LighthouseError that it raises.
-            address: Address of the server, for errors.
-            kind: Message types.
-            map_error: Converts the gRPC error of a failed stream.
+        `call` is an open gRPC call, or a coroutine that opens it; the reader gets a LighthouseError that it
+        raises.
         """
         self._map_error = map_error
         self.address = address

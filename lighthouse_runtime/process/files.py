@@ -12,8 +12,7 @@ from lighthouse_protocol.refusals import InvalidRequest
 def state_folder(option: str) -> Path:
     """Return `lighthouse` in the user's state directory (XDG). The folder may not exist.
 
-    Raises:
-        InvalidRequest: The user has no home directory. The message names `option`, which can set another path.
+    Raise InvalidRequest if the user has no home directory. The message names `option`, which can set another path.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
@@ -52,15 +51,7 @@ class WatchedFile(Generic[T]):
     """Parsed content of a file, at most CHECKED_EVERY_S old. If a new version is invalid, the old content stays."""
 
     def __init__(self, path: Path, read: Callable[[], T]) -> None:
-        """Read the file.
-
-        Args:
-            path: The file.
-            read: Reads and parses the file. Raises InvalidRequest if it is invalid.
-
-        Raises:
-            InvalidRequest: The file is invalid.
-        """
+        """Read the file with `read`, which parses it and raises InvalidRequest if it is invalid."""
         self._path = path
         self._read = read
         self._stamp = file_stamp(path)

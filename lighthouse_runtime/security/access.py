@@ -63,13 +63,10 @@ class Audit:
     """Writes audit records as JSON lines."""
 
     def __init__(self, path: Path | None) -> None:
-        """Set the file for actions.
+        """Set the file for actions, or None to write to the normal log only.
 
-        Refusals are written to a file next to it, for example `audit.refused.jsonl` for `audit.jsonl`. Only this user
-        can read the files. They are rotated to `<path>.1` ... `<path>.GENERATIONS`.
-
-        Args:
-            path: File for actions, or None to write to the normal log only.
+        Refusals are written to a file next to it, for example `audit.refused.jsonl` for `audit.jsonl`. Only
+        this user can read the files. They are rotated to `<path>.1` ... `<path>.GENERATIONS`.
         """
         self._path = path
         self._has_failed = False
@@ -251,11 +248,7 @@ def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str
 
 
 def is_local(peer: str) -> bool:
-    """Return whether `peer` is on this host: a loopback, one of this host's addresses, or a UNIX socket.
-
-    Args:
-        peer: Address in gRPC's form.
-    """
+    """Return whether `peer`, in gRPC's form, is a loopback, one of this host's addresses, or a UNIX socket."""
     if peer.startswith("unix:"):
         return True
     address = address_of(peer)

@@ -40,18 +40,10 @@ def make_ca() -> tuple[bytes, bytes]:
 
 
 def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """Create a server certificate that is signed by a CA.
+    """Create a server certificate that is signed by a CA. Raise ValueError if the CA's key or certificate is malformed.
 
-    Args:
-        ca_pem: Certificate of the CA.
-        ca_key_pem: Private key of the CA.
-        names: DNS names and IP addresses of the server. The first one is also the subject's common name.
-
-    Returns:
-        (private key, certificate followed by the CA's) as PEM.
-
-    Raises:
-        ValueError: The CA's key or certificate is malformed.
+    Return (private key, certificate followed by the CA's) as PEM. The first of `names` is also the subject's common
+    name.
     """
     ca = x509.load_pem_x509_certificate(ca_pem)
     ca_key = serialization.load_pem_private_key(ca_key_pem, None)

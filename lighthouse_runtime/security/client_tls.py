@@ -187,12 +187,7 @@ def _fetch(coordinator: Coordinator, ends_at: float) -> bytes:
 
 
 def shown_certificates(address: Address, timeout_s: float) -> list[bytes]:
-    """Return the certificates that the server sends, unverified, as DER. The server's own certificate is the first.
-
-    Raises:
-        Unreachable: The server does not answer.
-        WrongProtocol: The server does not speak TLS.
-    """
+    """Return the certificates that the server sends, unverified, as DER. The server's own certificate is the first."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -308,10 +303,7 @@ def utc_now() -> str:
 def bad_certificate_message(address: str, why: str, ca_file: str = "") -> str:
     """Return an error message that explains why the server's certificate was rejected.
 
-    Args:
-        address: Address of the server.
-        why: OpenSSL's error.
-        ca_file: CA file with which the certificate was verified, or empty for a pinned CA.
+    `why` is OpenSSL's error. `ca_file` is the CA file that was used, or empty for a pinned CA.
     """
     if "expired" in why:
         remedy = "renew its --tls-cert" if ca_file else "restart the lighthouse to get a new one"

@@ -37,12 +37,7 @@ class Serving:
 
 
 def write_serving_file(port: int, serving: Serving | None) -> None:
-    """Write the serving file of a port, or remove it if `serving` is None.
-
-    Raises:
-        OSError: The file cannot be written.
-        InvalidRequest: The user has no home directory.
-    """
+    """Write the serving file of a port, or remove it if `serving` is None. Raises OSError or InvalidRequest."""
     path = _path(port)
     if serving is None:
         path.unlink(missing_ok=True)

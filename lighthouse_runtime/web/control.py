@@ -114,11 +114,7 @@ class HttpGuard:
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
 
     def guarded(self, route: str, handler: Handler) -> Handler:
-        """Return a handler that authorises the caller before it calls `handler`.
-
-        Raises:
-            KeyError: rules/access.py does not list `route`.
-        """
+        """Return a handler that authorises the caller first. Raise KeyError for a route that is not listed."""
         has_data = Role.PROBE not in needed(route)
 
         async def guarded(request: web.Request) -> web.StreamResponse:

@@ -278,14 +278,7 @@ class HttpServer:
         return routes
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
-        """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given.
-
-        Returns:
-            The port.
-
-        Raises:
-            InvalidRequest: The server cannot listen on `bind`.
-        """
+        """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given. Return the port. Raises InvalidRequest."""
         try:
             listener = listening_socket(*split_bind(bind, "--http"))
         except OSError as e:

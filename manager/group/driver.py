@@ -83,10 +83,7 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 class RankNotices:
     """Sends the ranks the reason for a wait and the size of the job. Logs long waits for a quorum and missing ranks.
 
-    Args:
-        timers: The clock.
-        watches: The open watches.
-        waiting_for: Returns the reason why requests for a quorum are waiting. Called only while some are.
+    `waiting_for` returns the reason why requests for a quorum are waiting. It is called only while some are.
     """
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
@@ -166,12 +163,7 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and provides the view for heartbeats.
 
-    Args:
-        me: This group.
-        limits: Time limits after which a rank counts as stalled.
-        timers: The clock.
-        incarnation: Returns the group's current incarnation.
-        lag: Detects pauses of this process. Checked before each verdict and view.
+    `incarnation` returns the group's current one. `lag` is checked before each verdict and view.
     """
 
     def __init__(
@@ -373,10 +365,8 @@ class GroupDriver:
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
         """Begin a rank's request for a quorum. Return the call's number, to be passed to `end_call`.
 
-        Args:
-            reply: Receives the answer or a refusal within `time_left_s` seconds.
-            time_left_s: Time in seconds until the caller's deadline.
-            **fields: The other fields of QuorumRequest.
+        `reply` receives the answer or a refusal within `time_left_s` seconds. `fields` are the others of
+        QuorumRequest.
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
@@ -395,21 +385,12 @@ class GroupDriver:
             self._feed(events.CallEnded(call))
 
     def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit.
-
-        Raises:
-            InvalidRequest: The group has no such rank.
-        """
+        """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Make the group leave the job at the request of a rank.
-
-        Raises:
-            InvalidRequest: The group has no such rank.
-            WrongState: The manager does not watch this process.
-        """
+        """Make the group leave the job at the request of a rank. Raise WrongState if the manager does not watch it."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
@@ -423,8 +404,8 @@ class GroupDriver:
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.
 
-        Raises:
-            NotPermitted: The rank is an Agent, and `proof` does not prove that the caller is a member of its quorum.
+        Raise NotPermitted if the rank is an Agent, and `proof` does not prove that the caller is a member of
+        its quorum.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
@@ -443,11 +424,7 @@ class GroupDriver:
     # -- watches of ranks
 
     def open_watch(self, hello: WatchHello, peer: Peer[ToRank], *, is_local: bool) -> int:
-        """Open a watch and return its number. For `is_local` see Watch.
-
-        Raises:
-            InvalidRequest: The group has no such rank.
-        """
+        """Open a watch and return its number. For `is_local` see Watch. Raise InvalidRequest for an unknown rank."""
         check_rank(hello.group_rank, self.machine.group.me.group_world_size)
         number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
         for older in self._watches.values():
@@ -462,11 +439,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch. None stands for an unknown message, which still shows that the rank is alive.
-
-        Raises:
-            InvalidRequest: The message is a second hello.
-        """
+        """Handle a message on a watch. None stands for an unknown message, which still shows that the rank is alive."""
         watch = self._watches.get(number)
         if watch is None:
             return

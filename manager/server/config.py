@@ -127,9 +127,5 @@ class ManagerConfig:
         return TlsFiles(self.tls_ca or "", self.client_cert or "", self.client_key or "")
 
     def advertised_host(self) -> str:
-        """Return the host at which peers reach this manager and its store.
-
-        Raises:
-            InvalidRequest: If the host cannot be determined. The error names the option.
-        """
+        """Return the host at which peers reach this manager and its store. Raise InvalidRequest if it is unknown."""
         return advertised_host(str(self.coordinator.addresses[0]), self.advertise, split_bind(self.bind, "--bind")[0])

@@ -123,8 +123,7 @@ class ManagerDaemon:
             secret: The group's secret, or an empty string (see GroupAccess in service.py).
             end: Called with the exit status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
             supervisor: The supervisor that runs this manager in its own process. It also handles kills.
-            session_secret: Secret with which this process authenticates to the lighthouse. If empty, a random one is
-                generated.
+            session_secret: Secret by which the lighthouse recognizes this process. Default: a random one.
         """
         self._config = config
         self._secret = secret
@@ -160,11 +159,7 @@ class ManagerDaemon:
         self.address = ""
 
     async def start(self) -> None:
-        """Start the store and the RPC server.
-
-        Raises:
-            InvalidRequest: If an address cannot be bound or the store does not start. The error names the option.
-        """
+        """Start the store and the RPC server. Raises InvalidRequest, which names the option."""
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Start gRPC only now: it does not survive the fork that starts the store.
@@ -325,14 +320,7 @@ class ManagerDaemon:
 
 
 async def serve(config: ManagerConfig, secret: str, announce_fd: int | None, stop: StopRequest) -> None:
-    """Run the manager until a signal, a drain or a kill.
-
-    Args:
-        config: The options.
-        secret: The group's secret, or an empty string.
-        announce_fd: File descriptor to which the address is written once the daemon serves, or None.
-        stop: Set by a stop signal, or by the daemon itself when it must exit.
-    """
+    """Run the manager until a signal, a drain or a kill. Write its address to `announce_fd` once it serves."""
     daemon = ManagerDaemon(config, secret, stop)
     systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
     try:

@@ -196,11 +196,7 @@ class SupervisedStore:
         self._is_over = False
 
     def check(self) -> None:
-        """Check that the store can start.
-
-        Raises:
-            InvalidRequest: If it cannot. The error says what to do.
-        """
+        """Check that the store can start. Raises InvalidRequest."""
         check_torch(self._python)
         check_port(self._port)
 
@@ -234,11 +230,7 @@ class SupervisedStore:
 
 
 def check_port(port: int) -> None:
-    """Check that the port is free.
-
-    Raises:
-        InvalidRequest: If it is not. The error names the process that listens on it, and says what to do.
-    """
+    """Raise InvalidRequest if the port is not free. It names the process that listens on it, and says what to do."""
     try:
         socket.create_server(("", port)).close()
     except OSError as e:
