@@ -1,4 +1,6 @@
-"""Parsing of the text that names a lighthouse: an address list, or a join string with CA pin and token. No I/O.
+"""Text that names a lighthouse: an address list, or a join string with CA pin and token; and the search for the leader.
+
+No I/O.
 
 lighthouse://CA-PIN.TOKEN@host:port[,host:port...]     TLS; CA-PIN is the SHA-256 of the CA certificate (DER)
 lighthouse://tls.TOKEN@host:port                       TLS; the client has the CA certificate in a file (--tls-ca)
@@ -9,11 +11,12 @@ host:port[,host:port...]                               no token; TLS only if the
 
 import functools
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.identity import Address, parse_target
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT
-from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotLeader
 
 SCHEME = "lighthouse://"
 INSECURE = "insecure"
@@ -81,11 +84,7 @@ class Coordinator:
         return bool(self.ca_pin or self.has_own_pki or self.files.ca)
 
     def with_files(self, files: TlsFiles) -> "Coordinator":
-        """Return a copy with the caller's PEM files.
-
-        Raises:
-            InvalidRequest: A required file is missing. The message names the option that sets it.
-        """
+        """Return a copy with the caller's PEM files. Raise InvalidRequest if a required file is missing."""
         if self.has_own_pki and not files.ca:
             raise InvalidRequest(
                 "is missing: the join string is of a lighthouse with certificates of its own PKI; give the file with "
@@ -114,15 +113,10 @@ class Coordinator:
 
 @functools.lru_cache(maxsize=1024)
 def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | None = LIGHTHOUSE_PORT) -> Coordinator:
-    """Parse an address list or a join string.
+    """Parse a text in one of the forms that the module docstring lists.
 
-    Args:
-        text: Text in one of the forms that the module docstring lists.
-        field: Name of the field, for errors.
-        default_port: Port of an address without one. If None, every address needs a port.
-
-    Raises:
-        InvalidRequest: `text` is malformed. The message names `field` and the remedy, but never contains the token.
+    If `default_port` is None, every address needs a port. An InvalidRequest names `field` and the remedy, but never
+    contains the token.
     """
     text = text.strip()
     if len(text) > MAX_COORDINATOR_CHARS:
@@ -156,3 +150,67 @@ def _addresses(text: str, field: str, default_port: int | None) -> tuple[Address
     if len(parts) > MAX_COORDINATORS:
         raise InvalidRequest(f"has {len(parts)} addresses; at most {MAX_COORDINATORS} are allowed", field=field)
     return tuple(parse_target(part, field, default_port) for part in parts)
+
+
+class LeaderSearch:
+    """Choice of the lighthouse that a client calls next. `address` is the one to call now.
+
+    - After a success, the client stays with that lighthouse.
+    - A follower's refusal may name the leader. The client calls that address next, without a pause. If the named leader
+      fails, too, the client ignores further names in this round.
+    - After any other failure, the client calls the next address of its list at once. It pauses only after all of them
+      have failed.
+    """
+
+    def __init__(self, addresses: Sequence[Address]) -> None:
+        self._addresses = tuple(addresses)
+        self._at = 0
+        self._named: Address | None = None
+        self._has_followed = False
+        self._failed = 0
+        self._has_met_follower = False
+
+    @property
+    def has_choice(self) -> bool:
+        """True if there are several lighthouses. They may share one listed address, for example a load balancer's."""
+        return len(self._addresses) > 1 or self._has_met_follower
+
+    @property
+    def address(self) -> Address:
+        return self._named or self._addresses[self._at]
+
+    def mark_served(self) -> None:
+        """Record a successful call. The client stays with `address`."""
+        self._failed, self._has_followed = 0, False
+
+    def mark_failed(self, error: LighthouseError) -> bool:
+        """Record a failed call and set `address` to the next lighthouse to try.
+
+        Return True if all addresses have failed, so the caller should pause before the next call.
+        """
+        self._has_met_follower |= isinstance(error, NotLeader)
+        named = None if self._has_followed else _leader(error)
+        if named is not None and named != self.address:
+            self._has_followed = True
+            if named in self._addresses:
+                self._at, self._named = self._addresses.index(named), None
+            else:
+                self._named = named
+            return False
+        if self._named is None:
+            self._at = (self._at + 1) % len(self._addresses)
+        self._named = None
+        self._failed += 1
+        if self._failed < len(self._addresses):
+            return False
+        self._failed, self._has_followed = 0, False
+        return True
+
+
+def _leader(error: LighthouseError) -> Address | None:
+    if not isinstance(error, NotLeader) or not error.leader:
+        return None
+    try:
+        return parse_target(error.leader, "leader")
+    except InvalidRequest:
+        return None

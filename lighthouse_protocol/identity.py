@@ -53,14 +53,9 @@ def group_of_supervisor(name: str) -> str:
 
 @functools.lru_cache(maxsize=32768)
 def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
-    """Return (replica_id, incarnation) of a caller.
+    """Return (replica_id, incarnation) of a caller. Raises InvalidRequest.
 
-    Args:
-        wire_id: Replica id as sent. It may contain the incarnation, as torchft's name:uuid does.
-        incarnation: Incarnation that the caller sent in a field of its own, or empty.
-
-    Raises:
-        InvalidRequest: One of the texts is not a valid id.
+    `wire_id` may contain the incarnation, as torchft's name:uuid does. Other callers send it in a field of its own.
     """
     name, implied = split_replica_id(check_name(wire_id))
     if incarnation and check_name(incarnation, "incarnation") != implied:

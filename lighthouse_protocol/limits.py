@@ -82,9 +82,5 @@ def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def answer_margin_s(time_left_s: float) -> float:
-    """Return how many seconds before its deadline a server answers a waiting call.
-
-    Args:
-        time_left_s: Seconds between the arrival of the call and its deadline.
-    """
+    """Return how long before its deadline a server answers a call that arrived with `time_left_s` left."""
     return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

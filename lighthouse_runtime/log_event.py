@@ -22,16 +22,7 @@ def event(
 ) -> Mapping[str, object]:
     """Return the `extra` argument of a logging call. Empty and None fields are left out.
 
-    Args:
-        name: Event, one of a fixed set.
-        job: Shared field.
-        run: Shared field.
-        replica_group: Shared field.
-        rank: Shared field.
-        quorum_id: Shared field.
-        generation: Shared field.
-        step: Shared field.
-        more: Fields of this event only.
+    `name` is one of a fixed set. `more` are fields of this event only; the other fields are shared by many events.
     """
     shared = {
         "job": job or None,

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from lighthouse_protocol.coordinator import TlsFiles
-from lighthouse_runtime.process.state_folder import write_private
+from lighthouse_runtime.process.files import write_private
 
 DAY = datetime.timedelta(days=1)
 

@@ -40,7 +40,7 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.clients import ManagerClient
-from lighthouse_runtime.client.stream_kinds import Watch
+from lighthouse_runtime.client.streams import Watch
 from lighthouse_runtime.process.children import host_id, started_at
 
 log = logging.getLogger(__name__)

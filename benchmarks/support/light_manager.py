@@ -9,7 +9,7 @@ from typing import Protocol
 
 from benchmarks.support.lockstep import Lockstep, Tally
 from benchmarks.support.shared_session import SharedQuorums, SharingRequests, SharingSession
-from lighthouse_protocol.coordinator import parse_coordinator
+from lighthouse_protocol.coordinator import LeaderSearch, parse_coordinator
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
@@ -25,7 +25,6 @@ from lighthouse_protocol.messages.session import (
     ToManager,
     Welcome,
 )
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.timing.timers import DeadlineTimer
 from manager.group.events import QuorumRequest

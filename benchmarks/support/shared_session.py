@@ -12,8 +12,7 @@ from lighthouse_protocol.rules.quorum_change import NamedQuorum
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, accepted_for, changed_for
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.client.connection import OPENED_WITHIN_S
-from lighthouse_runtime.client.stream_kinds import SESSION, Session
-from lighthouse_runtime.client.streams import AsyncStream, StreamKind
+from lighthouse_runtime.client.streams import SESSION, AsyncStream, Session, StreamKind
 from lighthouse_runtime.security.client_tls import fetch_tls, known_tls
 from manager.group.records import ReplicaGroup, StandingQuorum
 from manager.group.requests import QuorumRequests
@@ -126,7 +125,7 @@ class SharingClient(AsyncLighthouseClient):
         return self._call is not None and not self._call.done()
 
     def session(self, *, wait_for_ready: bool = False) -> Session:
-        return AsyncStream(self._open_light(), self.address, self._kind)
+        return AsyncStream(self._open_light(), self.address, self._kind, self._map_error)
 
     async def _open_light(self) -> Any:
         tls = None

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.cli import Duration
 
 TRACE = re.compile(r"(?P<group>.+)-rank-(?P<rank>\d+)-(?P<pid>\d+)\.log")
 LINE = re.compile(r"(?P<time>\d{4}-\d\d-\d\dT[\d:.]+)Z step (?P<step>\d+) (?P<what>.+)")

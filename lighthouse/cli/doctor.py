@@ -38,12 +38,12 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, NotServed
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.cli.terminal import printable
+from lighthouse_runtime.cli import printable
 from lighthouse_runtime.client.clients import ManagerClient
 from lighthouse_runtime.process.commands import OLDEST_TORCH, installed_versions
 from lighthouse_runtime.security import certificates
+from lighthouse_runtime.security.client_tls import connected, shown_certificates
 from lighthouse_runtime.security.credentials import ROLES
-from lighthouse_runtime.security.pinned import connected, shown_certificates
 from lighthouse_runtime.security.serving import with_local_credentials
 from lighthouse_runtime.timing.pacing import BackgroundRead
 

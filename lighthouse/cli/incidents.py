@@ -10,7 +10,7 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
 from lighthouse.cli.tables import gathered_lines, wrapped
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, to_document
-from lighthouse_runtime.cli.terminal import format_duration, printable
+from lighthouse_runtime.cli import format_duration, printable
 
 
 @click.command()

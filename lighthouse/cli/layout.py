@@ -15,7 +15,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from lighthouse_runtime.cli.terminal import printable
+from lighthouse_runtime.cli import printable
 
 T = TypeVar("T")
 

@@ -28,7 +28,7 @@ from lighthouse_protocol.messages.incident import gathered_document
 from lighthouse_protocol.messages.progress import STEP
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, RankPlace, RankState
-from lighthouse_runtime.cli.terminal import format_duration, printable
+from lighthouse_runtime.cli import format_duration, printable
 
 
 @click.command()

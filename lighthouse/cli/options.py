@@ -16,7 +16,7 @@ from lighthouse_protocol.coordinator import Coordinator, TlsFiles, parse_coordin
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.cli.terminal import Duration, format_options, reports_errors
+from lighthouse_runtime.cli import Duration, format_options, reports_errors
 from lighthouse_runtime.security.client_tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import click
 
 from lighthouse.server.config import ENV_PREFIX, LighthouseConfig
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS, from_options, options
+from lighthouse_runtime.cli import CONTEXT_SETTINGS, from_options, options
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon

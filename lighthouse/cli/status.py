@@ -38,7 +38,7 @@ from lighthouse.cli.tables import (
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
-from lighthouse_runtime.cli.terminal import Duration, format_duration, printable
+from lighthouse_runtime.cli import Duration, format_duration, printable
 
 
 @click.command()

@@ -18,7 +18,7 @@ from lighthouse.job.records import Verdict
 from lighthouse_protocol.messages.incident import Gathered, MemberEvidence
 from lighthouse_protocol.messages.run import RankState, RankStatus, RunStatus, SupervisorStatus
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
-from lighthouse_runtime.cli.terminal import format_duration, printable
+from lighthouse_runtime.cli import format_duration, printable
 
 Row = tuple[str, MemberStatus]
 

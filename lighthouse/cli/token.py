@@ -10,10 +10,10 @@ from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.access import Principal, Role
-from lighthouse_runtime.cli.terminal import reports_errors
+from lighthouse_runtime.cli import reports_errors
 from lighthouse_runtime.net.address import own_name
-from lighthouse_runtime.process.state_folder import state_folder
-from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.process.files import state_folder
+from lighthouse_runtime.security.access import Audit
 from lighthouse_runtime.security.credentials import FILE, ROLES, Tokens, load_or_make, read_pin, token_name
 from lighthouse_runtime.security.serving import Serving, read_serving_file, served_ports
 

@@ -20,11 +20,10 @@ from lighthouse_protocol.limits import JOIN_TIMEOUT_S, KEEPALIVE_S, LIGHTHOUSE_H
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.rate_limits import PeerLimits
 from lighthouse_protocol.rules.stall import FLOOR_S
-from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.cli import Duration, setting
 from lighthouse_runtime.net.address import check_bind, check_host, split_bind
+from lighthouse_runtime.process.files import state_folder
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
-from lighthouse_runtime.process.state_folder import state_folder
 
 ENV_PREFIX = "LIGHTHOUSE"
 # Fraction of the heartbeat timeout: leaves room for two heartbeats, or for one late heartbeat of a busy host.

@@ -50,8 +50,7 @@ from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import grpc_bind, served_host, split_bind
 from lighthouse_runtime.process.logs import recent_lines
 from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
-from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.rpc_handler import Peers
+from lighthouse_runtime.server.grpc_server import GrpcServer, Peers
 from lighthouse_runtime.server.streams import OutputGate
 from lighthouse_runtime.web.control import HttpControl, HttpGuard
 from lighthouse_runtime.web.server import Document, HttpServer, HttpSide, LeaderRedirect

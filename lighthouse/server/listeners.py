@@ -20,8 +20,8 @@ from lighthouse_protocol.rules.access import FIELD as IDENTITIES_OPTION
 from lighthouse_protocol.rules.access import Identities, Principal, Role, parse_identities
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import own_name, served_host, split_bind
-from lighthouse_runtime.security.access import ANONYMOUS, Access, CredentialAccess, FixedAccess, LoopbackAccess
-from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.process.files import WatchedFile
+from lighthouse_runtime.security.access import ANONYMOUS, Access, Audit, CredentialAccess, FixedAccess, LoopbackAccess
 from lighthouse_runtime.security.credentials import (
     CertificateFiles,
     Credentials,
@@ -32,7 +32,6 @@ from lighthouse_runtime.security.credentials import (
     time_until_expiry,
 )
 from lighthouse_runtime.security.serving import Serving, write_serving_file
-from lighthouse_runtime.security.watched_file import WatchedFile
 
 log = logging.getLogger(__name__)
 

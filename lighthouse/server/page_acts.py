@@ -13,8 +13,8 @@ from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.pb.extensions import run_pb2
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.access import changes_state
-from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.security.access import Audit
+from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.web.control import Act, Order
 
 

@@ -76,8 +76,8 @@ from lighthouse_protocol.wire.streams import (
 from lighthouse_runtime.client.clients import AsyncManagerClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.outbox import Body
-from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.server.rpc_handler import Call, Entry, FutureReply, Method, Peers, Stream
+from lighthouse_runtime.security.access import Audit
+from lighthouse_runtime.server.grpc_server import Call, Entry, FutureReply, Method, Peers, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Frames, Requests, Sender, StreamPeer
 from lighthouse_runtime.timing.pacing import Snapshots
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from lighthouse.job.incidents import LIMIT, surplus
 from lighthouse_protocol.messages.incident import Incident, from_document, to_document
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.state_folder import make_private
+from lighthouse_runtime.process.files import make_private
 
 log = logging.getLogger(__name__)
 

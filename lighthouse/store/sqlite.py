@@ -42,7 +42,7 @@ from lighthouse_protocol.limits import MAX_QUORUM_ID
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.state_folder import make_private, state_folder
+from lighthouse_runtime.process.files import make_private, state_folder
 
 log = logging.getLogger(__name__)
 

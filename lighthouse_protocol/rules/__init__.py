@@ -1,1 +1,1 @@
-"""Pure rules that several components apply: access, healing, leader search, quorum changes, rate limits and stalls."""
+"""Pure rules that several components apply: access, healing, quorum changes, rate limits and stalls."""

@@ -149,13 +149,7 @@ def _way_to_show(path: str) -> str:
 
 
 def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
-    """Raise NotPermitted if the principal may not use `path`.
-
-    Args:
-        path: Key of POLICY.
-        principal: The caller.
-        port: gRPC port of the lighthouse, for the remedy in the message.
-    """
+    """Raise NotPermitted if the principal may not use `path`. `port` is the lighthouse's gRPC port, for the remedy."""
     wanted = needed(path)
     if principal.is_allowed(wanted):
         return
@@ -189,11 +183,7 @@ _BOUND = "the lighthouse's --tls-identities file defines what a certificate is b
 def check_bounds(principal: Principal, job: str, replica_id: str = "") -> None:
     """Raise NotPermitted if the principal is bound to another job or replica group.
 
-    Args:
-        principal: The caller.
-        job: Job on which it acts.
-        replica_id: Replica group on which it acts; empty to check the job only. For actions on a whole run, use
-            check_bounds_on_run().
+    With an empty `replica_id`, check the job only. For actions on a whole run, use check_bounds_on_run().
     """
     if principal.job and principal.job != job:
         raise NotPermitted(f"{principal.name} is bound to job {principal.job}, and may not act in job {job}; {_BOUND}")
@@ -373,14 +363,9 @@ def is_same(shown: str, secret: str) -> bool:
 
 
 def prove(secret: str, *words: str | int) -> str:
-    """Return an HMAC-SHA256 that proves knowledge of `secret`.
+    """Return an HMAC-SHA256 in hexadecimal that proves knowledge of `secret`, or an empty string if it is empty.
 
-    Args:
-        secret: Key of the HMAC.
-        words: What the proof covers: its purpose (for example ADDRESS_WORD), then the request's values and nonces.
-
-    Returns:
-        64 hexadecimal characters, or an empty string if `secret` is empty.
+    `words` are what the proof covers: its purpose (for example ADDRESS_WORD), then the request's values and nonces.
     """
     if not secret:
         return ""

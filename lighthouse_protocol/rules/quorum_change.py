@@ -51,8 +51,7 @@ class NamedQuorum:
 def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
     """Return the change from `old` to `new`.
 
-    Returns:
-        None if the full list must be sent, because a list is not sorted or no member is the same in both.
+    Return None if the full list must be sent, because a list is not sorted or no member is the same in both.
     """
     before, after = old.participants, new.quorum.participants
     if not (_is_ordered(before) and _is_ordered(after)):

@@ -34,14 +34,7 @@ class RestartBudget:
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record a failed generation, and return the delay before the next one in seconds.
-
-        Args:
-            terms: Settings of the run.
-            now: Time on a monotonic clock.
-            lasted_s: How long the generation has run.
-            has_stepped: It has completed a step.
-        """
+        """Record a failed generation, which ran for `lasted_s`, and return the delay before the next one in seconds."""
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]

@@ -85,9 +85,8 @@ class Limits:
     def limit_s(self, longest_s: float, *, is_first: bool) -> float:
         """Return how many seconds a rank may stay in a phase without a mark.
 
-        Args:
-            longest_s: Longest time without a mark that was healthy in this phase, or 0 if unknown.
-            is_first: The process has not finished its first step.
+        `longest_s` is the longest time without a mark that was healthy in this phase, or 0 if unknown.
+        `is_first` means that the process has not finished its first step.
         """
         known_s = max(self.floor_s, self.factor * longest_s)
         return max(known_s, self.first_s) if is_first or longest_s == 0 else known_s
@@ -266,11 +265,7 @@ def _meeting(rank: RankView) -> tuple[Circle, Order]:
 
 
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the suspects by rule 4's second comparison: the ranks furthest behind by collective, step and phase.
-
-    Returns:
-        An empty list if no rank is behind another.
-    """
+    """Return the suspects by rule 4's second comparison: the ranks furthest behind by collective, step and phase."""
     least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
     suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
     if not suspectable:
@@ -287,21 +282,16 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
 def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
     """Return whether the rank can be a suspect (the exceptions of rule 4).
 
-    Args:
-        sample: The rank's sample.
-        least: Newest collective that all ranks have entered, or None if not all ranks are known.
+    `least` is the newest collective that all ranks have entered, or None if not all ranks are known.
     """
     inside = sample.inside
     return not sample.waits_for if inside is None else isinstance(inside, Collective) and inside.order == least
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return the ranks that are ahead of no other in the `shared` phases.
+    """Return the ranks, all of the same step, that are ahead of no other in the `shared` phases.
 
-    Args:
-        ranks: Ranks in the same step.
-        shared: Phases to compare.
-        are_behind: The ranks are known to be behind. If False, return only ranks that are behind another of `ranks`.
+    Unless they are known to be behind (`are_behind`), return only ranks that are behind another of `ranks`.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]

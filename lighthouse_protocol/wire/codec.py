@@ -57,17 +57,11 @@ def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read:
 
 
 def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
-    """Return the codec of `cls`, compiling it on first use.
+    """Return the codec of a dataclass or NamedTuple, compiling it on first use.
 
-    A class may define two methods. `fitted` returns a copy that fits into a message, and is called on write and read.
-    `check` is called on read, and raises InvalidRequest if fields contradict each other.
-
-    Args:
-        cls: A dataclass or NamedTuple.
-        schema: Its protobuf message.
-
-    Raises:
-        TypeError: The field names of `cls` and `schema` differ.
+    A class may define two methods. `fitted` returns a copy that fits into a message, and is called on write and
+    read. `check` is called on read, and raises InvalidRequest if fields contradict each other. Raises TypeError if
+    the field names of `cls` and `schema` differ.
     """
     if cls in CODECS:
         return CODECS[cls]

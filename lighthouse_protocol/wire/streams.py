@@ -42,12 +42,9 @@ class Stream(Generic[M]):
     """Codec of the messages in one direction of a stream."""
 
     def __init__(self, union: Any, schema: type[Message], advisory: Iterable[type[Any]] = ()) -> None:
-        """Compile the codec.
+        """Compile the codec of a message with one oneof, whose fields are the classes of `union`.
 
-        Args:
-            union: Union of the message classes.
-            schema: Protobuf message with one oneof, whose fields are the classes of `union`.
-            advisory: Classes whose invalid messages are read as None instead of raising InvalidRequest.
+        Invalid messages of the `advisory` classes are read as None instead of raising InvalidRequest.
         """
         [oneof] = schema.DESCRIPTOR.oneofs
         self.schema = schema
@@ -111,14 +108,7 @@ SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2
 
 
 def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
-    """Serialise the part of a JoinAccepted that all sessions share. A long part is compressed.
-
-    Args:
-        quorum: The new quorum.
-        stands: It is a standing quorum.
-        created_at: Unix time in seconds.
-        secret: Secret of the quorum's members.
-    """
+    """Serialise the part of a JoinAccepted that all sessions share. A long part is compressed."""
     native = documented.quorum_to_native(quorum, created_at).quorum
     accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands, secret=secret)
     return _deflate(lighthouse_pb2.SessionResponse(join_accepted=accepted))

@@ -1,18 +1,17 @@
 """Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
 
 Every method takes `timeout_s` and raises an exception from lighthouse_protocol/refusals.py. A client belongs to one job
-and one run, which it sends as metadata. Opening the first stream imports client/stream_kinds.py.
+and one run, which it sends as metadata. Opening the first stream imports client/streams.py.
 """
 
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, TypeVar
 
-from lighthouse_protocol.coordinator import Coordinator, parse_coordinator
+from lighthouse_protocol.coordinator import Coordinator, LeaderSearch, parse_coordinator
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, NotLeader, Unreachable, WrongProtocol
 from lighthouse_protocol.rules.access import Role
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.connection import AsyncClient, Method, SyncClient, metadata_of
 from lighthouse_runtime.client.rpcs import Rpc
@@ -20,7 +19,7 @@ from lighthouse_runtime.security.client_tls import files_from
 
 if TYPE_CHECKING:
     from lighthouse_protocol.messages.session import WatchHello
-    from lighthouse_runtime.client.stream_kinds import (
+    from lighthouse_runtime.client.streams import (
         AsyncRankStream,
         HostStream,
         RankStream,
@@ -111,7 +110,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
 
     def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
         """Open a rank's stream. The first message sent must be a RankHello."""
-        from lighthouse_runtime.client.stream_kinds import RANK
+        from lighthouse_runtime.client.streams import RANK
 
         stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
         stream.on_failure(self._stream_failed)
@@ -163,19 +162,19 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
 
     def session(self, *, wait_for_ready: bool = False) -> "Session":
         """Open a manager's session. The first message sent must be a Hello."""
-        from lighthouse_runtime.client.stream_kinds import SESSION
+        from lighthouse_runtime.client.streams import SESSION
 
         return self.open(SESSION, wait_for_ready)
 
     def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
         """Open a rank's stream. The first message sent must be a RankHello."""
-        from lighthouse_runtime.client.stream_kinds import RANK
+        from lighthouse_runtime.client.streams import RANK
 
         return self.open(RANK, wait_for_ready)
 
     def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
         """Open a supervisor's stream. The first message sent must be a SupervisorHello."""
-        from lighthouse_runtime.client.stream_kinds import SUPERVISE
+        from lighthouse_runtime.client.streams import SUPERVISE
 
         return self.open(SUPERVISE, wait_for_ready)
 
@@ -230,7 +229,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
 
         If the watch closes without a Leaving message, the manager counts the rank as lost.
         """
-        from lighthouse_runtime.client.stream_kinds import WATCH
+        from lighthouse_runtime.client.streams import WATCH
 
         watch = self.open(WATCH, wait_for_ready)
         watch.send(request)
@@ -245,6 +244,6 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
 
     def host(self) -> "HostStream":
         """Open the stream of the supervisor on another host of the group. The first message must be a HostHello."""
-        from lighthouse_runtime.client.stream_kinds import NODE
+        from lighthouse_runtime.client.streams import NODE
 
         return self.open(NODE)

@@ -1,7 +1,8 @@
-"""Base classes of the typed clients: channel, metadata, and execution of RPCs. No torch.
+"""Base classes of the typed clients: channel, metadata, execution of RPCs, and gRPC's errors as LighthouseErrors.
 
-A client connects on its first call. If the server is down, a call with `wait_for_ready` waits up to its timeout and
-then raises Unreachable. With a join string, the first call also fetches the CA certificate, once per process.
+No torch. A client connects on its first call. If the server is down, a call with `wait_for_ready` waits up to its
+timeout and then raises Unreachable. With a join string, the first call also fetches the CA certificate, once per
+process.
 """
 
 import asyncio
@@ -11,28 +12,55 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, overload
 
 import grpc
+import grpc.aio
 
-from lighthouse_protocol.coordinator import NO_FILES, Coordinator
+from lighthouse_protocol.coordinator import NO_FILES, Coordinator, token_command
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import (
     DEFAULT_JOB,
     DEFAULT_RUN,
     JOB_METADATA_KEY,
+    LEADER_METADATA_KEY,
+    MAX_REQUEST_BYTES,
+    MAX_RESPONSE_BYTES,
+    REFUSAL_METADATA_KEY,
     RUN_METADATA_KEY,
     TOKEN_METADATA_KEY,
     TOKEN_SCHEME,
+    cut_reason,
 )
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable, WrongProtocol
+from lighthouse_protocol.refusals import (
+    DeadlinePassed,
+    LighthouseError,
+    NotLeader,
+    NotServed,
+    Unreachable,
+    Untrusted,
+    WrongProtocol,
+    WrongState,
+)
 from lighthouse_protocol.rules.access import Role
+from lighthouse_protocol.wire.codec import error_of
 from lighthouse_runtime.client import rpcs
-from lighthouse_runtime.client.channel import async_channel, refusal, sync_channel
 from lighthouse_runtime.client.rpcs import Rpc
-from lighthouse_runtime.client.streams import AsyncStream, StreamKind, SyncStream
-from lighthouse_runtime.security.client_tls import fetch_tls, known_tls, stamp_of_files
+from lighthouse_runtime.security.client_tls import (
+    ClientTls,
+    bad_certificate_message,
+    fetch_tls,
+    http_port_message,
+    known_tls,
+    no_tls_message,
+    port_of,
+    refused_client_message,
+    stamp_of_files,
+)
 from lighthouse_runtime.security.serving import Locator, with_local_credentials
+
+if TYPE_CHECKING:
+    from lighthouse_runtime.client.streams import AsyncStream, StreamKind, SyncStream
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -66,17 +94,144 @@ def _start(channel: Any, rpc: Rpc[Any], metadata: Metadata) -> Any:
     return method(rpc.request, timeout=rpc.timeout_s, metadata=metadata, wait_for_ready=rpc.wait_for_ready)
 
 
+# Forks. A forked child of a process that has used gRPC must not use it, and gets an error if it tries.
+#
+# The child lacks gRPC's threads, so its calls would wait forever, past their deadlines. gRPC's fork support restarts
+# the threads, but if a thread of the parent was in a call at that moment (nearly always, with an open stream), the
+# child sometimes aborts and the parent's stream may break. So our processes disable it (GRPC_ENABLE_FORK_SUPPORT=0),
+# and creating a channel in a child raises an error. With 1, as gRPC's documentation advises, a fork waits until gRPC
+# is idle, and the child may use it.
+
+VARIABLE = "GRPC_ENABLE_FORK_SUPPORT"
+_TRUE = ("1", "true", "yes")  # as gRPC reads it
+
+_is_used = False
+
+
+def mark_grpc_used() -> None:
+    """Record that this process uses gRPC. Children forked later cannot use it."""
+    global _is_used
+    _is_used = True
+
+
+def _refuse(*_: object, **__: object) -> NoReturn:
+    raise WrongState(
+        f"process {os.getpid()} was forked from one that uses gRPC, and a call of its own would never end: start it "
+        f"with multiprocessing's spawn or forkserver, or set {VARIABLE}=1 before the parent starts (a fork may then "
+        "take 5 s); lighthouse-manager run --observe off leaves a script without an Agent alone"
+    )
+
+
+def _after_fork() -> None:
+    if _is_used and os.environ.get(VARIABLE, "").lower() not in _TRUE:
+        for module in (grpc, grpc.aio):
+            for make_channel in ("insecure_channel", "secure_channel"):
+                setattr(module, make_channel, _refuse)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+# Never lower grpc.min_reconnect_backoff_ms: it is also the connect timeout, and a thousand clients that join at once
+# would live-lock. Proxies of the environment are ignored within a training job.
+_OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.http2.bdp_probe", 0),  # as in server/grpc_server.py
+    ("grpc.http2.lookahead_bytes", 2**20),  # replaces the probe; a list of 10,000 groups has this size
+]
+
+# grpc.aio's details, in place of the server's, if the server closes a stream while the client writes.
+_BROKEN_WHILE_WRITING = "Internal error from Core"
+
+
+def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
+    """Open a channel to the coordinator's first address. Raise WrongState in a fork of a process that uses gRPC."""
+    mark_grpc_used()
+    if tls is None:
+        return grpc.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
+    return grpc.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
+
+
+def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.Channel:
+    """Open a channel for asyncio. Otherwise the same as sync_channel()."""
+    mark_grpc_used()
+    if tls is None:
+        return grpc.aio.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
+    return grpc.aio.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
+
+
+def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(tls.roots, tls.key, tls.cert)
+
+
+def _options(tls: ClientTls) -> list[tuple[str, int | str]]:
+    return [*_OPTIONS, ("grpc.ssl_target_name_override", tls.name)] if tls.name else _OPTIONS
+
+
+def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
+    """Convert the gRPC error of a failed call or stream to or from `address`.
+
+    `asked` is the server with its TLS settings, which explain a failed handshake.
+    """
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
+    status, details = error.code(), error.details() or ""
+    metadata = {key: value for key, value in error.trailing_metadata() or () if isinstance(value, str)}
+    if metadata.get(REFUSAL_METADATA_KEY) == NotLeader.__name__:
+        return NotLeader(f"{address}: {cut_reason(details)}", leader=metadata.get(LEADER_METADATA_KEY, ""))
+    if REFUSAL_METADATA_KEY in metadata:
+        return error_of(status, details)
+    if status is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlinePassed(f"{address} did not answer within {timeout_s:g} s")
+    if status is grpc.StatusCode.INTERNAL and details == _BROKEN_WHILE_WRITING:
+        return Unreachable(f"{address} closed the stream during a write")
+    if status in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):  # a stopping server cancels calls
+        return _unreachable(address, details, asked)
+    if status is grpc.StatusCode.UNIMPLEMENTED:
+        return NotServed(
+            f"{address} speaks gRPC but does not know this call: a manager's port instead of a lighthouse's (or the "
+            "reverse), or another version; fix the address, or install the same version everywhere"
+        )
+    return error_of(status, details)
+
+
+def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unreachable:
+    """Return an exception that explains why gRPC could not connect. `details` is gRPC's message."""
+    if "http1.x server" in details or "missing selected ALPN" in details:
+        return WrongProtocol(http_port_message(address))
+    if "Failed parsing HTTP/2" in details:
+        return WrongProtocol(f"{address} is unreachable: the service at this port does not speak gRPC")
+    if "Connection refused" in details:
+        return Unreachable(f"{address} is unreachable: connection refused; is it running at this address?")
+    if "errors resolving" in details or "DNS resolution failed" in details:
+        return Unreachable(f"{address} is unreachable: this host cannot resolve the name; fix the name or the DNS")
+    if "CERTIFICATE_VERIFY_FAILED" in details or "Hostname Verification" in details:
+        ca_file = "" if asked is None or asked.ca_pin else asked.files.ca
+        return Untrusted(bad_certificate_message(address, details.rpartition("CERTIFICATE_VERIFY_FAILED:")[2], ca_file))
+    if "WRONG_VERSION_NUMBER" in details:
+        return WrongProtocol(no_tls_message(address))
+    if details.startswith("failed to connect") and "Socket closed" in details and asked is not None and asked.has_tls:
+        return Unreachable(refused_client_message(address, asked.files))
+    if details.startswith("failed to connect") and "Socket closed" in details:
+        command = token_command(port_of(address), "join")
+        return Unreachable(
+            f"{address} is unreachable: it closes connections at once, as a lighthouse with TLS does to clients "
+            f"without TLS; pass its join string, which {command} prints on its host, or --tls-ca for your own PKI"
+        )
+    return Unreachable(f"{address} is unreachable: {details}")
+
+
 class SyncClient:
-    """Base class of synchronous clients. A forked child does not reuse its parent's channel (client/channel.py)."""
+    """Base class of synchronous clients. A forked child does not reuse its parent's channel (see above)."""
 
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
         """Set the server, without connecting.
 
-        Args:
-            coordinator: The server.
-            metadata: Metadata of every call.
-            role: Role of the token to read from this user's files, if `coordinator` is a loopback without a token.
-                None to read none.
+        If `coordinator` is a loopback without a token and `role` is given, read this user's files for a token
+        of that role.
         """
         self.address = str(coordinator)
         self._role = role
@@ -113,13 +268,10 @@ class SyncClient:
                 self.address = str(address)
 
     def connect(self, timeout_s: float) -> None:
-        """Wait until the server answers a health check.
+        """Wait until the server answers a health check. Raise Unreachable if it does not answer in time.
 
         A call is used because watching the channel's state (channel_ready_future) makes forked children crash.
-
-        Raises:
-            Unreachable: The server did not answer in time.
-            WrongProtocol: Another program answers at this address. This is raised without waiting.
+        WrongProtocol is raised without waiting.
         """
         try:
             self.invoke(rpcs.health(timeout_s=timeout_s))
@@ -169,13 +321,15 @@ class SyncClient:
     def _map_error(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
         return refusal(error, address, timeout_s, self._coordinator)
 
-    def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> SyncStream[Sent, Received]:
+    def open(self, kind: "StreamKind[Sent, Received]", wait_for_ready: bool = False) -> "SyncStream[Sent, Received]":
         """Open a stream. Blocks while the CA certificate is fetched. Reading from the stream raises any error."""
 
         def opened(messages: Iterator[bytes]) -> Any:
             channel = self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready)
             open_ = channel.stream_stream(kind.path)
             return open_(messages, metadata=self._metadata, wait_for_ready=wait_for_ready)
+
+        from lighthouse_runtime.client.streams import SyncStream
 
         return SyncStream(opened, self.address, kind, self._map_error)
 
@@ -235,12 +389,14 @@ class AsyncClient:
     def _map_error(self, error: grpc.RpcError, address: str, timeout_s: float) -> LighthouseError:
         return refusal(error, address, timeout_s, self._coordinator)
 
-    def open(self, kind: StreamKind[Sent, Received], wait_for_ready: bool = False) -> AsyncStream[Sent, Received]:
+    def open(self, kind: "StreamKind[Sent, Received]", wait_for_ready: bool = False) -> "AsyncStream[Sent, Received]":
         def call(channel: grpc.aio.Channel) -> "grpc.aio.StreamStreamCall[Any, Any]":
             return channel.stream_stream(kind.path)(metadata=self._metadata, wait_for_ready=wait_for_ready)
 
         async def opened() -> "grpc.aio.StreamStreamCall[Any, Any]":
             return call(await self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready))
+
+        from lighthouse_runtime.client.streams import AsyncStream
 
         opening = opened() if self._channel is None else call(self._channel)
         return AsyncStream(opening, self.address, kind, self._map_error)

@@ -3,6 +3,8 @@
 Iterating over a stream yields the messages of the server. The iteration stops if the server closes the stream normally,
 and otherwise raises a LighthouseError. There are no pings: a session is alive if its heartbeats are answered, and a
 watch while its connection is open.
+
+Most commands open no stream and importing this module is slow, so the clients import it when they open one.
 """
 
 import asyncio
@@ -13,20 +15,20 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
 from lighthouse_protocol.limits import MAX_REQUEST_BYTES
+from lighthouse_protocol.messages.hosts import FromHost, ToHost
+from lighthouse_protocol.messages.run import FromRunRank, FromSupervisor, ToRunRank, ToSupervisor
+from lighthouse_protocol.messages.session import FromRank, ToLighthouse, ToManager, ToRank
 from lighthouse_protocol.refusals import InternalError, LighthouseError, LimitReached, Unreachable
-from lighthouse_runtime.client.channel import refusal
+from lighthouse_protocol.wire import streams
+from lighthouse_runtime.client.rpcs import LIGHTHOUSE, MANAGER
 from lighthouse_runtime.net.outbox import Outbox
-
-if TYPE_CHECKING:
-    from lighthouse_protocol.wire.streams import Stream
-
 
 M = TypeVar("M")
 S = TypeVar("S")
@@ -40,8 +42,8 @@ ErrorMapper = Callable[[grpc.RpcError, str, float], LighthouseError]
 @dataclass(frozen=True, slots=True)
 class StreamKind(Generic[S, M]):
     path: str
-    requests: "Stream[S]"
-    responses: "Stream[M]"
+    requests: streams.Stream[S]
+    responses: streams.Stream[M]
 
     def write(self, message: S) -> bytes:
         return self.requests.write(message).SerializeToString()
@@ -64,15 +66,12 @@ class AsyncStream(Generic[S, M]):
         call: "grpc.aio.StreamStreamCall[Any, Any] | Coroutine[Any, Any, grpc.aio.StreamStreamCall[Any, Any]]",
         address: str,
         kind: StreamKind[S, M],
-        map_error: ErrorMapper = refusal,
+        map_error: ErrorMapper,
     ) -> None:
         """Start the task that writes queued messages.
 
-        Args:
-            call: Open gRPC call, or a coroutine that opens it. The reader gets a LighthouseError that it raises.
-            address: Address of the server, for errors.
-            kind: Message types.
-            map_error: Converts the gRPC error of a failed stream.
+        `call` is an open gRPC call, or a coroutine that opens it; the reader gets a LighthouseError that it
+        raises.
         """
         self._map_error = map_error
         self.address = address
@@ -187,7 +186,7 @@ class AsyncStream(Generic[S, M]):
 class SyncStream(Generic[S, M]):
     """A blocking stream: an iterator for a single reader, and a context manager. Any thread may send or cancel.
 
-    Forking the process does not affect it. See client/channel.py for the use of gRPC in a forked child.
+    Forking the process does not affect it. See client/connection.py for the use of gRPC in a forked child.
     """
 
     def __init__(
@@ -195,7 +194,7 @@ class SyncStream(Generic[S, M]):
         open_: Callable[[Iterator[bytes]], Any],
         address: str,
         kind: StreamKind[S, M],
-        map_error: ErrorMapper = refusal,
+        map_error: ErrorMapper,
     ) -> None:
         """Open the stream.
 
@@ -303,3 +302,17 @@ class SyncStream(Generic[S, M]):
                 raise error from None
             if (message := self._kind.read(body)) is not None:
                 return message
+
+
+SESSION = StreamKind(LIGHTHOUSE + "Session", streams.SESSION_REQUESTS, streams.SESSION_RESPONSES)
+RANK = StreamKind(LIGHTHOUSE + "Rank", streams.RANK_REQUESTS, streams.RANK_RESPONSES)
+SUPERVISE = StreamKind(LIGHTHOUSE + "Supervise", streams.SUPERVISOR_REQUESTS, streams.SUPERVISOR_RESPONSES)
+WATCH = StreamKind(MANAGER + "Watch", streams.WATCH_REQUESTS, streams.WATCH_RESPONSES)
+NODE = StreamKind(MANAGER + "Node", streams.NODE_REQUESTS, streams.NODE_RESPONSES)
+
+Session = AsyncStream[ToLighthouse, ToManager]
+AsyncRankStream = AsyncStream[FromRunRank, ToRunRank]
+SupervisorStream = AsyncStream[FromSupervisor, ToSupervisor]
+HostStream = AsyncStream[FromHost, ToHost]
+Watch = SyncStream[FromRank, ToRank]
+RankStream = SyncStream[FromRunRank, ToRunRank]

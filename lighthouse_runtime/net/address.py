@@ -100,9 +100,8 @@ def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = F
 def listening_host(advertised: str) -> str:
     """Return the address to listen on so that the server can be reached at `advertised` only.
 
-    Returns:
-        The address, or an empty string (listen on all) if `advertised` is not a single address of this host. It may
-        be a name that resolves to a loopback here, or an address outside of a NAT.
+    Return an empty string (listen on all) if `advertised` is not a single address of this host. It may be a name
+    that resolves to a loopback here, or an address outside of a NAT.
     """
     address = Address(advertised, None)
     if address.is_loopback:

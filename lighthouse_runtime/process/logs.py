@@ -34,12 +34,8 @@ def set_up_logging(
 ) -> None:
     """Set up logging, replacing earlier settings.
 
-    Args:
-        level: One of LEVELS.
-        form: One of FORMATS.
-        job: Field to add to every JSON line, unless empty.
-        replica_group: Field to add to every JSON line, unless empty.
-        secrets: Further texts that without_credentials() removes. Empty texts are ignored.
+    `job` and `replica_group` become fields of every JSON line, unless empty. without_credentials() also removes the
+    `secrets`.
     """
     _secrets[:] = filter(None, secrets)
     handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]

@@ -79,12 +79,7 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 
 
 def announce(descriptor: int | None, text: object) -> None:
-    """Report to the parent process that this one is ready, by writing `text` to a pipe.
-
-    Args:
-        descriptor: File descriptor that the parent passed, or None to do nothing.
-        text: One line for the parent.
-    """
+    """Report to the parent process that this one is ready, by a line to its pipe. Do nothing if it passed none."""
     if descriptor is not None:
         with open(descriptor, "w") as pipe:
             pipe.write(f"{text}\n")
@@ -122,9 +117,7 @@ class ServiceManager:
     def __init__(self, timers: Timers, state: Callable[[], str] = str) -> None:
         """Read the socket and the watchdog's timeout from the environment.
 
-        Args:
-            timers: Timers of the event loop.
-            state: Returns the line that `systemctl status` shows. Called at least every STATUS_EVERY_S.
+        `state` returns the line that `systemctl status` shows. It is called at least every STATUS_EVERY_S.
         """
         self._timers = timers
         self._state = state

@@ -1,19 +1,29 @@
-"""Identification of callers. lighthouse_protocol/rules/access.py defines what each caller may do."""
+"""Identification of callers, and the audit log of operators' actions and of refused attempts.
 
+lighthouse_protocol/rules/access.py defines what each caller may do. Anyone can cause refusals, so they are logged at a
+limited rate and to a separate file, where they cannot displace the records of actions.
+"""
+
+import json
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Protocol
+from pathlib import Path
 from urllib.parse import unquote
 
 from lighthouse_protocol.identity import Address, parse_address
-from lighthouse_protocol.limits import LIGHTHOUSE_PORT, TOKEN_METADATA_KEY, TOKEN_SCHEME
+from lighthouse_protocol.limits import LIGHTHOUSE_PORT, TOKEN_METADATA_KEY, TOKEN_SCHEME, cut_reason
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules import access
 from lighthouse_protocol.rules.access import Identities, Principal, Role
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import is_own_address
-from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.process.files import WatchedFile
 from lighthouse_runtime.security.credentials import TokenFile
-from lighthouse_runtime.security.watched_file import WatchedFile
 
 PROXIED = "a proxy"
 LOCAL = Principal("local", frozenset({Role.OPERATE}))
@@ -41,24 +51,118 @@ class Caller:
         return is_local(self.peer)
 
 
-class Access(Protocol):
+log = logging.getLogger(__name__)
+
+MAX_FILE_BYTES = 8 * 1024 * 1024
+GENERATIONS = 4
+REFUSALS_PER_S = 2.0
+REFUSALS_AT_ONCE = 50.0
+
+
+class Audit:
+    """Writes audit records as JSON lines."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Set the file for actions, or None to write to the normal log only.
+
+        Refusals are written to a file next to it, for example `audit.refused.jsonl` for `audit.jsonl`. Only
+        this user can read the files. They are rotated to `<path>.1` ... `<path>.GENERATIONS`.
+        """
+        self._path = path
+        self._has_failed = False
+        self._left_out = 0
+        self._allowance = REFUSALS_AT_ONCE
+        self._refilled_at = time.monotonic()
+
+    def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
+        """Record an action and its result."""
+        self._write(self._path, principal, peer, what, target, result)
+
+    def refuse(self, principal: Principal, peer: str, what: str, reason: str, target: str = "") -> None:
+        now = time.monotonic()
+        self._allowance = min(REFUSALS_AT_ONCE, self._allowance + (now - self._refilled_at) * REFUSALS_PER_S)
+        self._refilled_at = now
+        if self._allowance < 1:
+            self._left_out += 1
+            return
+        self._allowance -= 1
+        more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
+        self._left_out = 0
+        path = None if self._path is None else self._path.with_suffix(".refused" + self._path.suffix)
+        self._write(path, principal, peer, what, target, f"refused: {reason}{more}")
+
+    def _write(self, path: Path | None, principal: Principal, peer: str, what: str, target: str, result: str) -> None:
+        target, result = cut_reason(target), cut_reason(result)
+        roles = "+".join(sorted(principal.roles)) or "none"
+        act = f"{what} {target}".strip()
+        log.info(
+            "audit: %s by %s (role %s) at %s: %s",
+            act,
+            principal.name,
+            roles,
+            peer,
+            result,
+            extra=event(
+                "audit", what=what, target=target, credential=principal.name, role=roles, peer=peer, result=result
+            ),
+        )
+        if path is None:
+            return
+        entry = {
+            "time": round(time.time(), 3),
+            "role": roles,
+            "credential": principal.name,
+            "peer": peer,
+            "what": what,
+            "target": target,
+            "result": result,
+        }
+        try:
+            _append(path, (json.dumps(entry, ensure_ascii=False) + "\n").encode(errors="backslashreplace"))
+        except OSError as e:
+            if not self._has_failed:
+                log.error(
+                    "cannot write the audit log to %s: %s; audit records go to this log only",
+                    path,
+                    e,
+                    extra=event("audit_not_written"),
+                )
+            self._has_failed = True
+        else:
+            self._has_failed = False
+
+
+def _append(path: Path, line: bytes) -> None:
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        if os.fstat(descriptor).st_size > MAX_FILE_BYTES:
+            older = [path, *(path.with_name(f"{path.name}.{number}") for number in range(1, GENERATIONS + 1))]
+            for target, source in zip(reversed(older[1:]), reversed(older[:-1]), strict=True):
+                with suppress(FileNotFoundError):
+                    os.replace(source, target)
+            os.close(descriptor)
+            descriptor = os.open(path, flags, 0o600)
+        os.write(descriptor, line)
+    finally:
+        os.close(descriptor)
+
+
+class Access(ABC):
     """Identifies the callers of one server."""
 
+    port = LIGHTHOUSE_PORT  # the lighthouse's gRPC port, for error messages
+
+    def __init__(self, audit: Audit | None = None) -> None:
+        self.audit = audit or Audit(None)
+
+    @abstractmethod
     def principal(self, caller: Caller) -> Principal:
         """Identify the caller. Raise NotPermitted for an invalid credential."""
-        ...
 
     def has_good_token(self, caller: Caller) -> bool:
         """Return whether the caller has a valid token. Always False if the server does not use tokens."""
-        ...
-
-    @property
-    def audit(self) -> Audit: ...
-
-    @property
-    def port(self) -> int:
-        """The lighthouse's gRPC port, for use in error messages."""
-        ...
+        return False
 
 
 def admit(to: Access, path: str, caller: Caller) -> Principal:
@@ -77,48 +181,30 @@ def admit(to: Access, path: str, caller: Caller) -> Principal:
     return principal
 
 
-class LoopbackAccess:
+class LoopbackAccess(Access):
     """Access to a server on a loopback address: every caller may do everything.
 
     The exception is an HTTP proxy on this host: it may forward requests from other hosts, so its requests count as
     remote.
     """
 
-    port = LIGHTHOUSE_PORT
-
-    def __init__(self, audit: Audit | None = None) -> None:
-        self.audit = audit or Audit(None)
-
     def principal(self, caller: Caller) -> Principal:
         return REMOTE if caller.peer == PROXIED else LOCAL
 
-    def has_good_token(self, caller: Caller) -> bool:
-        return False
 
-
-class LocalOperatorAccess:
+class LocalOperatorAccess(Access):
     """Access without credentials: callers on this host may do everything, others may only train and view."""
-
-    port = LIGHTHOUSE_PORT
-
-    def __init__(self, audit: Audit | None = None) -> None:
-        self.audit = audit or Audit(None)
 
     def principal(self, caller: Caller) -> Principal:
         return LOCAL if caller.is_local else REMOTE
 
-    def has_good_token(self, caller: Caller) -> bool:
-        return False
 
-
-class CredentialAccess:
+class CredentialAccess(Access):
     """Access by credentials, for a server that other hosts can reach.
 
     The token determines the caller's role. Without a token, the certificate does (`identities`). A caller with neither
     is `anonymous`.
     """
-
-    port = LIGHTHOUSE_PORT
 
     def __init__(
         self,
@@ -127,7 +213,7 @@ class CredentialAccess:
         identities: WatchedFile[Identities] | None = None,
         anonymous: Principal = access.NOBODY,
     ) -> None:
-        self.audit = audit
+        super().__init__(audit)
         self._tokens = tokens
         self._identities = identities
         self._anonymous = anonymous
@@ -145,20 +231,15 @@ class CredentialAccess:
             return False
 
 
-class FixedAccess:
+class FixedAccess(Access):
     """Access for a port whose clients cannot send a token: every caller is `principal`."""
 
-    port = LIGHTHOUSE_PORT
-
     def __init__(self, principal: Principal, audit: Audit | None = None) -> None:
-        self.audit = audit or Audit(None)
+        super().__init__(audit)
         self._principal = principal
 
     def principal(self, caller: Caller) -> Principal:
         return self._principal
-
-    def has_good_token(self, caller: Caller) -> bool:
-        return False
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:
@@ -167,11 +248,7 @@ def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str
 
 
 def is_local(peer: str) -> bool:
-    """Return whether `peer` is on this host: a loopback, one of this host's addresses, or a UNIX socket.
-
-    Args:
-        peer: Address in gRPC's form.
-    """
+    """Return whether `peer`, in gRPC's form, is a loopback, one of this host's addresses, or a UNIX socket."""
     if peer.startswith("unix:"):
         return True
     address = address_of(peer)

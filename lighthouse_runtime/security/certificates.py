@@ -2,14 +2,13 @@
 
 import datetime
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from lighthouse_protocol.identity import Address
-from lighthouse_runtime.security.pinned import SERVER_NAME
 
 CA_LASTS = datetime.timedelta(days=20 * 365)
 SERVER_LASTS = datetime.timedelta(days=90)
@@ -40,26 +39,18 @@ def make_ca() -> tuple[bytes, bytes]:
     return _key_pem(key), _pem(builder.sign(key, hashes.SHA256()))
 
 
-def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Iterable[str]) -> tuple[bytes, bytes]:
-    """Create a server certificate that is signed by a CA.
+def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Sequence[str]) -> tuple[bytes, bytes]:
+    """Create a server certificate that is signed by a CA. Raise ValueError if the CA's key or certificate is malformed.
 
-    Args:
-        ca_pem: Certificate of the CA.
-        ca_key_pem: Private key of the CA.
-        names: DNS names and IP addresses of the server.
-
-    Returns:
-        (private key, certificate followed by the CA's) as PEM.
-
-    Raises:
-        ValueError: The CA's key or certificate is malformed.
+    Return (private key, certificate followed by the CA's) as PEM. The first of `names` is also the subject's common
+    name.
     """
     ca = x509.load_pem_x509_certificate(ca_pem)
     ca_key = serialization.load_pem_private_key(ca_key_pem, None)
     if not isinstance(ca_key, ec.EllipticCurvePrivateKey):
         raise ValueError("ca.key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, SERVER_NAME)])
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
     builder = (
         _builder(subject, ca.subject, key.public_key(), SERVER_LASTS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)

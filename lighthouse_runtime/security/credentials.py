@@ -29,9 +29,8 @@ from lighthouse_protocol.limits import LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Principal, Role
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.state_folder import make_private, write_private
-from lighthouse_runtime.security.pinned import SERVER_NAME
-from lighthouse_runtime.security.watched_file import WatchedFile, file_stamp
+from lighthouse_runtime.process.files import WatchedFile, file_stamp, make_private, write_private
+from lighthouse_runtime.security.client_tls import SERVER_NAME
 
 log = logging.getLogger(__name__)
 
@@ -89,15 +88,7 @@ class Tokens:
         return tuple(token for tokens in self.by_role.values() for token in tokens)
 
     def principal(self, shown: str, port: int = LIGHTHOUSE_PORT) -> Principal:
-        """Return the principal of a token. Comparisons take constant time.
-
-        Args:
-            shown: Token that a caller sent.
-            port: gRPC port of the lighthouse, for the error message.
-
-        Raises:
-            NotPermitted: The token is not valid.
-        """
+        """Return the principal of a token. Comparisons take constant time. Raise NotPermitted if it is not valid."""
         matching = [
             (role, token)
             for role, tokens in self.by_role.items()
@@ -115,11 +106,7 @@ class Tokens:
 
 
 class TokenFile(WatchedFile[Tokens]):
-    """The tokens in a folder, read again when the file changes.
-
-    Raises:
-        InvalidRequest: The file is missing or malformed when the object is created.
-    """
+    """The tokens in a folder, read again when the file changes. Raises InvalidRequest if invalid at first."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder / FILE, lambda: Tokens.read(folder))
@@ -160,14 +147,9 @@ class Credentials:
 
 
 def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
-    """Load the credentials in `folder`, or create them if it contains none.
+    """Load the credentials in `folder`, or create them if it contains none. Raise InvalidRequest if it is unusable.
 
-    Args:
-        folder: Folder of the credentials.
-        names: DNS names and addresses of this host for the server certificate, in addition to SERVER_NAME.
-
-    Raises:
-        InvalidRequest: The folder is unusable.
+    `names` are DNS names and addresses of this host for the server certificate, in addition to SERVER_NAME.
     """
     try:
         is_new = not (folder / "ca.pem").exists()
@@ -187,11 +169,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """Load or create only the tokens, for a lighthouse with certificates of another PKI.
-
-    Raises:
-        InvalidRequest: The folder is unusable.
-    """
+    """Load or create only the tokens, for a lighthouse with certificates of another PKI. Raises InvalidRequest."""
     try:
         is_new = not (folder / FILE).exists()
         if is_new:
@@ -217,11 +195,9 @@ def _warn_of_readers(folder: Path) -> None:
 
 
 def _make_tokens(folder: Path) -> None:
-    """Create the folder and the tokens unless they exist.
+    """Create the folder and the tokens unless they exist. Raises OSError.
 
-    Raises:
-        OSError: The folder or the file cannot be created.
-        InvalidRequest: The folder contains other files, or other users can read it.
+    Raise InvalidRequest if the folder contains other files, or other users can read it.
     """
     make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -233,15 +209,10 @@ def _make_tokens(folder: Path) -> None:
 
 
 def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
-    """Renew the server certificate if it is missing or expires soon.
+    """Renew the server certificate if it is missing or expires soon. Return whether it was renewed.
 
-    Without the CA's key, an existing certificate stays, even if it expires soon.
-
-    Returns:
-        True if the certificate was renewed.
-
-    Raises:
-        OSError, ValueError: The renewal failed.
+    Without the CA's key, an existing certificate stays, even if it expires soon. Raise OSError or ValueError if the
+    renewal fails.
     """
     has_key = (credentials.folder / "ca.key").exists()
     if credentials.certificate.exists() and (
@@ -263,11 +234,7 @@ def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
 
 
 def pin_of(pem: bytes) -> str:
-    """Return the pin of a PEM certificate: the SHA-256 of its DER form, in hexadecimal.
-
-    Raises:
-        ValueError: `pem` is not a certificate.
-    """
+    """Return the SHA-256 of a PEM certificate in DER form, in hexadecimal. Raise ValueError for other content."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 
@@ -286,16 +253,11 @@ class CertificateFiles:
     """
 
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
-        """Read the files.
+        """Read the files. Raise OSError or ValueError if one is unusable.
 
-        Args:
-            certificate: Certificate of the server.
-            key: Its private key.
-            client_ca: CAs that sign client certificates. With None, no client needs a certificate. Otherwise gRPC
-                clients must have one, while HTTP clients may have one, since probes and browsers have none.
-
-        Raises:
-            OSError, ValueError: A file is unusable. ssl.SSLError is an OSError.
+        `client_ca` are the CAs that sign client certificates. With None, no client needs a certificate.
+        Otherwise gRPC clients must have one, while HTTP clients may have one, since probes and browsers have
+        none.
         """
         self._certificate = certificate
         self._key = key
@@ -347,11 +309,7 @@ class CertificateFiles:
             return self._grpc
 
     def _read(self) -> tuple[ssl.SSLContext, grpc.ServerCertificateConfiguration]:
-        """Read the files and check that the key matches, since gRPC itself would report a mismatch only to clients.
-
-        Raises:
-            OSError, ValueError: A file is unusable.
-        """
+        """Read the files and check that the key matches, since gRPC itself would report a mismatch only to clients."""
         context = self._context()
         roots = None if self._client_ca is None else self._client_ca.read_bytes()
         pair = (self._key.read_bytes(), self._certificate.read_bytes())
@@ -388,12 +346,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def time_until_expiry(certificate: Path) -> datetime.timedelta:
-    """Return how long a certificate file remains valid, negative if it has expired.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file does not contain a certificate.
-    """
+    """Return how long a certificate file remains valid, negative if it has expired. Raises OSError or ValueError."""
     from lighthouse_runtime.security import certificates
 
     return certificates.expires_at(certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)

@@ -16,9 +16,9 @@ from lighthouse_protocol.coordinator import Coordinator
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import InvalidRequest, Unreachable
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.process.state_folder import make_private, state_folder, write_private
+from lighthouse_runtime.process.files import file_stamp, make_private, state_folder, write_private
+from lighthouse_runtime.security.client_tls import RETRY_S
 from lighthouse_runtime.security.credentials import Tokens
-from lighthouse_runtime.security.pinned import RETRY_S
 
 _OPTION = "--credentials"
 _FILE = re.compile(r"serving-(\d{1,5})\.json")
@@ -37,12 +37,7 @@ class Serving:
 
 
 def write_serving_file(port: int, serving: Serving | None) -> None:
-    """Write the serving file of a port, or remove it if `serving` is None.
-
-    Raises:
-        OSError: The file cannot be written.
-        InvalidRequest: The user has no home directory.
-    """
+    """Write the serving file of a port, or remove it if `serving` is None. Raises OSError or InvalidRequest."""
     path = _path(port)
     if serving is None:
         path.unlink(missing_ok=True)
@@ -111,9 +106,14 @@ class Locator:
         self._found = coordinator
 
     def find(self) -> Coordinator:
-        if self._may_change and (stamp := self._stat()) != self._stamp:
-            self._stamp = stamp
-            self._found = with_local_credentials(self._given, self._role)
+        if self._may_change:
+            try:
+                stamp = file_stamp(_path(self._given.addresses[0].port or 0))
+            except InvalidRequest:  # this user has no home directory
+                return self._found
+            if stamp != self._stamp:
+                self._stamp = stamp
+                self._found = with_local_credentials(self._given, self._role)
         return self._found
 
     def wait(self, timeout_s: float) -> Coordinator:
@@ -134,13 +134,6 @@ class Locator:
                     raise Unreachable(f"{address} is unreachable: {e.strerror or e}; start it") from None
                 time.sleep(min(RETRY_S, left_s))
         return found
-
-    def _stat(self) -> tuple[int, int]:
-        try:
-            found = os.stat(_path(self._given.addresses[0].port or 0))
-        except (OSError, InvalidRequest):
-            return (0, 0)
-        return (found.st_mtime_ns, found.st_ino)
 
 
 def _path(port: int) -> Path:

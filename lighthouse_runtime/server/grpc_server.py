@@ -1,18 +1,209 @@
-"""The gRPC server of the lighthouse and the manager, with health checks, reflection and graceful shutdown."""
+"""The gRPC server of the lighthouse and the manager.
 
-from collections.abc import Mapping, Sequence
+It executes RPCs: limits per peer, access control, parsing, the handler, and the response's status. A handler receives a
+parsed request and a Call, and returns a message or bytes. A stream's handler also receives a Sender, and returns when
+the stream has closed. A LighthouseError determines the gRPC status (wire/codec.py). Any other exception is logged and
+becomes INTERNAL. The server also has health checks, reflection and graceful shutdown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import ipaddress
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Generic, NoReturn, TypeVar
+from urllib.parse import unquote
+from weakref import WeakKeyDictionary
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError, Message
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from lighthouse_protocol.limits import KEEPALIVE_S, MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
-from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
+from lighthouse_protocol.limits import (
+    JOB_METADATA_KEY,
+    KEEPALIVE_S,
+    LEADER_METADATA_KEY,
+    MAX_REQUEST_BYTES,
+    MAX_RESPONSE_BYTES,
+    REFUSAL_METADATA_KEY,
+    RUN_METADATA_KEY,
+    cut_reason,
+)
+from lighthouse_protocol.refusals import (
+    InternalError,
+    InvalidRequest,
+    LighthouseError,
+    LimitReached,
+    NotLeader,
+    NotPermitted,
+    Unreachable,
+)
+from lighthouse_protocol.rules.access import NOBODY, Principal, changes_state, method_name, needed
+from lighthouse_protocol.rules.rate_limits import Peer, PeerLimits, PeerTable, Resource, StreamMeter
+from lighthouse_protocol.wire import streams
+from lighthouse_protocol.wire.codec import status_of
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves, split_bind
-from lighthouse_runtime.security.access import Access
-from lighthouse_runtime.server.rpc_handler import Entry, Observer, Peers, RpcHandlers
-from lighthouse_runtime.server.streams import OutputGate
+from lighthouse_runtime.net.outbox import MAX_BYTES_TO_ALL, WriteGate
+from lighthouse_runtime.security.access import Access, Caller, admit, format_peer, is_local, names_in_certificate
+from lighthouse_runtime.server.streams import OutputGate, Requests, Sender
+from lighthouse_runtime.timing.pacing import SparseLog
+
+log = logging.getLogger(__name__)
+
+
+# Peers and their limits (lighthouse_protocol/rules/rate_limits.py). Refusals are logged at a bounded rate.
+
+IPV6_PREFIX = 64  # one host or site usually owns a whole network of this size
+
+
+@dataclass(slots=True)
+class _Gate:
+    semaphore: asyncio.Semaphore
+    users: int = 0
+
+
+class Peers:
+    """Limits on the peers of a server. Not thread-safe: use it on the event loop only."""
+
+    def __init__(self, limits: PeerLimits | None = None) -> None:
+        self.limits = limits or PeerLimits()
+        self._table = PeerTable(self.limits)
+        self._writes_to_all = WriteGate(MAX_BYTES_TO_ALL)
+        self._writes: WeakKeyDictionary[Peer, WriteGate] = WeakKeyDictionary()
+        self._gates: dict[str, _Gate] = {}
+        self._refusals = SparseLog(log, "caller_refused")
+
+    def enter(self, address: str) -> Peer:
+        """Count a call or stream as open until Peer.leave(). Raise LimitReached if the peer has too many."""
+        peer = self._table.get(peer_name(address), _now())
+        peer.enter()
+        return peer
+
+    def log_refusal(self, refusal: LimitReached) -> None:
+        self._refusals.warning("refused: %s", refusal)
+
+    def stream_limits(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
+        """Return a new stream's limits: the meter for messages from the peer, and the gate for large messages to it."""
+        gate = self._writes.get(peer)
+        if gate is None:
+            gate = self._writes[peer] = WriteGate(parent=self._writes_to_all)
+        return StreamMeter(peer, self.limits), gate
+
+    def charge(self, address: str, resource: Resource, amount: float = 1.0) -> None:
+        """Take `amount` of `resource` for a peer. Raise LimitReached if less is left."""
+        now = _now()
+        self._table.get(peer_name(address), now).charge(resource, now, amount)
+
+    def try_charge(self, address: str, resource: Resource, amount: float = 1.0) -> bool:
+        """Take `amount` of `resource` for a peer and return True, or return False if less is left."""
+        now = _now()
+        return self._table.get(peer_name(address), now).try_charge(resource, now, amount)
+
+    @asynccontextmanager
+    async def expensive_read(self, address: str) -> AsyncGenerator[None]:
+        """Limit each peer to `limits.reads` expensive responses at a time. Others wait to enter this context."""
+        name = peer_name(address)
+        gate = self._gates.get(name)
+        if gate is None:
+            gate = self._gates[name] = _Gate(asyncio.Semaphore(self.limits.reads))
+        gate.users += 1
+        try:
+            async with gate.semaphore:
+                yield
+        finally:
+            gate.users -= 1
+            if gate.users == 0:
+                del self._gates[name]
+
+
+@functools.lru_cache(maxsize=4096)
+def _host_name(host: str) -> str:
+    try:
+        address = ipaddress.ip_address(unquote(host).strip("[]"))
+    except ValueError:
+        return host or "a local process"
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return str(address.ipv4_mapped)
+        if not address.is_loopback:
+            return str(ipaddress.ip_network((address, IPV6_PREFIX), strict=False))
+    return str(address)
+
+
+def peer_name(address: str) -> str:
+    """Return the peer to which a connection belongs: an IPv4 address, an IPv6 /64 network, or "a local process".
+
+    `address` is in gRPC's form, such as ipv4:10.0.0.1:4711.
+    """
+    kind, _, rest = address.partition(":")
+    return _host_name(rest.rpartition(":")[0]) if kind.startswith("ip") else "a local process"
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Context of a call, for its handler. The caller is authorised to use the method (rules/access.py)."""
+
+    time_left_s: float | None  # None without a deadline
+    peer: str  # address in gRPC's form
+    metadata: Mapping[str, str]
+    principal: Principal = NOBODY
+
+    @property
+    def caller(self) -> str:
+        """The caller's address as host:port."""
+        return format_peer(self.peer)
+
+    def require_deadline(self) -> float:
+        """Return the seconds left until the deadline. Raise InvalidRequest if the call has no deadline."""
+        if self.time_left_s is None:
+            raise InvalidRequest("no deadline; set one on the call (grpc-timeout)", field="deadline")
+        return self.time_left_s
+
+    @property
+    def is_local(self) -> bool:
+        """True if the caller's address is on this host."""
+        return is_local(self.peer)
+
+
+Handler = Callable[[Any, Call], Awaitable[Message | bytes]]
+StreamHandler = Callable[[Requests[Any], Call, Sender], Awaitable[None]]
+Observer = Callable[[str, grpc.StatusCode], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    request: type[Message]
+    handler: Handler
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A bidirectional streaming method."""
+
+    requests: streams.Stream[Any]
+    handler: StreamHandler
+    # Called with each request before it is converted, to drop parts that would exceed a limit.
+    lighten: Callable[[Any, Call], None] = lambda request, call: None
+
+
+Entry = Method | Stream
+_Context = grpc.aio.ServicerContext[Any, Any]
+
 
 # grpcio queues a call before any of our code sees it, and cancels queued calls of all clients at random when 1,000 are
 # waiting. A call that its client has reset stays in the queue and counts here, so one connection cannot fill the queue.
@@ -43,6 +234,12 @@ def options(keepalive_s: float) -> list[tuple[str, int]]:
 
 
 class GrpcServer:
+    """The server and its open streams.
+
+    A request is parsed only if `access` admits the caller, `gate` accepts calls, and the peer is below the limits of
+    `peers`.
+    """
+
     def __init__(
         self,
         services: Mapping[str, Mapping[str, Entry]],
@@ -54,7 +251,7 @@ class GrpcServer:
         *,
         keepalive_s: float = KEEPALIVE_S,
     ) -> None:
-        """Register the services.
+        """Register the services. Raise KeyError for a method that rules/access.py does not list.
 
         Args:
             services: Methods by full service name.
@@ -67,10 +264,14 @@ class GrpcServer:
             keepalive_s: Seconds after which an unresponsive connection is closed.
         """
         self._server = grpc.aio.server(options=options(keepalive_s))
+        self._observe = observe
+        self._access = access
         self._gate = gate or OutputGate()
-        self._serving = RpcHandlers(observe, access, self._gate, peers)
+        self._peers = peers
+        self._open_streams: set[Sender] = set()
+        self._is_closed = False
         for name, methods in services.items():
-            handlers = {method: self._serving.rpc_handler(name, method, entry) for method, entry in methods.items()}
+            handlers = {method: self._rpc_handler(f"{name}/{method}", entry) for method, entry in methods.items()}
             self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, handlers),))
         self._health = health.aio.HealthServicer()  # pyright: ignore[reportAttributeAccessIssue]
         self._names = ["", *services]
@@ -107,9 +308,197 @@ class GrpcServer:
 
     def break_streams(self, error: LighthouseError) -> None:
         """Discard queued messages and close all streams with the status of `error`. New streams are still accepted."""
-        self._serving.break_streams(error)
+        for sender in tuple(self._open_streams):
+            sender.abort(error)
 
     async def stop(self, grace_s: float) -> None:
         """Refuse new calls, close all streams, and give running calls `grace_s` seconds to finish."""
-        self._serving.end_streams("the server is stopping")
+        self._is_closed = True
+        for sender in tuple(self._open_streams):
+            error = Unreachable("the server is stopping")
+            sender.end(error) if self._gate.is_open else sender.abort(error)
         await self._server.stop(grace_s)
+
+    def _rpc_handler(self, path: str, entry: Entry) -> grpc.RpcMethodHandler[Any, Any]:
+        needed(f"/{path}")
+        match entry:
+            case Method(request, handler):
+                return grpc.unary_unary_rpc_method_handler(self._answering(path, request, handler))
+            case Stream(requests, stream_handler, lighten):
+
+                def stream(_: object, call: Call, sender: Sender) -> Awaitable[None]:
+                    def read(body: bytes) -> Any:
+                        request = _parse(requests.schema, body)
+                        lighten(request, call)
+                        return requests.read(request)
+
+                    return stream_handler(Requests(sender, read), call, sender)
+
+                return grpc.stream_stream_rpc_method_handler(self._streaming(path, stream))
+
+    def _answering(
+        self, path: str, request: type[Message], handler: Handler
+    ) -> Callable[[bytes, _Context], Awaitable[bytes]]:
+        async def serve(body: bytes, context: _Context) -> bytes:
+            peer = None
+            try:
+                call = self._permitted(path, context)
+                self._gate.check()
+                if self._peers is not None:
+                    peer = self._peers.enter(call.peer)
+                    peer.charge(Resource.BYTES, asyncio.get_running_loop().time(), len(body))
+
+                async def answered() -> Message | bytes:
+                    parsed = _parse(request, body)
+                    if not changes_state(f"/{path}"):
+                        return await handler(parsed, call)
+                    return await self._audited(path, parsed, call, handler)
+
+                answer = await _refusing(path, answered)
+                await self._gate.wait_delivered()
+            except LighthouseError as e:
+                await self._refuse(path, context, self._error_to_send(e))
+            finally:
+                if peer is not None:
+                    peer.leave()
+            self._observe_status(path, grpc.StatusCode.OK)
+            return answer if isinstance(answer, bytes) else answer.SerializeToString()
+
+        return serve
+
+    def _streaming(
+        self, path: str, handler: Callable[[Any, Call, Sender], Awaitable[None]]
+    ) -> Callable[[Any, _Context], Awaitable[None]]:
+        async def serve(first: Any, context: _Context) -> None:
+            peer = None
+            try:
+                if self._is_closed:
+                    raise Unreachable("the server is stopping")
+                call = self._permitted(path, context)
+                self._gate.check()
+                if self._peers is not None:
+                    peer = self._peers.enter(call.peer)
+                async with self._open(context, peer) as sender:
+                    await _refusing(path, lambda: handler(first, call, sender))
+            except LighthouseError as e:
+                await self._refuse(path, context, self._error_to_send(e))
+            finally:
+                if peer is not None:
+                    peer.leave()
+            self._observe_status(path, grpc.StatusCode.OK)
+
+        return serve
+
+    def _error_to_send(self, error: LighthouseError) -> LighthouseError:
+        # While the gate refuses calls, authorised callers receive its error instead.
+        return error if isinstance(error, NotPermitted) else self._gate.refusal() or error
+
+    def _permitted(self, path: str, context: _Context) -> Call:
+        """Authorise the caller and return the call's context. Raise NotPermitted if this fails."""
+        metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
+        peer = unquote(context.peer())
+        principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))
+        return Call(context.time_remaining(), peer, metadata, principal)
+
+    async def _audited(self, path: str, request: Message, call: Call, handler: Handler) -> Message | bytes:
+        result = "failed"
+        try:
+            answer = await handler(request, call)
+            result = "done"
+            return answer
+        except LighthouseError as e:
+            result = f"refused: {e}"
+            raise
+        finally:
+            self._access.audit.act(call.principal, call.caller, method_name(f"/{path}"), _target(request, call), result)
+
+    @contextlib.asynccontextmanager
+    async def _open(self, context: _Context, peer: Peer | None) -> AsyncGenerator[Sender, None]:
+        try:
+            # Otherwise grpc.aio sends the metadata with the first message. Closing the stream meanwhile would send it
+            # again with the status (TOO_MANY_OPERATIONS), and the peer would not notice that the stream has closed.
+            await context.send_initial_metadata(())
+        except grpc.aio.BaseError:  # the caller has disconnected
+            raise asyncio.CancelledError from None
+        limits = self._peers.stream_limits(peer) if self._peers is not None and peer is not None else (None, None)
+        sender = Sender(context, *limits, output=self._gate)
+        self._open_streams.add(sender)
+        try:
+            yield sender
+        except asyncio.CancelledError:
+            sender.mark_broken()
+            raise
+        finally:
+            self._open_streams.discard(sender)
+            await sender.finish()
+        if sender.error is not None:
+            raise sender.error
+
+    async def _refuse(self, path: str, context: _Context, error: LighthouseError) -> NoReturn:
+        self._observe_status(path, status_of(error))
+        if self._peers is not None and isinstance(error, LimitReached):
+            self._peers.log_refusal(error)
+        metadata = [(REFUSAL_METADATA_KEY, type(error).__name__)]
+        if isinstance(error, NotLeader) and error.leader:
+            metadata.append((LEADER_METADATA_KEY, error.leader))
+        try:
+            await context.abort(status_of(error), cut_reason(str(error)), tuple(metadata))
+        except grpc.aio.InternalError:  # the caller has disconnected
+            raise asyncio.CancelledError from None
+
+    def _observe_status(self, path: str, status: grpc.StatusCode) -> None:
+        self._observe(path.rpartition("/")[2], status)
+
+
+def _names(context: _Context) -> tuple[str, ...]:
+    """Return the names in the verified client certificate, or an empty tuple without a certificate."""
+    found: Mapping[str, Iterable[bytes]] = context.auth_context()
+
+    def decode(kind: str) -> Iterable[str]:
+        return (name.decode(errors="replace") for name in found.get(kind, ()))
+
+    return names_in_certificate(decode("peer_spiffe_id"), decode("peer_dns"))
+
+
+async def _refusing(path: str, work: Callable[[], Awaitable[T]]) -> T:
+    """Run `work`. Log any exception other than LighthouseError, and raise InternalError instead."""
+    try:
+        return await work()
+    except LighthouseError:
+        raise
+    except Exception as e:
+        log.exception("%s failed", path, extra=event("rpc_failed", rpc=path))
+        raise InternalError(f"{type(e).__name__}: {e}; see the daemon's log") from e
+
+
+def _target(request: Message, call: Call) -> str:
+    """Describe the target of a control call for the audit log: the job, the run and the request's text fields."""
+    target = {key: call.metadata[key] for key in (JOB_METADATA_KEY, RUN_METADATA_KEY) if key in call.metadata}
+    target |= {field.name: value for field, value in request.ListFields() if isinstance(value, str)}
+    return ", ".join(f"{name}={value}" for name, value in target.items())
+
+
+def _parse(kind: type[Message], body: bytes) -> Message:
+    try:
+        return kind.FromString(body)
+    except DecodeError as e:
+        raise InvalidRequest(f"{len(body)} bytes are no {kind.DESCRIPTOR.full_name}", field="request") from e
+
+
+# Replies of handlers that wait on the event loop.
+
+
+class FutureReply(Generic[T]):
+    """Implementation of lighthouse_runtime.ports.Reply. Awaiting `value` returns the answer or raises the refusal."""
+
+    def __init__(self) -> None:
+        self.value: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def answer(self, value: T) -> None:
+        if not self.value.done():
+            self.value.set_result(value)
+
+    def refuse(self, error: LighthouseError) -> None:
+        if not self.value.done():
+            self.value.set_exception(error)
+            self.value.exception()  # marks it as retrieved, since the caller may have disconnected

@@ -44,9 +44,7 @@ class OutputGate:
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
         """Create an open gate.
 
-        Args:
-            refusal: Returns the error with which to refuse calls now, or None to accept them. Nothing is sent while
-                calls are refused.
+        While `refusal` returns an error, calls are refused with it and nothing is sent.
         """
         self._refusal = refusal
         self._queue: deque[Callable[[], None] | _Block] = deque()
@@ -56,10 +54,6 @@ class OutputGate:
     def is_open(self) -> bool:
         """True if calls are accepted now."""
         return self._refusal() is None
-
-    @property
-    def is_blocked(self) -> bool:
-        return bool(self._queue)
 
     def refusal(self) -> LighthouseError | None:
         """Return the error with which calls are refused now, or None if they are accepted."""
@@ -92,11 +86,7 @@ class OutputGate:
             callback()
 
     async def wait_delivered(self) -> None:
-        """Wait until all earlier blocks are released.
-
-        Raises:
-            LighthouseError: The error passed to drop(), or that of refusal() if calls are refused.
-        """
+        """Wait until all earlier blocks are released. Raises the error passed to drop(), or that of refusal()."""
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -161,11 +151,8 @@ class Sender:
     ) -> None:
         """Start the task that writes queued messages.
 
-        Args:
-            context: gRPC's context of the stream.
-            meter: Limits on the peer's messages. None for no limits.
-            gate: Shared limit on large messages to the peer. None for no limit.
-            output: Gate that delays messages until they may be sent.
+        `meter` limits the peer's messages, `gate` large messages to it; None for no limit. `output` delays
+        messages until they may be sent.
         """
         self.ending: Ending | None = None
         self.error: LighthouseError | None = None

@@ -83,12 +83,7 @@ class BackgroundRead(Generic[T]):
         threading.Thread(target=self._run, args=(read,), name=f"read {name}", daemon=True).start()
 
     def result(self) -> T:
-        """Wait for the result. Call this method only once.
-
-        Raises:
-            DeadlinePassed: `read` did not return within `limit_s` seconds after the constructor.
-            Exception: Any exception raised by `read`.
-        """
+        """Wait for the result, or raise the exception of `read`, or DeadlinePassed. Call this method only once."""
         try:
             value, error = self._outcomes.get(timeout=max(0.0, self._ends_at - time.monotonic()))
         except queue.Empty:

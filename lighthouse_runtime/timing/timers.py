@@ -62,11 +62,8 @@ class SustainedNotice:
     ) -> None:
         """Create a notice without a condition.
 
-        Args:
-            timers: The clock.
-            on_lasting: Called once with each text that has been set for `after_s`.
-            on_over: Called when the text is cleared after one was reported.
-            after_s: Seconds until a text is reported.
+        `on_lasting` is called once with each text that has been set for `after_s`. `on_over` is called when the
+        text is cleared after one was reported.
         """
         self._on_lasting = on_lasting
         self._on_over = on_over

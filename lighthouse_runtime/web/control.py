@@ -40,7 +40,7 @@ from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPer
 from lighthouse_protocol.rules.access import NOBODY, Role, check, needed
 from lighthouse_protocol.wire.codec import status_of
 from lighthouse_runtime.security.access import PROXIED, Access, Caller, admit, format_peer, names_in_certificate
-from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.server.grpc_server import Call
 
 CSRF_HEADER = "X-CSRF-Token"
 COOKIE = "lighthouse_login"
@@ -114,11 +114,7 @@ class HttpGuard:
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
 
     def guarded(self, route: str, handler: Handler) -> Handler:
-        """Return a handler that authorises the caller before it calls `handler`.
-
-        Raises:
-            KeyError: rules/access.py does not list `route`.
-        """
+        """Return a handler that authorises the caller first. Raise KeyError for a route that is not listed."""
         has_data = Role.PROBE not in needed(route)
 
         async def guarded(request: web.Request) -> web.StreamResponse:

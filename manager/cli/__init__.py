@@ -7,8 +7,7 @@ import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyrigh
 
 import click
 
-from lighthouse_runtime.cli.settings import LazyCommand, LazyCommands, LazyGroup
-from lighthouse_runtime.cli.settings import CONTEXT_SETTINGS
+from lighthouse_runtime.cli import CONTEXT_SETTINGS, LazyCommand, LazyGroup
 from lighthouse_protocol import VERSION
 
 _VERBS = {
@@ -20,7 +19,7 @@ _VERBS = {
 }
 
 
-@click.group(cls=LazyGroup, commands=LazyCommands(_VERBS), context_settings=CONTEXT_SETTINGS)
+@click.group(cls=LazyGroup, verbs=_VERBS, context_settings=CONTEXT_SETTINGS)
 @click.version_option(VERSION, prog_name="lighthouse-manager")
 def main() -> None:
     """Run next to each replica group and represent its ranks at the lighthouse.

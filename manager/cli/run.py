@@ -17,7 +17,7 @@ from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE, SECRET_BYTES
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 from lighthouse_protocol.rules.access import prove
-from lighthouse_runtime.cli.settings import from_options, options
+from lighthouse_runtime.cli import from_options, options
 from lighthouse_runtime.net.address import split_bind
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging

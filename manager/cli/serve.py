@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.cli.settings import from_options, options
+from lighthouse_runtime.cli import from_options, options
 from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.logs import set_up_logging
 from lighthouse_runtime.process.loop import run_daemon

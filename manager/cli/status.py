@@ -9,7 +9,7 @@ from lighthouse_protocol.identity import parse_target
 from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.cli.terminal import Duration, format_duration, format_options, printable, reports_errors
+from lighthouse_runtime.cli import Duration, format_duration, format_options, printable, reports_errors
 from lighthouse_runtime.client.clients import ManagerClient
 from manager.server.service import secret_from
 

@@ -62,11 +62,8 @@ class StepCounts:
     def discarded(self, quorum_id: int, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
 
-        Args:
-            quorum_id: The quorum of the step.
-            is_rank_lost: Whether a rank of this group was lost before its vote. If False, the reason stays open until
-                the next step, because ranks may notice the loss of another group, and vote no, before the lighthouse
-                reports it.
+        Unless a rank of this group was lost before its vote, the reason stays open until the next step, because
+        ranks may notice the loss of another group, and vote no, before the lighthouse reports it.
         """
         self._settle()
         is_revoked = quorum_id == self._revoked_id
@@ -140,11 +137,7 @@ class GroupStatus:
         return [rank for rank in range(self.me.group_world_size) if rank not in self.waiting]
 
     def waiting_for(self, lighthouse_error: str) -> str:
-        """Describe what the requests for a quorum are waiting for.
-
-        Args:
-            lighthouse_error: Why the lighthouse is unreachable, or an empty string if it is reachable.
-        """
+        """Describe what the requests for a quorum are waiting for. `lighthouse_error` is empty if it is reachable."""
         lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
         if self.is_joined or not self.is_gathering:
             return lighthouse or self.awaited or "the lighthouse to answer"

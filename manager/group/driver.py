@@ -48,7 +48,7 @@ from lighthouse_protocol.rules.quorum_change import CHECKED_EVERY_S, QuorumWait
 from lighthouse_protocol.rules.stall import GroupProgress, Limits, Process, StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
-from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch, SustainedNotice
+from lighthouse_runtime.timing.timers import DeadlineTimer, LoopLag, StallWatch, SustainedNotice
 from manager.group import events
 from manager.group.counts import GroupStatus, describe_missing
 from manager.group.events import PendingVote, QuorumRequest
@@ -83,10 +83,7 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 class RankNotices:
     """Sends the ranks the reason for a wait and the size of the job. Logs long waits for a quorum and missing ranks.
 
-    Args:
-        timers: The clock.
-        watches: The open watches.
-        waiting_for: Returns the reason why requests for a quorum are waiting. Called only while some are.
+    `waiting_for` returns the reason why requests for a quorum are waiting. It is called only while some are.
     """
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
@@ -166,12 +163,7 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and provides the view for heartbeats.
 
-    Args:
-        me: This group.
-        limits: Time limits after which a rank counts as stalled.
-        timers: The clock.
-        incarnation: Returns the group's current incarnation.
-        check_lag: Calls `was_late` if this process was paused. Called before each verdict and view.
+    `incarnation` returns the group's current one. `lag` is checked before each verdict and view.
     """
 
     def __init__(
@@ -180,14 +172,14 @@ class GroupProgressDriver:
         limits: Limits,
         timers: Timers,
         incarnation: Callable[[], str],
-        check_lag: Callable[[], None] = lambda: None,
+        lag: LoopLag,
     ) -> None:
         self._size = me.group_world_size
         self._progress = GroupProgress(me.replica_id, limits)
         self._is_alone = False  # the only group of its quorum
         self._incarnation = incarnation
         self._clock = timers.time
-        self._check_lag = check_lag
+        self._check_lag = lag.check
         self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
 
     def answered(self, assignment: Assignment) -> None:
@@ -275,6 +267,7 @@ class EvidenceSource(Protocol):
     def close(self) -> None: ...
 
 
+Outcome = events.RankGivenUp | events.GroupGivenUp | events.Killed | events.HasLeft
 Answer = tuple[Assignment, Quorum | None]
 """Answer to a request for a quorum: the rank's assignment, and the quorum, or None if it is a grant."""
 
@@ -307,11 +300,10 @@ class GroupDriver:
         timers: The clock.
         link: The session with the lighthouse.
         evidence: The evidence collector.
-        end: Called with the daemon's exit status: 0 after the group has left, 1 after a kill.
+        report: Called when the group has left or was killed, for each lost rank that did not return, and if the group
+            does not fit its peers.
         limits: Time limits after which a rank counts as stalled.
-        on_given_up: Called for each lost rank that did not return, and for a group that does not fit its peers.
-        on_killed: Called instead of `end` if the lighthouse kills the group.
-        check_lag: Calls `was_late` if this process was paused.
+        lag: Detects pauses of this process.
     """
 
     def __init__(
@@ -321,29 +313,25 @@ class GroupDriver:
         timers: Timers,
         link: LighthousePort,
         evidence: EvidenceSource,
-        end: Callable[[int], None],
+        report: Callable[[Outcome], object],
         *,
         secret: str = "",
         encode_handles: Callable[[tuple[str, ...]], bytes] = lambda handles: b"",
         rank_timeout_s: float | None = None,
         limits: Limits | None = None,
-        on_given_up: Callable[[events.RankGivenUp | events.GroupGivenUp], None] = lambda _: None,
-        on_killed: Callable[[events.Killed], None] | None = None,
-        check_lag: Callable[[], None] = lambda: None,
+        lag: LoopLag | None = None,
     ) -> None:
         self._timers = timers
         self._clock = timers.time
         self._link = link
         self._evidence = evidence
-        self._end = end
-        self._on_given_up = on_given_up
-        self._on_killed = on_killed or (lambda _: end(1))
-        self._check_lag = check_lag
+        self._report = report
+        self._lag = lag or LoopLag(timers)
         self._numbers = itertools.count(1)
         self._calls: dict[int, _Call] = {}
         self._watches: Watches = {}
         self._progress = GroupProgressDriver(
-            me, limits or Limits(), timers, lambda: self.machine.incarnation, check_lag
+            me, limits or Limits(), timers, lambda: self.machine.incarnation, self._lag
         )
         self._notices = RankNotices(timers, self._watches, lambda: self.machine.status().waiting_for(link.error))
         self.machine = GroupMachine(
@@ -351,6 +339,7 @@ class GroupDriver:
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
+        self._lag.listen(self.was_late)
 
     @property
     def me(self) -> Participant:
@@ -376,10 +365,8 @@ class GroupDriver:
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
         """Begin a rank's request for a quorum. Return the call's number, to be passed to `end_call`.
 
-        Args:
-            reply: Receives the answer or a refusal within `time_left_s` seconds.
-            time_left_s: Time in seconds until the caller's deadline.
-            **fields: The other fields of QuorumRequest.
+        `reply` receives the answer or a refusal within `time_left_s` seconds. `fields` are the others of
+        QuorumRequest.
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
@@ -398,21 +385,12 @@ class GroupDriver:
             self._feed(events.CallEnded(call))
 
     def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit.
-
-        Raises:
-            InvalidRequest: The group has no such rank.
-        """
+        """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Make the group leave the job at the request of a rank.
-
-        Raises:
-            InvalidRequest: The group has no such rank.
-            WrongState: The manager does not watch this process.
-        """
+        """Make the group leave the job at the request of a rank. Raise WrongState if the manager does not watch it."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
@@ -426,8 +404,8 @@ class GroupDriver:
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.
 
-        Raises:
-            NotPermitted: The rank is an Agent, and `proof` does not prove that the caller is a member of its quorum.
+        Raise NotPermitted if the rank is an Agent, and `proof` does not prove that the caller is a member of
+        its quorum.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
@@ -446,11 +424,7 @@ class GroupDriver:
     # -- watches of ranks
 
     def open_watch(self, hello: WatchHello, peer: Peer[ToRank], *, is_local: bool) -> int:
-        """Open a watch and return its number. For `is_local` see Watch.
-
-        Raises:
-            InvalidRequest: The group has no such rank.
-        """
+        """Open a watch and return its number. For `is_local` see Watch. Raise InvalidRequest for an unknown rank."""
         check_rank(hello.group_rank, self.machine.group.me.group_world_size)
         number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
         for older in self._watches.values():
@@ -465,11 +439,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch. None stands for an unknown message, which still shows that the rank is alive.
-
-        Raises:
-            InvalidRequest: The message is a second hello.
-        """
+        """Handle a message on a watch. None stands for an unknown message, which still shows that the rank is alive."""
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -537,10 +507,10 @@ class GroupDriver:
             self._answer(call, self._closed)
 
     def kill(self, killed: events.Killed) -> None:
-        """Make the ranks' Agents exit with status 1, and this daemon, too, unless `on_killed` is set."""
+        """Make the ranks' Agents exit with status 1, and report the kill."""
         for watch in self._watches.values():
             watch.peer.send(KilledMessage(killed.reason))
-        self._on_killed(killed)
+        self._report(killed)
 
     # -- waiting
 
@@ -577,12 +547,12 @@ class GroupDriver:
     # -- feed and perform
 
     def _feed(self, event: events.Event) -> None:
-        self._check_lag()
+        self._lag.check()
         if self._closed is None:
             self._perform(self.machine.handle(event, self._clock()))
 
     def _tick(self) -> None:
-        self._check_lag()
+        self._lag.check()
         self._perform(self.machine.tick(self._clock()))
 
     def _perform(self, effects: Sequence[events.Effect]) -> None:
@@ -625,9 +595,9 @@ class GroupDriver:
                         log.info("%s", reason, extra=fields)
                     else:
                         log.error("lost rank %d: %s", rank, reason, extra=fields)
-                    self._on_given_up(effect)
+                    self._report(effect)
                 case events.GroupGivenUp():
-                    self._on_given_up(effect)
+                    self._report(effect)
                 case events.SessionGivenUp(reason):
                     self._link.give_up(reason)
                 case events.SilenceChanged(is_silent):
@@ -644,7 +614,7 @@ class GroupDriver:
                     self._evidence.collect(request, lambda: self._progress.view(self._clock()))
                 case events.HasLeft(reason):
                     log.info("left the job: %s", reason, extra=event("left"))
-                    self._end(0)
+                    self._report(effect)
         self._timer.set(self.machine.deadline())
 
     def _answer(self, call: int, value: object) -> None:

@@ -10,6 +10,7 @@ import itertools
 import logging
 from collections.abc import Callable
 
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.messages.session import JoinRejected, Leave, ToLighthouse, ToManager, Welcome
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
@@ -20,7 +21,6 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongProtocol,
 )
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
@@ -89,12 +89,9 @@ class _Connection:
 class LighthouseLink:
     """Runs sessions with the lighthouse, one after the other.
 
-    A session may move to a second connection. The first connection closes only after the lighthouse has accepted the
-    second, because until then its end would count as the loss of this group.
-
-    Args:
-        connect: Creates a client with its own connection, so that no attempt waits for the backoff of another.
-        search: Selects the lighthouse to which `connect` connects.
+    A session may move to a second connection. The first connection closes only after the lighthouse has accepted
+    the second, because until then its end would count as the loss of this group. `connect` creates a client of the
+    address that `search` selects, with its own connection, so that no attempt waits for the backoff of another.
     """
 
     def __init__(self, connect: Callable[[], AsyncLighthouseClient], search: LeaderSearch) -> None:

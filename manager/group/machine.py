@@ -354,10 +354,7 @@ class GroupMachine:
     def _decide_step(self, commit: bool | None, now: float, rank_lost: str = "") -> None:
         """Decide the current step and answer its votes. Do nothing if `commit` is None.
 
-        Args:
-            commit: True to commit the step, False to discard it, None if it is still undecided.
-            now: The current time.
-            rank_lost: How a rank was lost if that caused the discard, or an empty string.
+        If the loss of a rank caused a discard, `rank_lost` describes it.
         """
         attempt = self.group.attempt
         if commit is None or attempt is None:

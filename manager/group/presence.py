@@ -24,10 +24,8 @@ RETURNS_WITHIN_S = 10.0
 class RankPresence:
     """Updates the records of which ranks are present, and finds the ranks that exceed a timeout.
 
-    Args:
-        group: The records of the group.
-        rank_timeout_s: Time in seconds without a call after which a rank without a watch is lost, or None for never.
-        returns_within_s: Time in seconds after its loss at which a rank is given up.
+    A rank without a watch is lost after `rank_timeout_s` without a call. A lost rank is given up after
+    `returns_within_s`.
     """
 
     def __init__(
@@ -116,14 +114,9 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that a process will exit normally once the `mates` no longer need its data.
+        """Record that the process of a watch will exit normally once its `mates`, other ranks, no longer need its data.
 
-        Args:
-            number: The process's watch.
-            mates: The other ranks of the group that may still read from the process.
-
-        Returns:
-            Whether it is the rank's current process. An older process may exit immediately.
+        Return whether it is the rank's current process. An older process may exit immediately.
         """
         watch = self._group.watches.get(number)
         if watch is None:

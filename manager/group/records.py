@@ -207,11 +207,7 @@ class Attempt:
 
 
 class ReplicaGroup:
-    """All records of one replica group.
-
-    Args:
-        me: This group as a participant. The fields that change with each join are filled in later.
-    """
+    """All records of one replica group. The fields of `me` that change with each join are filled in later."""
 
     def __init__(self, me: Participant) -> None:
         self.me = me

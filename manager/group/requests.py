@@ -47,13 +47,8 @@ def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
     """Build the error for two ranks that hold different states, or if the rank of `other` holds no usable state.
 
-    Args:
-        ask: The request of one rank.
-        other: The request of the other rank.
-        may_heal: True if a peer that can heal the ranks may still return, so that they should ask again.
-
-    Returns:
-        `WrongState` if the ranks should ask again, or else `Unrecoverable`.
+    If a peer that can heal the ranks may still return (`may_heal`), the ranks should ask again: `WrongState`.
+    Otherwise they cannot continue: `Unrecoverable`.
     """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
@@ -352,13 +347,8 @@ class QuorumRequests:
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Return the address at which a rank serves its state, as given in its last request.
 
-        Args:
-            group_rank: The rank.
-            step: The step that the rank must be at, or None for any step.
-
-        Raises:
-            InvalidRequest: The group has no such rank.
-            WrongState: The rank has not requested a quorum yet, or is at another step.
+        Raise WrongState if the rank has not requested a quorum yet, or is not at `step`. None stands for any
+        step.
         """
         check_rank(group_rank, self._group.size)
         last = self._group.ranks[group_rank].last_request
@@ -410,11 +400,7 @@ class QuorumRequests:
         )
 
     def enter(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
-        """Record the quorum that answers the group's join.
-
-        Returns:
-            The answers to the ranks' requests, or the error with which to refuse all of them.
-        """
+        """Record the quorum that answers the group's join. Return the ranks' answers, or the error that refuses all."""
         group, asks = self._group, self._group.pending(is_gathering=True)
         if quorum.quorum_id < group.quorum_id:
             return WrongState(
@@ -506,11 +492,8 @@ class QuorumRequests:
     def obey(self, order: QuorumOrder) -> bool:
         """Apply the lighthouse's order to the standing quorum. Ignore an order for another quorum.
 
-        Returns:
-            Whether the order is a revoke of which the ranks must be notified.
-
-        Raises:
-            InternalError: The order is invalid for the quorum's mode.
+        Return whether the order is a revoke of which the ranks must be notified. Raise InternalError if the
+        order is invalid for the quorum's mode.
         """
         standing = self._group.standing
         if standing is None or order.quorum_id != standing.quorum.quorum_id:
@@ -545,11 +528,9 @@ class QuorumRequests:
     def leave(self, step: int | None) -> None:
         """Leave the quorum when a rank exits normally, if all granted steps are committed.
 
-        This also applies if the quorum was revoked in the meantime, after the group had completed all its steps. The
-        report to the lighthouse then shows a normal exit instead of a loss.
-
-        Args:
-            step: The step that the rank would request next, or None if the rank is in the middle of a step.
+        This also applies if the quorum was revoked in the meantime, after the group had completed all its
+        steps. The report to the lighthouse then shows a normal exit instead of a loss. `step` is the step that
+        the rank would request next, or None if it is in the middle of a step.
         """
         standing = self._group.standing
         if standing is None:

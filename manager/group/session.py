@@ -80,9 +80,8 @@ class _Join:
 class SessionMachine:
     """State machine of the manager's sessions with the lighthouse.
 
-    Args:
-        progress: Provides the progress views for heartbeats, or None to send none.
-        secret: Random string by which the lighthouse recognizes this manager when it opens another session.
+    `progress` provides the views for heartbeats. `secret` is a random string by which the lighthouse recognizes
+    this manager when it opens another session.
     """
 
     def __init__(self, progress: ProgressReporter | None = None, secret: str = "") -> None:

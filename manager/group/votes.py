@@ -183,8 +183,7 @@ class Votes:
     def _find(self, vote: PendingVote) -> Attempt | bool:
         """Return the attempt that a vote belongs to, or the decision if it is an earlier attempt.
 
-        Raises:
-            WrongState: The vote is for a different step or quorum than the current attempt.
+        Raise WrongState if the vote is for a different step or quorum than the current attempt.
         """
         attempt, decided = self._group.attempt, self._group.decided
         if attempt is None:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lighthouse_runtime.process.state_folder import make_private
+from lighthouse_runtime.process.files import make_private
 from manager.guard.process_tree import MARK_VARIABLE, die_with
 
 _MAX_ERROR_BYTES = 1 << 16
@@ -141,16 +141,10 @@ class Child:
         return f"{os.getpid()}.{self.number:08d}."
 
     def spawn(self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool) -> None:
-        """Start the process.
+        """Start the process. Raise OSError or subprocess.SubprocessError if that fails.
 
-        Args:
-            argv: The command line.
-            more: Environment variables to add.
-            has_input: Whether standard input is a pipe that stays open until the guard exits.
-
-        Raises:
-            OSError: The command cannot be run.
-            subprocess.SubprocessError: Setting up the new process failed.
+        `more` are additional environment variables. With `has_input`, standard input is a pipe that stays open
+        until the guard exits.
         """
         guard = os.getpid()
         ours, its = os.pipe()
@@ -180,12 +174,9 @@ class Child:
     def write_log(self, data: bytes) -> str:
         """Append `data` to the log.
 
-        If the file system is full or unreachable, the rank continues: its output is still read, and logged again once
-        the file system has recovered.
-
-        Returns:
-            A warning when writing begins to fail, repeated at most every LOG_WARNED_EVERY_S, a notice when it works
-            again, or an empty string if there is nothing to report.
+        If the file system is full or unreachable, the rank continues: its output is still read, and logged
+        again once the file system has recovered. Return a warning when writing begins to fail, repeated at most
+        every LOG_WARNED_EVERY_S, a notice when it works again, or an empty string.
         """
         if self.log_path is None:
             return ""
@@ -246,9 +237,8 @@ class Child:
 def open_log(path: str) -> io.FileIO:
     """Open a log file for appending, readable by this user only.
 
-    Raises:
-        OSError: The file cannot be opened, or is a link, a pipe or another user's file. Such files are refused because
-            another user may have created one under the predictable name.
+    Raise OSError for a link, a pipe or another user's file, because another user may have created one under the
+    predictable name.
     """
     make_private(Path(path).parent)
     how = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK

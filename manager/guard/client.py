@@ -64,10 +64,9 @@ class GuardClient:
     def __init__(self, *, observes: bool = False, is_all: bool = False) -> None:
         """Start the guard.
 
-        Args:
-            observes: Whether to observe scripts that create a process group (rank_site/sitecustomize.py).
-            is_all: Whether this process starts other processes only through the guard. If the guard is killed, all
-                descendants are then killed, even those that no longer carry its mark.
+        With `observes`, scripts that create a process group are observed (rank_site/sitecustomize.py). `is_all`
+        means that this process starts other processes only through the guard. If the guard is killed, all
+        descendants are then killed, even those that no longer carry its mark.
         """
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]

@@ -61,13 +61,7 @@ class Stray:
 
 
 def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[Stray]:
-    """Return the strays below `root`.
-
-    Args:
-        root: Pid of the subreaper.
-        known: Pids of the processes that it started.
-        marks: Marks of these processes.
-    """
+    """Return the strays below the subreaper `root`, which started the processes `known` with these marks."""
     signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
     found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]

@@ -15,8 +15,7 @@ from lighthouse_protocol.identity import check_name, parse_target
 from lighthouse_protocol.limits import DEFAULT_JOB, MANAGER_PORT, MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.stall import FLOOR_S
-from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.cli import Duration, setting
 from lighthouse_runtime.net.address import advertised_host, check_bind, check_host, check_reachable, split_bind
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
 from lighthouse_runtime.security.client_tls import CA_VARIABLE, CERT_VARIABLE, KEY_VARIABLE
@@ -128,9 +127,5 @@ class ManagerConfig:
         return TlsFiles(self.tls_ca or "", self.client_cert or "", self.client_key or "")
 
     def advertised_host(self) -> str:
-        """Return the host at which peers reach this manager and its store.
-
-        Raises:
-            InvalidRequest: If the host cannot be determined. The error names the option.
-        """
+        """Return the host at which peers reach this manager and its store. Raise InvalidRequest if it is unknown."""
         return advertised_host(str(self.coordinator.addresses[0]), self.advertise, split_bind(self.bind, "--bind")[0])

@@ -11,36 +11,36 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from lighthouse_protocol import VERSION
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import SECRET_BYTES
+from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.membership import Participant
-from lighthouse_protocol.messages.session import HoldState
+from lighthouse_protocol.messages.session import HoldState, WatchHello
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.access import short_name
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import grpc_bind, listening_host, resolves_to_loopback, split_bind
 from lighthouse_runtime.process.loop import ServiceManager, StopRequest, announce
 from lighthouse_runtime.security.access import LocalOperatorAccess
-from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.rpc_handler import Entry
+from lighthouse_runtime.server.grpc_server import Entry, GrpcServer
 from lighthouse_runtime.timing.pacing import SuspensionTimers
 from lighthouse_runtime.timing.timers import LoopLag
 from lighthouse_runtime.web.control import HttpGuard
 from lighthouse_runtime.web.server import HttpServer, HttpSide
-from manager.evidence.collector import EvidenceCollector
-from manager.evidence.process_probe import ProbeProcess, probe_alone
-from manager.group.driver import GroupDriver
-from manager.group.events import GroupGivenUp, Killed, RankGivenUp
+from manager.evidence import EvidenceCollector, probe_alone
+from manager.group.driver import GroupDriver, Outcome
+from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
 from manager.server.config import ManagerConfig
 from manager.server.service import REFLECTED, GroupAccess, ManagerService, encode_handles
@@ -93,6 +93,18 @@ MISCONFIGURED = 2
 NOT_WAITED_S = 0.01
 
 
+class Supervisor(Protocol):
+    def entries(self) -> Mapping[str, Entry]:
+        """Return the RPCs to serve on the manager's port."""
+        ...
+
+    async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
+        """Inspect a rank's process; see EvidenceCollector."""
+        ...
+
+    def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed) -> None: ...
+
+
 class ManagerDaemon:
     """Manager of one replica group. `address` is the advertised address once `start` has returned."""
 
@@ -101,10 +113,7 @@ class ManagerDaemon:
         config: ManagerConfig,
         secret: str,
         end: Callable[[int], None],
-        more: Mapping[str, Entry] | None = None,
-        probe: ProbeProcess = probe_alone,
-        on_given_up: Callable[[RankGivenUp | GroupGivenUp], None] = lambda _: None,
-        on_killed: Callable[[Killed], None] | None = None,
+        supervisor: Supervisor | None = None,
         session_secret: str = "",
     ) -> None:
         """Create the manager. It does nothing until `start` is called.
@@ -113,17 +122,13 @@ class ManagerDaemon:
             config: The options.
             secret: The group's secret, or an empty string (see GroupAccess in service.py).
             end: Called with the exit status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
-            more: RPCs that a supervisor serves on the same port.
-            probe: See EvidenceCollector.
-            on_given_up: See GroupDriver.
-            on_killed: See GroupDriver.
-            session_secret: Secret with which this process authenticates to the lighthouse. If empty, a random one is
-                generated.
+            supervisor: The supervisor that runs this manager in its own process. It also handles kills.
+            session_secret: Secret by which the lighthouse recognizes this process. Default: a random one.
         """
         self._config = config
         self._secret = secret
         self._end = end
-        self._more = more
+        self._supervisor = supervisor
         self._started_at = time.monotonic()
         self._host = config.advertised_host()
         self._store: StoreProcess | None = None
@@ -141,29 +146,25 @@ class ManagerDaemon:
             secrets.token_hex(6),
             timers,
             self._link,
-            EvidenceCollector(config.group_world_size, self._link.send, probe),
-            self._ended,
+            EvidenceCollector(
+                config.group_world_size, self._link.send, supervisor.probe if supervisor is not None else probe_alone
+            ),
+            self._handle,
             secret=session_secret or secrets.token_hex(SECRET_BYTES),
             encode_handles=encode_handles,
             rank_timeout_s=config.rank_timeout_s,
             limits=Limits(floor_s=config.stall_timeout_s),
-            on_given_up=on_given_up,
-            on_killed=on_killed,
-            check_lag=self._lag.check,
+            lag=self._lag,
         )
-        self._lag.listen(self._driver.was_late)
         self.address = ""
 
     async def start(self) -> None:
-        """Start the store and the RPC server.
-
-        Raises:
-            InvalidRequest: If an address cannot be bound or the store does not start. The error names the option.
-        """
+        """Start the store and the RPC server. Raises InvalidRequest, which names the option."""
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Start gRPC only now: it does not survive the fork that starts the store.
-        service = ManagerService(self._driver, self.status, more=self._more)
+        more = self._supervisor.entries() if self._supervisor is not None else {}
+        service = ManagerService(self._driver, self.status, more=more)
         self._grpc = GrpcServer(service.services(), REFLECTED, GroupAccess(self._secret))
         self.address = str(Address(self._host, await self._grpc.start(grpc_bind(config.bind))))
         store_host = parse_address(self._store_address, "--store").host
@@ -215,10 +216,17 @@ class ManagerDaemon:
                     extra=event("drain_timeout"),
                 )
 
-    def _ended(self, status: int) -> None:
-        if status == 0:
-            self._left.set()
-        self._end(status)
+    def _handle(self, outcome: Outcome) -> None:
+        match outcome:
+            case HasLeft():
+                self._left.set()
+                self._end(0)
+            case Killed() if self._supervisor is None:
+                self._end(1)
+            case _ if self._supervisor is not None:
+                self._supervisor.handle(outcome)
+            case _:
+                pass
 
     async def stop(self) -> None:
         """Refuse the waiting calls with the reason, then stop the heartbeats, all connections and the store."""
@@ -312,14 +320,7 @@ class ManagerDaemon:
 
 
 async def serve(config: ManagerConfig, secret: str, announce_fd: int | None, stop: StopRequest) -> None:
-    """Run the manager until a signal, a drain or a kill.
-
-    Args:
-        config: The options.
-        secret: The group's secret, or an empty string.
-        announce_fd: File descriptor to which the address is written once the daemon serves, or None.
-        stop: Set by a stop signal, or by the daemon itself when it must exit.
-    """
+    """Run the manager until a signal, a drain or a kill. Write its address to `announce_fd` once it serves."""
     daemon = ManagerDaemon(config, secret, stop)
     systemd = ServiceManager(asyncio.get_running_loop(), daemon.state)
     try:

@@ -25,7 +25,7 @@ from lighthouse_protocol.wire.streams import WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import ended_process, host_id
 from lighthouse_runtime.security.access import LOCAL, Caller, LocalOperatorAccess
-from lighthouse_runtime.server.rpc_handler import Call, Entry, FutureReply, Method, Stream
+from lighthouse_runtime.server.grpc_server import Call, Entry, FutureReply, Method, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Frames, Requests, Sender, StreamPeer
 from manager.group.driver import Answer, GroupDriver
 from manager.group.events import Killed
@@ -49,14 +49,7 @@ class ManagerService:
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
-        """Create the service.
-
-        Args:
-            driver: The group's driver.
-            status: Returns the manager's status.
-            watch_within_s: Time in seconds within which the first message of a watch must arrive.
-            more: Additional RPCs of a supervisor.
-        """
+        """Create the service. `more` are additional RPCs of a supervisor."""
         self._driver = driver
         self._status = status
         self._watch_within_s = watch_within_s
@@ -292,11 +285,7 @@ class GroupAccess(LocalOperatorAccess):
 
 
 def secret_from(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the group's secret from the environment, or an empty string if it is not set.
-
-    Raises:
-        InvalidRequest: If the secret is too weak. The error names the variable.
-    """
+    """Return the group's secret from the environment, or an empty string. Raise InvalidRequest if it is too weak."""
     secret = variables.get(MANAGER_SECRET_VARIABLE, "")
     if secret and not _SECRET.fullmatch(secret):
         raise InvalidRequest(

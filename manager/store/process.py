@@ -13,11 +13,7 @@ _REMEDY = "give --store HOST:PORT of a running TCPStore, or --store-python an in
 
 
 def check_torch(python: str) -> None:
-    """Check that torch can be imported, if `python` is this interpreter.
-
-    Raises:
-        InvalidRequest: If torch is missing.
-    """
+    """Raise InvalidRequest if `python` is this interpreter and torch cannot be imported."""
     if python == sys.executable and importlib.util.find_spec("torch") is None:
         raise InvalidRequest(f"auto needs torch, and {python} has none: {_REMEDY}", field="--store")
 
@@ -31,14 +27,9 @@ class StoreProcess:
 
     @classmethod
     async def start(cls, python: str, host: str) -> "StoreProcess":
-        """Start a store on a free port, and wait until it serves.
+        """Start a store on a free port of `host` (empty: all addresses), and wait until it serves.
 
-        Args:
-            python: The interpreter.
-            host: Listen address of the store, or an empty string for all addresses.
-
-        Raises:
-            InvalidRequest: If the store does not start. The error names the option and the alternative.
+        Raise InvalidRequest if it does not start. The error names the option and the alternative.
         """
         check_torch(python)
         try:

@@ -19,8 +19,7 @@ from lighthouse_protocol.limits import (
     STORE_PORT_OFFSET,
 )
 from lighthouse_protocol.refusals import InvalidRequest
-from lighthouse_runtime.cli.settings import setting
-from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.cli import Duration, setting
 from lighthouse_runtime.net.address import check_host
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy

@@ -5,7 +5,7 @@ deadline. It is synchronous. The clock, the hosts and the lighthouse are passed 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from lighthouse_protocol.messages import run as messages
@@ -30,22 +30,17 @@ class Group(Protocol):
 
     def exclude(self, host: int, reason: str) -> None: ...
 
+    def finish(self, over: events.SupervisionEnded) -> None:
+        """End the supervisor. Called once."""
+        ...
+
 
 class SupervisorDriver:
-    """Driver of one group. It calls `finish` once, when the group has ended."""
-
-    def __init__(
-        self,
-        machine: SupervisorMachine,
-        timers: Timers,
-        group: Group,
-        finish: Callable[[events.SupervisionEnded], None],
-    ) -> None:
+    def __init__(self, machine: SupervisorMachine, timers: Timers, group: Group) -> None:
         self.machine = machine
         self._clock = timers.time
-        self._timer = DeadlineTimer(self._tick, timers)
+        self._timer = DeadlineTimer(lambda: self._perform(machine.tick(timers.time())), timers)
         self._group = group
-        self._finish = finish
 
     def receive(self, message: ToSupervisor) -> None:
         """Handle a message from the lighthouse."""
@@ -72,9 +67,6 @@ class SupervisorDriver:
     def close(self) -> None:
         self._timer.cancel()
 
-    def _tick(self) -> None:
-        self._perform(self.machine.tick(self._clock()))
-
     def _perform(self, effects: Sequence[events.Effect]) -> None:
         for effect in effects:
             match effect:
@@ -89,5 +81,5 @@ class SupervisorDriver:
                 case events.HostExcluded(host, reason):
                     self._group.exclude(host, reason)
                 case events.SupervisionEnded():
-                    self._finish(effect)
+                    self._group.finish(effect)
         self._timer.set(self.machine.deadline())

@@ -1,16 +1,19 @@
 """Host 0 of a group under `lighthouse-manager run`.
 
 `HeadHost` runs the group's manager, its store, the supervision of the whole group, and the ranks on host 0.
-`WorkerHosts` manages the connections to the group's other hosts: it sends orders to start and stop ranks, and receives
-the exits of ranks. The other side of these connections is in worker_host.py.
+`SupervisedStore` is the TCPStore, in a child of the guard process; it listens on a port that is known in advance and
+outlives all ranks. `WorkerHosts` manages the connections to the group's other hosts: it sends orders to start and stop
+ranks, and receives the exits of ranks. The other side of these connections is in worker_host.py.
 """
 
 import asyncio
+import errno
 import itertools
 import logging
 import random
 import signal
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.identity import parse_address
@@ -23,22 +26,23 @@ from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable
 from lighthouse_protocol.wire.streams import NODE_REQUESTS, NODE_RESPONSES
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
+from lighthouse_runtime.process.children import describe_listener
 from lighthouse_runtime.process.loop import STOP_SIGNALS
-from lighthouse_runtime.server.rpc_handler import Call, Stream
+from lighthouse_runtime.server.grpc_server import Call, Entry, Stream
 from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
-from manager.evidence.process_probe import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
+from manager.evidence import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
 from manager.group.events import GroupGivenUp, Killed, RankGivenUp
-from manager.guard.client import GuardClient
+from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.server.daemon import ManagerDaemon
+from manager.store.process import SCRIPT, check_torch
 from manager.supervisor.driver import SupervisorDriver
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.local_host import HostSupervisor, Launch, LocalHost
 from manager.supervisor.rules import events
-from manager.supervisor.rules.events import CheckFailed, Event, HostLost, HostReady, RankEnded
+from manager.supervisor.rules.events import CheckFailed, HostLost, HostReady, RankEnded
 from manager.supervisor.rules.machine import SupervisorMachine
 from manager.supervisor.rules.plan import LaunchPlan
-from manager.supervisor.rules.restart_policy import GROUP_SCOPE
-from manager.supervisor.store import SupervisedStore
+from manager.supervisor.rules.restart_policy import GROUP_SCOPE, describe_status
 
 log = logging.getLogger(__name__)
 
@@ -57,28 +61,14 @@ class _Host:
 
 
 class WorkerHosts:
-    """Connections to the supervisors of the group's other hosts.
+    """Connections to the supervisors of the group's other hosts."""
 
-    Args:
-        plan: Returns the launch plan, or raises Unreachable if it is not known yet.
-        report: Receives the events for the machine.
-        end: Called when one of these supervisors received a stop signal, with 128 plus the signal number and the host.
-    """
-
-    def __init__(
-        self, plan: Callable[[], LaunchPlan], report: Callable[[Event], None], end: Callable[[int, int], None]
-    ) -> None:
-        self._plan = plan
-        self._report = report
-        self._end = end
+    def __init__(self, head: "HeadHost") -> None:
+        self._head = head
         self._hosts: dict[int, _Host] = {}
         self._over: hosts.GroupEnded | None = None
         self._numbers = itertools.count(1)
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
-
-    def entry(self) -> Stream:
-        """Return the RPC of these connections, to be served by the manager's server."""
-        return Stream(NODE_REQUESTS, self.serve)
 
     def send(self, host: int, message: hosts.ToHost) -> None:
         """Send a message to a host. If the host is not connected, drop the message, because its loss is reported."""
@@ -126,10 +116,10 @@ class WorkerHosts:
             if self._hosts.get(host) is connected:
                 del self._hosts[host]
                 log.warning("lost host %d", host, extra=event("host_lost", host=host))
-                self._report(HostLost(host, "its supervisor disconnected"))
+                self._head.feed(HostLost(host, "its supervisor disconnected"))
 
     def _check(self, entry: hosts.HostHello) -> None:
-        plan = self._plan()
+        plan = self._head.plan
         ours = (plan.replica_id, plan.run, plan.layout.hosts, plan.layout.nproc)
         its = (entry.replica_id, entry.run, entry.nnodes, entry.nproc)
         if its != ours:
@@ -141,30 +131,30 @@ class WorkerHosts:
     def _enter(self, host: int, sender: Sender) -> _Host:
         if (older := self._hosts.pop(host, None)) is not None:
             older.sender.end(Superseded(f"another supervisor of host {host} has come"))
-            self._report(HostLost(host, "its supervisor was started again"))
+            self._head.feed(HostLost(host, "its supervisor was started again"))
         log.info("host %d connected", host, extra=event("host_joined", host=host))
         connected = self._hosts[host] = _Host(sender, asyncio.get_running_loop().time())
-        address, port = self._plan().master
+        address, port = self._head.plan.master
         self.send(host, hosts.HostWelcome(address, port))
         if self._over is not None:
             self.send(host, self._over)
-        self._report(HostReady(host))
+        self._head.feed(HostReady(host))
         return connected
 
     def receive(self, host: int, message: hosts.FromHost) -> None:
         match message:
             case hosts.HostRankEnded(rank, attempt, status, cause):
-                if self._plan().layout.host_of(rank) != host:
+                if self._head.plan.layout.host_of(rank) != host:
                     raise InvalidRequest(f"{rank} is none of host {host}", field="rank")
-                self._report(RankEnded(rank, attempt, status, cause))
+                self._head.feed(RankEnded(rank, attempt, status, cause))
             case hosts.HostCheckFailed(reason):
-                self._report(CheckFailed(host, reason))
+                self._head.feed(CheckFailed(host, reason))
             case hosts.HostEndAsked(status):
                 if status - 128 not in STOP_SIGNALS:
                     raise InvalidRequest(
                         f"{status} is not the status of a stop signal (143, 130, 129, 131)", field="status"
                     )
-                self._end(status, host)
+                self._head.handle_signal(status, host)
             case hosts.ProbeResult(number, outside):
                 if (probe := self._probes.get(number)) is not None and not probe.done():
                     probe.set_result(outside)
@@ -179,6 +169,79 @@ async def _send_heartbeats(host: int, connected: _Host) -> None:
         connected.sender.send(NODE_RESPONSES.write(hosts.HostHeartbeat()))
         await asyncio.sleep(HEARTBEAT_S)
     connected.sender.end(Unreachable(f"host {host} was silent for {SILENCE_S:g} s"))  # it may reconnect
+
+
+FIRST_DELAY_S = 0.1
+MAX_DELAY_S = 5.0
+QUIET_S = 60.0  # if the store lives for this time, the restart delay is reset
+
+
+class SupervisedStore:
+    """TCPStore of a group, restarted if it dies. `fail` receives the reason if the store cannot start at all.
+
+    An empty `host` means that the store listens on all addresses. `label` is its name in logs.
+    """
+
+    def __init__(
+        self, guard: GuardClient, python: str, port: int, host: str, label: str, fail: Callable[[str], None]
+    ) -> None:
+        self._guard = guard
+        self._command = Command((python, str(SCRIPT), str(port), host), {}, label, is_shown=False, has_input=True)
+        self._python = python
+        self._port = port
+        self._fail = fail
+        self._delay_s = FIRST_DELAY_S
+        self._started_at = 0.0
+        self._has_served = False
+        self._is_over = False
+
+    def check(self) -> None:
+        """Check that the store can start. Raises InvalidRequest."""
+        check_torch(self._python)
+        check_port(self._port)
+
+    def start(self) -> None:
+        self._started_at = asyncio.get_running_loop().time()
+        self._guard.start(self._command, self._ended)
+
+    def stop(self) -> None:
+        """Disable restarts. The store's process exits together with the guard."""
+        self._is_over = True
+
+    def _ended(self, ended: Ended) -> None:
+        if self._is_over:
+            return
+        self._has_served |= any(line.startswith("store ") for line in ended.output)
+        status = describe_status(ended.status)
+        if ended.status > 0 and not self._has_served:
+            self._fail(f"the group's store does not start ({status}){format_output(ended.output)}")
+            return
+        loop = asyncio.get_running_loop()
+        if loop.time() > self._started_at + QUIET_S:
+            self._delay_s = FIRST_DELAY_S
+        log.error("the group's store died (%s); restarting it on port %d for the next quorum",
+                  status, self._port, extra=event("store_restarts", port=self._port))  # fmt: skip
+        loop.call_later(self._delay_s, self._start_again)
+        self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
+
+    def _start_again(self) -> None:
+        if not self._is_over:
+            self.start()
+
+
+def check_port(port: int) -> None:
+    """Raise InvalidRequest if the port is not free. It names the process that listens on it, and says what to do."""
+    try:
+        socket.create_server(("", port)).close()
+    except OSError as e:
+        if e.errno != errno.EADDRINUSE:
+            raise InvalidRequest(f"cannot listen on {port}: {e.strerror}", field="--store-port") from None
+        raise InvalidRequest(
+            f"the group's store cannot listen on {port}: {describe_listener(port)} does. Replica groups that share a "
+            "host need master ports at least 3 apart (the store uses MASTER_PORT + 2): give each its own --master-port "
+            "or --store-port, or --store HOST:PORT of a running TCPStore",
+            field="--store-port",
+        ) from None
 
 
 LOOPBACK = "127.0.0.1"
@@ -198,11 +261,9 @@ class HeadHost(HostSupervisor):
             grace_s=settings.termination_grace_s,
             host_timeout_s=settings.node_timeout_s,
         )
-        self._driver = SupervisorDriver(
-            machine, self._loop, self, lambda over: self._finish(GroupEnded(over.status, over.why))
-        )
-        self._feed = self._driver.feed
-        self._workers = WorkerHosts(self._known_plan, self._feed, self._handle_signal)
+        self._driver = SupervisorDriver(machine, self._loop, self)
+        self.feed, self.receive = self._driver.feed, self._driver.receive
+        self._workers = WorkerHosts(self)
         self._daemon: ManagerDaemon | None = None
         self._store: SupervisedStore | None = None
         self._link: SupervisorLink | None = None
@@ -223,17 +284,14 @@ class HeadHost(HostSupervisor):
                 # Listen on all addresses if peers on other hosts connect. The group's own ranks use loopback.
                 LOOPBACK if resolves_to_loopback(config.advertised_host()) and settings.master_addr is None else "",
                 f"{config.replica_id}/store",
-                lambda why: self._feed(events.EndAsked(1, why)),
+                lambda why: self.feed(events.EndAsked(1, why)),
             )
             self._store.check()
         daemon = ManagerDaemon(
             self._launch.manager_config(),
             self._launch.group_secret,
             self._driver.manager_ended,
-            {"Node": self._workers.entry()},
-            self._probe,
-            self._given_up,
-            self._killed,
+            self,
             self._launch.run_secret,
         )
         await daemon.start()
@@ -246,20 +304,42 @@ class HeadHost(HostSupervisor):
                          settings.chosen_store_port, extra=event("store_port"))  # fmt: skip
         own = parse_address(daemon.address, "address").host if settings.nnodes > 1 else LOOPBACK
         plan = self._launch.plan(daemon.address, (settings.master_addr or own, settings.master_port))
-        self._link = self._launch.run_link(plan, self._driver.receive, self._heartbeat)
-        self._local = LocalHost(plan, self._guard, settings, self._feed, self._link.report_loss)
+        self._link = self._launch.run_link(plan, self)
+        self._local = LocalHost(plan, self._guard, settings, self._link, self.feed)
         self._link.open()
 
-    def _heartbeat(self, now: float) -> SupervisorHeartbeat:
+    def heartbeat(self, now: float) -> SupervisorHeartbeat:
         running = 0 if self._local is None else len(self._local.running)
         return replace(self._driver.machine.heartbeat(now), running=running)
 
-    async def _probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
+    # -- Supervisor, for the manager
+
+    def entries(self) -> Mapping[str, Entry]:
+        return {"Node": Stream(NODE_REQUESTS, self._workers.serve)}
+
+    def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed) -> None:
+        match outcome:
+            case GroupGivenUp(reason):
+                self.feed(events.MisfitReported(reason))
+            case RankGivenUp(rank, reason, lost_at, has_left):
+                # torchrun handles the loss of its ranks itself.
+                if self._local is not None and self._local.plan.torchrun is None and not has_left:
+                    self.feed(events.RankSilent(rank, lost_at, reason))
+            case Killed(reason, behind) if not behind:
+                self.feed(events.KillAsked(reason))
+            case Killed(reason, behind):  # only a kill that stalled ranks caused counts as a loss
+                for rank in sorted(behind) if self._local is not None else ():
+                    why = f"rank {rank} is behind ({reason})"
+                    self.feed(events.RankSilent(self.plan.process_of(rank), self._loop.time(), why))
+
+    async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
         if not is_here:
             return await self._workers.probe(request)
         return await self._local.probe(request) if self._local is not None else await probe_alone(request, is_here)
 
-    def _known_plan(self) -> LaunchPlan:
+    @property
+    def plan(self) -> LaunchPlan:
+        """The launch plan. Raises Unreachable if it is not known yet."""
         if self._local is None:
             raise Unreachable("host 0 is starting; ask again")
         return self._local.plan
@@ -281,23 +361,7 @@ class HeadHost(HostSupervisor):
         if self._daemon is not None:
             await self._daemon.stop()
 
-    def _given_up(self, lost: RankGivenUp | GroupGivenUp) -> None:
-        """Handle a rank or a group that the manager has given up. Ignore torchrun's ranks, which torchrun handles."""
-        if isinstance(lost, GroupGivenUp):
-            self._feed(events.MisfitReported(lost.reason))
-        elif self._local is not None and self._local.plan.torchrun is None and not lost.has_left:
-            self._feed(events.RankSilent(lost.group_rank, lost.lost_at, lost.reason))
-
-    def _killed(self, killed: Killed) -> None:
-        """Restart after a kill. It counts as a loss only if it was caused by stalled ranks, not by a person."""
-        if not killed.behind:
-            self._feed(events.KillAsked(killed.reason))
-        elif self._local is not None:
-            for rank in sorted(killed.behind):
-                why = f"rank {rank} is behind ({killed.reason})"
-                self._feed(events.RankSilent(self._local.plan.process_of(rank), self._loop.time(), why))
-
-    def _handle_signal(self, status: int, host: int = 0) -> None:
+    def handle_signal(self, status: int, host: int = 0) -> None:
         """Handle a stop signal.
 
         After the first signal, the group completes its step and leaves. After the second, its ranks receive SIGTERM.
@@ -306,16 +370,16 @@ class HeadHost(HostSupervisor):
         self._signals[host] += 1
         why = f"{signal.Signals(status - 128).name} to the supervisor"
         if self._leaving is None:
-            self._feed(events.EndAsked(status, why, is_leaving=True))
+            self.feed(events.EndAsked(status, why, is_leaving=True))
             self._leaving = asyncio.create_task(self._leave(events.EndAsked(status, why)), name="leave")
         elif self._signals[host] > 1:
             self._leaving.cancel()
-            self._feed(events.EndAsked(status, why, is_urgent=True))
+            self.feed(events.EndAsked(status, why, is_urgent=True))
 
     async def _leave(self, then: events.EndAsked) -> None:
         if self._daemon is not None and not self._driver.machine.is_over:
             await self._daemon.leave(then.why)
-        self._feed(then)
+        self.feed(then)
 
     # -- Group, for the driver
 
@@ -344,3 +408,6 @@ class HeadHost(HostSupervisor):
         self._excluded[host] = reason
         if host == 0 and self._link is not None:
             self._link.exclude(reason)
+
+    def finish(self, over: events.SupervisionEnded) -> None:
+        self._finish(GroupEnded(over.status, over.why))

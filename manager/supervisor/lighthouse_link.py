@@ -6,8 +6,9 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from typing import Protocol
 
+from lighthouse_protocol.coordinator import Coordinator, LeaderSearch
 from lighthouse_protocol.messages import run
 from lighthouse_protocol.refusals import (
     DeadlinePassed,
@@ -17,9 +18,8 @@ from lighthouse_protocol.refusals import (
     Unreachable,
     WrongProtocol,
 )
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SupervisorStream
+from lighthouse_runtime.client.streams import SupervisorStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.timing.pacing import Backoff
 from manager.group.link import Absence
@@ -31,30 +31,25 @@ STOP_TIMEOUT_S = 60.0  # how long to try to deliver a stop request to an unreach
 CLOSE_TIMEOUT_S = 1.0
 
 
-class SupervisorLink:
-    """Keeps a supervisor's stream to the lighthouse open until the run ends.
+class Supervisor(Protocol):
+    def receive(self, message: run.ToSupervisor) -> None:
+        """Handle a message, or a HelloRejected if another final error closes the stream."""
+        ...
 
-    Args:
-        connect: Creates a client.
-        search: Selects the lighthouse to which `connect` connects.
-        entry: The first message of each stream.
-        on_message: Receives each message, or a HelloRejected if another final error closes the stream.
-        heartbeat: Returns the next heartbeat, given the loop's time.
-    """
+    def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...
+
+
+class SupervisorLink:
+    """Keeps a supervisor's stream to the lighthouse open until the run ends. `entry` is each stream's first message."""
 
     def __init__(
-        self,
-        connect: Callable[[], AsyncLighthouseClient],
-        search: LeaderSearch,
-        entry: run.SupervisorHello,
-        on_message: Callable[[run.ToSupervisor], None],
-        heartbeat: Callable[[float], run.SupervisorHeartbeat] = lambda now: run.SupervisorHeartbeat(),
+        self, coordinator: Coordinator, job: str, run_id: str, entry: run.SupervisorHello, supervisor: Supervisor
     ) -> None:
-        self._connect = connect
-        self._search = search
+        self._coordinator = coordinator
+        self._job, self._run_id = job, run_id
+        self._search = LeaderSearch(coordinator.addresses)
         self._entry = entry
-        self._on_message = on_message
-        self._heartbeat = heartbeat
+        self._supervisor = supervisor
         self._stream: SupervisorStream | None = None
         self._report = Report(self._send)
         self._clock = asyncio.get_running_loop().time
@@ -105,7 +100,9 @@ class SupervisorLink:
         while not self._is_over:
             error: LighthouseError | None = None
             is_refused = False
-            async with self._connect() as client, client.supervise() as stream:
+            coordinator = self._coordinator.at(self._search.address)
+            client = AsyncLighthouseClient(coordinator, job=self._job, run=self._run_id)
+            async with client, client.supervise() as stream:
                 try:
                     stream.send(self._entry)
                     async for message in stream:
@@ -129,7 +126,7 @@ class SupervisorLink:
                         extra=event("runs_not_tracked", lighthouse=str(self._search.address)),
                     )
                     self._is_over = True
-                    self._on_message(run.SupervisorWelcome(1.0))
+                    self._supervisor.receive(run.SupervisorWelcome(1.0))
                 except LighthouseError as e:
                     self._receive(stream, run.HelloRejected(e))
                 finally:
@@ -151,11 +148,11 @@ class SupervisorLink:
                 self._has_stop_arrived.set()
             case run.HelloRejected():
                 self._is_over = True
-        return self._on_message(message)
+        return self._supervisor.receive(message)
 
     def _send_heartbeat(self, stream: SupervisorStream, interval_s: float) -> None:
         if self._stream is stream:
-            stream.send(self._heartbeat(self._clock()))
+            stream.send(self._supervisor.heartbeat(self._clock()))
             asyncio.get_running_loop().call_later(interval_s, self._send_heartbeat, stream, interval_s)
 
     def _send(self, message: run.StopAsked | run.HostExcluded | run.ProcessLost) -> None:

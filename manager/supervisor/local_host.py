@@ -22,19 +22,17 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import SECRET_BYTES, STORE_PORT_OFFSET
 from lighthouse_protocol.messages.hosts import GroupEnded
 from lighthouse_protocol.messages.incident import ProcessSnapshot
-from lighthouse_protocol.messages.run import ProcessLost, RankId, SupervisorHeartbeat, SupervisorHello, ToSupervisor
+from lighthouse_protocol.messages.run import ProcessLost, RankId, SupervisorHello
 from lighthouse_protocol.messages.session import WatchHello
-from lighthouse_protocol.rules.leader_search import LeaderSearch
-from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.loop import ServiceManager, on_signals
 from lighthouse_runtime.security.client_tls import variables_of
-from manager.evidence.process_probe import probe_with_output
+from manager.evidence import probe_with_output
 from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
-from manager.supervisor.lighthouse_link import SupervisorLink
+from manager.supervisor.lighthouse_link import Supervisor, SupervisorLink
 from manager.supervisor.rules.events import CheckFailed, RankEnded
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun, failure_behind
 from manager.supervisor.rules.restart_policy import describe_status
@@ -56,24 +54,21 @@ class _Live:
 
 
 class LocalHost:
-    """Starts and stops the ranks of this host.
-
-    `report` receives the events for the state machine, and `report_loss` the losses for the lighthouse.
-    """
+    """Starts and stops the ranks of this host. Reports losses on `link`, and events for the state machine."""
 
     def __init__(
         self,
         plan: LaunchPlan,
         guard: GuardClient,
         settings: SupervisorConfig,
+        link: SupervisorLink,
         report: Callable[[RankEnded | CheckFailed], None],
-        report_loss: Callable[[ProcessLost], None],
     ) -> None:
         self.plan = plan
         self._guard = guard
         self._settings = settings
         self._report = report
-        self._report_loss = report_loss
+        self._link = link
         self._live: dict[int, _Live] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -136,18 +131,19 @@ class LocalHost:
         self._checks[number] = set(ranks)
 
         def examined(ended: Ended) -> None:
+            is_late = loop.time() >= ends_at
             limit.cancel()
             del self._checks[number]
-            is_late = loop.time() >= ends_at
-            self._finish_health_check(ranks, ended, f"not done within {timeout_s:g} s" if is_late else "")
+            why = f"not done within {timeout_s:g} s" if is_late else describe_status(ended.status)
+            self._finish_health_check(ranks, ended, why)
 
-    def _finish_health_check(self, ranks: tuple[int, ...], ended: Ended, late: str) -> None:
+    def _finish_health_check(self, ranks: tuple[int, ...], ended: Ended, why: str) -> None:
         wanted = [rank for rank in ranks if not self._live[rank].is_halted]
         if wanted and ended.status != 0:
-            output_line = f": {ended.output[-1]}" if ended.output else ""
-            why, output = late or describe_status(ended.status), format_output(ended.output)
+            output = format_output(ended.output)
             log.error("health check: %s%s", why, output, extra=event("health_check_failed", reason=why))
-            self._report(CheckFailed(self.plan.host, f"{late or describe_status(ended.status)}{output_line}"))
+            last_line = f": {ended.output[-1]}" if ended.output else ""
+            self._report(CheckFailed(self.plan.host, f"{why}{last_line}"))
         self._spawn([rank for rank in wanted if ended.status == 0])
         for rank in ranks:
             if ended.status != 0 or rank not in wanted:
@@ -189,7 +185,7 @@ class LocalHost:
             fields = event("rank_ended", rank=rank, reason=reason, attempt=live.attempt)
             level = logging.INFO if status == -signal.SIGINT else logging.ERROR  # Ctrl-C in the script
             log.log(level, "%s died: %s%s", self.plan.label(rank), reason, format_output(ended.output), extra=fields)
-            self._report_loss(ProcessLost(process, reason, ended.output))
+            self._link.report_loss(ProcessLost(process, reason, ended.output))
         self._report(RankEnded(rank, live.attempt, status, ended.cause))
 
 
@@ -259,21 +255,9 @@ class Launch:
             trace_dir=str(settings.trace_dir) if settings.trace_dir is not None else None,
         )
 
-    def run_link(
-        self,
-        plan: LaunchPlan,
-        on_message: Callable[[ToSupervisor], None],
-        heartbeat: Callable[[float], SupervisorHeartbeat],
-    ) -> SupervisorLink:
-        config, settings = self.config, self.settings
-        search = LeaderSearch(config.coordinator.addresses)
-
-        def connect() -> AsyncLighthouseClient:
-            coordinator = config.coordinator.at(search.address)
-            return AsyncLighthouseClient(coordinator, job=config.job, run=settings.run_id)
-
+    def run_link(self, plan: LaunchPlan, supervisor: Supervisor) -> SupervisorLink:
         entry = SupervisorHello(plan.name, self.incarnation, socket.gethostname(), plan.own_slots, self.run_secret)
-        return SupervisorLink(connect, search, entry, on_message, heartbeat)
+        return SupervisorLink(self.config.coordinator, self.config.job, self.settings.run_id, entry, supervisor)
 
 
 class HostSupervisor(ABC):
@@ -293,7 +277,7 @@ class HostSupervisor(ABC):
         Raises:
             InvalidRequest: If an address, a port or the store is not available. The error names the option.
         """
-        on_signals(self._loop, lambda number: self._handle_signal(128 + number), self._pass_on)
+        on_signals(self._loop, lambda number: self.handle_signal(128 + number), self._pass_on)
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         systemd = ServiceManager(self._loop, self._state)
         try:
@@ -317,7 +301,7 @@ class HostSupervisor(ABC):
         """Describe the group in one line, for systemd."""
 
     @abstractmethod
-    def _handle_signal(self, status: int) -> None:
+    def handle_signal(self, status: int) -> None:
         """Handle a stop signal. `status` is 128 plus the signal's number."""
 
     @abstractmethod

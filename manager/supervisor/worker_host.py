@@ -23,7 +23,7 @@ from lighthouse_protocol.messages.run import (
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_runtime.client.clients import AsyncManagerClient
-from lighthouse_runtime.client.stream_kinds import HostStream
+from lighthouse_runtime.client.streams import HostStream
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import host_id
 from lighthouse_runtime.timing.pacing import Backoff
@@ -47,7 +47,7 @@ class WorkerHost(HostSupervisor):
         settings = launch.settings
         self._manager = str(parse_target(settings.head or "", "--head", MANAGER_PORT))
         plan = launch.plan(self._manager, ("", settings.master_port))
-        self._link = launch.run_link(plan, self._receive_from_lighthouse, self._heartbeat)
+        self._link = launch.run_link(plan, self)
         self._stream: HostStream | None = None  # stream to host 0, once host 0 has answered
         self._heard_at = 0.0  # when the last message from host 0 arrived
         self._probes: set[asyncio.Task[None]] = set()
@@ -71,7 +71,7 @@ class WorkerHost(HostSupervisor):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _handle_signal(self, status: int) -> None:
+    def handle_signal(self, status: int) -> None:
         """Handle a stop signal.
 
         After the first signal, ask host 0 to end the group. After the second, stop this host's ranks. After the third,
@@ -100,11 +100,11 @@ class WorkerHost(HostSupervisor):
 
     # -- the lighthouse
 
-    def _heartbeat(self, _: float) -> SupervisorHeartbeat:
+    def heartbeat(self, now: float) -> SupervisorHeartbeat:
         """Return a heartbeat with the running ranks. Host 0 reports the group's restarts."""
         return SupervisorHeartbeat(running=0 if self._local is None else len(self._local.running))
 
-    def _receive_from_lighthouse(self, message: ToSupervisor) -> None:
+    def receive(self, message: ToSupervisor) -> None:
         grace_s = self._launch.settings.termination_grace_s
         match message:
             case SupervisorWelcome():
@@ -153,7 +153,7 @@ class WorkerHost(HostSupervisor):
                 stream.send(hello)
                 async for message in stream:
                     self._stream = stream
-                    self._receive(stream, message)
+                    self._receive_order(stream, message)
                 log.warning("host 0 closed the stream", extra=event("head_lost"))
             except (Unreachable, DeadlinePassed) as e:
                 log.warning("host 0 is unreachable: %s", e, extra=event("head_lost"))
@@ -163,16 +163,14 @@ class WorkerHost(HostSupervisor):
                 was_open, self._stream = self._stream is not None, None
         return was_open
 
-    def _receive(self, stream: HostStream, message: hosts.ToHost) -> None:
+    def _receive_order(self, stream: HostStream, message: hosts.ToHost) -> None:
         self._heard_at = self._loop.time()
         self._loop.call_later(SILENCE_S, self._check_silence, stream)
         match message:
             case hosts.HostWelcome(address, port):
                 if self._local is None:
                     plan = self._launch.plan(self._manager, (address, port))
-                    self._local = LocalHost(
-                        plan, self._guard, self._launch.settings, self._report, self._link.report_loss
-                    )
+                    self._local = LocalHost(plan, self._guard, self._launch.settings, self._link, self._report)
                 self._send_heartbeat(stream)
             case hosts.StartRanks(ranks, attempt, unit):
                 assert self._local is not None

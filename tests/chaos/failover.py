@@ -27,8 +27,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import GroupReport, Heartbeat, Hello, ToLighthouse, ToManager, Welcome
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_runtime.client.clients import LighthouseClient
-from lighthouse_runtime.client.stream_kinds import SESSION
-from lighthouse_runtime.client.streams import SyncStream
+from lighthouse_runtime.client.streams import SESSION, SyncStream
 from tests.daemons.groups import Group, training
 from tests.deaf_proxy import DeafProxy
 from tests.etcd_cluster import EtcdCluster, etcd_cluster

@@ -11,7 +11,7 @@ import pytest
 from lighthouse_protocol.messages.incident import RankEvidence
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES
-from manager.evidence.process_probe import NO_OUTPUT, read_process
+from manager.evidence import NO_OUTPUT, read_process
 from tests.lighthouse_runtime.stream_server import StreamServer, running
 from tests.processes import LOCALHOST, Manager, Process, eventually
 

@@ -14,17 +14,17 @@ from lighthouse.job.registry import JobRegistry
 from lighthouse.job.store import MemoryStore
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SESSION, WATCH
+from lighthouse_runtime.client.streams import SESSION, WATCH
 from lighthouse_runtime.security.access import LoopbackAccess
 from lighthouse_runtime.server.grpc_server import GrpcServer
-from manager.evidence.collector import EvidenceCollector
+from manager.evidence import EvidenceCollector
 from manager.group.driver import GroupDriver
 from manager.group.link import LighthouseLink
 from manager.server.service import ManagerService

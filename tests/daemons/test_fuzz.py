@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from lighthouse.server.services import LighthouseService
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
-from lighthouse_runtime.server.rpc_handler import Method
+from lighthouse_runtime.server.grpc_server import Method
 from manager.server.service import ManagerService
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse, Manager, http_get
 

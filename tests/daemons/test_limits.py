@@ -33,10 +33,9 @@ from lighthouse_protocol.rank_set import RankSet
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.rate_limits import PeerLimits, Rate
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import SESSION, SUPERVISE
+from lighthouse_runtime.client.streams import SESSION, SUPERVISE
 from lighthouse_runtime.security.access import LocalOperatorAccess
-from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.rpc_handler import Peers
+from lighthouse_runtime.server.grpc_server import GrpcServer, Peers
 from tests.processes import LOCALHOST, PATIENCE_S
 
 NEVER = 1e-9  # a second

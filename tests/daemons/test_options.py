@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 import lighthouse.cli.serve
 from lighthouse.cli import main as lighthouse_main
-from lighthouse_runtime.cli.terminal import Duration, Milliseconds
+from lighthouse_runtime.cli import Duration, Milliseconds
 from manager.cli import main as manager_main
 
 COMMANDS: dict[str, tuple[click.Command, list[str]]] = {
@@ -67,7 +67,7 @@ ANY_TEXT = {"rank", "reason", "run", "job", "journal", "store-python", "quorum-t
 
 def options_of(command: click.Command, arguments: list[str]) -> list[click.Option]:
     while isinstance(command, click.Group):
-        command = command.commands[arguments[0]]
+        command = command.get_command(click.Context(command), arguments[0]) or command
     return [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
 
 

@@ -33,7 +33,7 @@ from lighthouse_protocol.messages.run import (
 )
 from lighthouse_protocol.refusals import Unreachable, WrongState
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
-from lighthouse_runtime.client.stream_kinds import AsyncRankStream, SupervisorStream
+from lighthouse_runtime.client.streams import AsyncRankStream, SupervisorStream
 from tests.processes import LOCALHOST, PATIENCE_S, Lighthouse
 
 TERMS = RunTerms(world_size=2, stride=100)

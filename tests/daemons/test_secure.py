@@ -27,7 +27,7 @@ from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import NotPermitted, UnknownName, Unreachable
 from lighthouse_protocol.rules.access import POLICY, Role
-from lighthouse_runtime.client import channel
+from lighthouse_runtime.client import connection
 from lighthouse_runtime.client.clients import LighthouseClient, ManagerClient
 from lighthouse_runtime.security.client_tls import fetch_tls
 from lighthouse_runtime.security.credentials import ROLES, Tokens, load_or_make
@@ -57,7 +57,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
 def raw_status(coordinator: Coordinator, path: str) -> grpc.StatusCode:
     """How a call of that path with nothing in it ends. A stream is ended at once."""
     metadata = (("authorization", f"Bearer {coordinator.token}"),) if coordinator.token else ()
-    with channel.sync_channel(coordinator, fetch_tls(coordinator, 20)) as opened:
+    with connection.sync_channel(coordinator, fetch_tls(coordinator, 20)) as opened:
         try:
             if path.rpartition("/")[2] in ("Session", "Rank", "Supervise"):
                 for _ in opened.stream_stream(path)(iter(()), metadata=metadata, timeout=20):

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import pytest
 
-from lighthouse_runtime.cli.terminal import parse_duration
+from lighthouse_runtime.cli import parse_duration
 from manager.server.config import ManagerConfig
 
 REPOSITORY = Path(__file__).resolve().parents[2]

@@ -36,8 +36,7 @@ from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.rules.rate_limits import PeerLimits, Resource
-from lighthouse_runtime.cli.settings import option_name, variables
-from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.cli import Duration, option_name, variables
 from manager.server.config import ENV_PREFIX as MANAGER_PREFIX
 from manager.server.config import ManagerConfig
 from manager.server.daemon import render as render_manager
@@ -72,7 +71,10 @@ def tables() -> dict[str, dict[str, str]]:
 
 def verbs(group: click.Group) -> Iterator[tuple[str, click.Command]]:
     """Every verb, and instead of a group its verbs, with its name in front."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, click.Group):
             yield from ((f"{name} {verb}", below) for verb, below in verbs(command))
         else:

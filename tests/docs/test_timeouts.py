@@ -12,8 +12,7 @@ from agent_client.step.config import AgentConfig
 from agent_client.torchrun.handler import Options as TorchrunOptions
 from lighthouse.job.presence import USUAL_BEAT_INTERVAL_S
 from lighthouse.server.config import LighthouseConfig
-from lighthouse_runtime.cli.settings import option_name
-from lighthouse_runtime.cli.terminal import Duration
+from lighthouse_runtime.cli import Duration, option_name
 from lighthouse_runtime.server import grpc_server
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig

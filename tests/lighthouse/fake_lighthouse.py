@@ -14,7 +14,7 @@ from lighthouse.server.daemon import PAGE_HEADERS
 from lighthouse_protocol.messages.status import LighthouseStatus
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_runtime.security.access import Access, LoopbackAccess
-from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.web.control import HttpControl, HttpGuard, Order
 from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
 from tests.lighthouse.statuses import status

@@ -25,8 +25,7 @@ from lighthouse_protocol.pb.documented import manager_pb2
 from lighthouse_protocol.refusals import Drained, Superseded, WrongState
 from lighthouse_protocol.wire.streams import SESSION_REQUESTS, SESSION_RESPONSES, WATCH_REQUESTS, WATCH_RESPONSES
 from lighthouse_runtime.security.access import LoopbackAccess
-from lighthouse_runtime.server.grpc_server import GrpcServer
-from lighthouse_runtime.server.rpc_handler import Call, Stream
+from lighthouse_runtime.server.grpc_server import Call, GrpcServer, Stream
 from lighthouse_runtime.server.streams import Ending, Sender
 from tests.processes import LOCALHOST, Process
 

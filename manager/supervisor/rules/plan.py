@@ -39,9 +39,7 @@ class Failure(NamedTuple):
 def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torchrun | None:
     """Parse a torchrun command line, or return None for other commands.
 
-    Args:
-        command: The command.
-        variables: The environment, from which torchrun reads defaults (PET_ plus the option's name).
+    torchrun reads defaults from the environment `variables` (PET_ plus the option's name).
     """
     is_torchrun = command[0].rpartition("/")[2] == "torchrun"
     is_module = any(a == "-m" and b in _MODULES for a, b in itertools.pairwise(command))
@@ -55,13 +53,9 @@ def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torch
 
 
 def failure_behind(status: int, words: Sequence[str]) -> Failure | None:
-    """Return the failure of a rank that caused torchrun's exit, or None if torchrun's output does not contain one.
+    """Return the failure of a rank that caused torchrun's exit, or None if torchrun's last lines do not contain one.
 
     torchrun exits with code 1 after any failure of a rank. It prints the failures, the first one last.
-
-    Args:
-        status: Exit status of torchrun.
-        words: The last lines of its output.
     """
     found = _FAILURE.findall("\n".join(words)) if status == 1 else []
     return Failure(*map(int, found[-1])) if found else None

@@ -109,13 +109,9 @@ class RestartBudget:
     _early: int = 0
 
     def record_loss(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
-        """Record a loss. Return the decision to restart, to exclude a host, or to give up.
+        """Record a loss that began on `host`. Return the decision to restart, to exclude a host, or to give up.
 
-        Args:
-            host: Number of the host on which the first rank failed.
-            lived_s: Time in seconds between the start of the ranks and the loss.
-            now: Monotonic time in seconds.
-            is_misfit: Whether the loss occurred because the group does not fit its peers.
+        The ranks lived for `lived_s` seconds. `is_misfit` means that the group does not fit its peers.
         """
         policy = self.policy
         self._early = self._early + 1 if lived_s < policy.startup_s else 0

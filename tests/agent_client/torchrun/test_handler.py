@@ -33,7 +33,7 @@ from agent_client.torchrun.handler import LighthouseRendezvous, create
 from examples.ports import free_port
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.client.clients import LighthouseClient
-from lighthouse_runtime.security import pinned
+from lighthouse_runtime.security import client_tls
 from lighthouse_runtime.security.client_tls import variables_of
 from lighthouse_runtime.security.credentials import load_or_make
 from tests.daemons.mutual_tls import WORKER, Site
@@ -382,7 +382,7 @@ class TestWhatItDoesBeyond:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Not after connect_timeout: no retry makes it good. What named the lighthouse is named."""
-        monkeypatch.setattr(pinned, "_roots", {})
+        monkeypatch.setattr(client_tls, "_roots", {})
         other = load_or_make(tmp_path / "other", ()).ca_pin
         own = tmp_path / "own"
         with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
@@ -396,7 +396,7 @@ class TestWhatItDoesBeyond:
                 (guessed, "the token is not one of this lighthouse's, or was rotated away: run `lighthouse token join"),
                 (viewer, "needs a credential of role join"),
             ):
-                monkeypatch.setattr(pinned, "_roots", {})
+                monkeypatch.setattr(client_tls, "_roots", {})
                 with pytest.raises(RendezvousConnectionError) as by_option:
                     nodes.make(1, 1, endpoint=string.join_string(), run_id=uuid.uuid4().hex).next_rendezvous()
                 assert re.fullmatch(f"--rdzv-endpoint: .*{what}.*", str(by_option.value)), by_option.value

@@ -20,8 +20,7 @@ from lighthouse_protocol.messages.status import JobStatus, MemberState, RankStat
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
-from lighthouse_runtime.security.access import CredentialAccess, LocalOperatorAccess
-from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.security.access import Audit, CredentialAccess, LocalOperatorAccess
 from lighthouse_runtime.security.credentials import TokenFile, load_or_make
 from lighthouse_runtime.web.control import Order
 from tests.chromium import Chromium, Page, needs_browser, pictures

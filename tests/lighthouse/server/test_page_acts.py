@@ -12,8 +12,8 @@ from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
 from lighthouse_protocol.messages.incident import Gathered
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_protocol.rules.access import POLICY, Principal, Role, is_control
-from lighthouse_runtime.security.audit import Audit
-from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.security.access import Audit
+from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.web.control import Order
 
 CALL = Call(10.0, "ipv4:10.0.0.1:5", {"other": "kept"}, Principal("token op", frozenset({Role.OPERATE})))

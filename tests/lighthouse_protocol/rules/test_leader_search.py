@@ -3,9 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import NotLeader, Unreachable
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 
 A, B, C, D = (Address(name, 1) for name in "abcd")
 GONE = Unreachable("gone")

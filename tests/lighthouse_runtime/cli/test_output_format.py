@@ -4,7 +4,7 @@ from click.testing import CliRunner
 
 import lighthouse.cli
 import manager.cli
-from lighthouse_runtime.cli.terminal import format_options
+from lighthouse_runtime.cli import format_options
 
 
 @click.command()

@@ -14,7 +14,7 @@ from lighthouse_protocol.refusals import (
     WrongProtocol,
     WrongState,
 )
-from lighthouse_runtime.client.channel import refusal
+from lighthouse_runtime.client.connection import refusal
 
 S = grpc.StatusCode
 

@@ -44,7 +44,8 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.wire.streams import SESSION_RESPONSES, WATCH_REQUESTS
 from lighthouse_runtime.client.clients import AsyncLighthouseClient, ManagerClient
-from lighthouse_runtime.client.stream_kinds import SESSION, WATCH, Session, Watch
+from lighthouse_runtime.client.connection import refusal
+from lighthouse_runtime.client.streams import SESSION, WATCH, Session, Watch
 from lighthouse_runtime.server.streams import Ending, Sender
 from tests.lighthouse_runtime.stream_server import NEXT, WELCOME, RemoteStreamServer, StreamServer, running
 from tests.processes import LOCALHOST, PATIENCE_S, eventually
@@ -347,7 +348,7 @@ class TestWatch:
     def test_what_is_repeated_goes_beside_what_is_said(self):
         taken: list[Iterator[bytes]] = []
         steps = itertools.count()
-        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH)
+        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH, refusal)
         watch.send(WatchHello(0, "w"))
         words = (WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
         assert WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(next(taken[0]))) == WatchHello(0, "w")
@@ -360,7 +361,7 @@ class TestWatch:
     def test_what_is_repeated_can_be_said_before_the_rest_and_always_by_one_thread(self):
         taken: list[Iterator[bytes]] = []
         steps = itertools.count()
-        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH)
+        watch = Watch(lambda messages: taken.append(messages) or mock.Mock(), "m", WATCH, refusal)
         words = (WATCH_REQUESTS.read(manager_pb2.WatchRequest.FromString(body)) for body in taken[0])
         watch.repeat_now()  # nothing is repeated yet
         watch.send(Leaving(1))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lighthouse_protocol.rules.access import NOBODY, Principal, Role
-from lighthouse_runtime.security.audit import GENERATIONS, REFUSALS_AT_ONCE, Audit
+from lighthouse_runtime.security.access import GENERATIONS, REFUSALS_AT_ONCE, Audit
 
 OPERATOR = Principal("operate-1", frozenset({Role.OPERATE}))
 
@@ -32,7 +32,7 @@ def test_an_act_is_a_line_in_the_log_and_in_a_private_file(tmp_path: Path, caplo
 
 
 def test_the_file_is_bounded_and_the_one_before_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lighthouse_runtime.security.audit.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("lighthouse_runtime.security.access.MAX_FILE_BYTES", 1000)
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
     for number in range(40):
@@ -51,8 +51,8 @@ def test_refusals_cannot_fill_it(tmp_path: Path) -> None:
 
 
 def test_no_number_of_refusals_removes_an_act(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lighthouse_runtime.security.audit.MAX_FILE_BYTES", 1000)
-    monkeypatch.setattr("lighthouse_runtime.security.audit.REFUSALS_AT_ONCE", math.inf)
+    monkeypatch.setattr("lighthouse_runtime.security.access.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("lighthouse_runtime.security.access.REFUSALS_AT_ONCE", math.inf)
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
     audit.act(OPERATOR, "here", "Kill", "b")
@@ -63,7 +63,7 @@ def test_no_number_of_refusals_removes_an_act(tmp_path: Path, monkeypatch: pytes
 
 
 def test_as_many_older_files_are_kept_as_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lighthouse_runtime.security.audit.MAX_FILE_BYTES", 1000)
+    monkeypatch.setattr("lighthouse_runtime.security.access.MAX_FILE_BYTES", 1000)
     path = tmp_path / "audit.jsonl"
     audit = Audit(path)
     for number in range(200):

@@ -8,7 +8,8 @@ import pytest
 
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Role
-from lighthouse_runtime.security import certificates, watched_file
+from lighthouse_runtime.process import files
+from lighthouse_runtime.security import certificates
 from lighthouse_runtime.security.credentials import (
     FILE,
     ROLES,
@@ -102,7 +103,7 @@ def test_a_token_is_of_its_role_and_its_name_does_not_show_it(role: Role) -> Non
 def test_a_file_that_changes_is_read_again_and_a_bad_one_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_file, "CHECKED_EVERY_S", 0.0)
+    monkeypatch.setattr(files, "CHECKED_EVERY_S", 0.0)
     first = Tokens.make()
     first.write(tmp_path)
     file = TokenFile(tmp_path)

@@ -28,8 +28,8 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_runtime.client import rpcs
 from lighthouse_runtime.client.clients import AsyncLighthouseClient, LighthouseClient
-from lighthouse_runtime.security import pinned
-from lighthouse_runtime.security.pinned import SERVER_NAME, fetch_roots
+from lighthouse_runtime.security import client_tls
+from lighthouse_runtime.security.client_tls import SERVER_NAME, fetch_roots
 
 TOKEN = "lhj_secret"
 PAST = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -40,7 +40,7 @@ YEAR = datetime.timedelta(days=365)
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each test is a process of its own, that has fetched nothing."""
-    monkeypatch.setattr(pinned, "_roots", {})
+    monkeypatch.setattr(client_tls, "_roots", {})
 
 
 class Server:

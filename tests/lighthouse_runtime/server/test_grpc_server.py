@@ -13,12 +13,10 @@ from lighthouse_protocol.limits import KEEPALIVE_S
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules import access
-from lighthouse_runtime.client import channel
+from lighthouse_runtime.client import connection
 from lighthouse_runtime.security.access import LoopbackAccess
-from lighthouse_runtime.server import rpc_handler
-from lighthouse_runtime.server.grpc_server import GrpcServer, options
-from lighthouse_runtime.server.rpc_handler import Call, Method
-from lighthouse_runtime.server.streams import OutputGate
+from lighthouse_runtime.server import grpc_server
+from lighthouse_runtime.server.grpc_server import Call, GrpcServer, Method, options
 
 Request = lighthouse_pb2.LighthouseHeartbeatRequest
 
@@ -29,10 +27,10 @@ def test_every_option_is_one_that_grpc_knows() -> None:
     assert core is not None
     assert core.origin is not None
     content = Path(core.origin).read_bytes()
-    chosen = [*options(KEEPALIVE_S), *channel._OPTIONS]
+    chosen = [*options(KEEPALIVE_S), *connection._OPTIONS]
     assert [name for name, _ in chosen if name.encode() + b"\0" not in content] == []
     assert b"grpc.so_reuseporx" not in content
-    for chosen in (options(KEEPALIVE_S), channel._OPTIONS):
+    for chosen in (options(KEEPALIVE_S), connection._OPTIONS):
         assert len(chosen) == len(dict(chosen)), "each is set once"
 
 
@@ -46,7 +44,7 @@ def test_idle_clients_that_ping_are_kept_and_a_vanished_peer_is_noticed_within_t
     assert served["grpc.keepalive_time_ms"] + served["grpc.keepalive_timeout_ms"] <= 2000
     assert served["grpc.http2.ping_timeout_ms"] <= 1000
     assert served["grpc.http2.max_pings_without_data"] == 0
-    assert "grpc.min_reconnect_backoff_ms" not in dict(channel._OPTIONS), "connects are not hurried"
+    assert "grpc.min_reconnect_backoff_ms" not in dict(connection._OPTIONS), "connects are not hurried"
 
 
 class Handlers:
@@ -121,7 +119,7 @@ async def test_what_a_handler_raises_is_a_status(
         await call(client, method, body)
     assert e.value.code() is code
     assert (e.value.details() or "").startswith(details)
-    failures = [record.getMessage() for record in caplog.records if record.name == rpc_handler.log.name]
+    failures = [record.getMessage() for record in caplog.records if record.name == grpc_server.log.name]
     assert failures == (["x.Service/fail failed"] if method == "fail" else [])
 
 
@@ -145,8 +143,7 @@ async def test_a_caller_that_has_gone_while_it_is_refused_is_no_defect() -> None
             raise grpc.aio.InternalError("Failed grpc_call_start_batch: 1")
 
     with pytest.raises(asyncio.CancelledError):
-        serving = rpc_handler.RpcHandlers(lambda *_: None, LoopbackAccess(), OutputGate())
-        await serving._refuse("x/y", Gone(), InvalidRequest("is odd"))
+        await GrpcServer({}, [], LoopbackAccess())._refuse("x/y", Gone(), InvalidRequest("is odd"))
 
 
 async def test_a_server_with_a_method_without_a_policy_does_not_start() -> None:

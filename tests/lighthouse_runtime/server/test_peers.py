@@ -6,7 +6,7 @@ import pytest
 
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.rate_limits import PeerLimits, Rate, Resource
-from lighthouse_runtime.server.rpc_handler import Peers, peer_name
+from lighthouse_runtime.server.grpc_server import Peers, peer_name
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,9 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.refusals import UnknownName, Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access
-from lighthouse_runtime.security.access import ANONYMOUS, Access, CredentialAccess, LocalOperatorAccess
-from lighthouse_runtime.security.audit import Audit
+from lighthouse_runtime.security.access import ANONYMOUS, Access, Audit, CredentialAccess, LocalOperatorAccess
 from lighthouse_runtime.security.credentials import TokenFile, load_or_make
-from lighthouse_runtime.server.rpc_handler import Call
+from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.web import control
 from lighthouse_runtime.web.control import CSRF_HEADER, Act, HttpControl, HttpGuard, Order
 from lighthouse_runtime.web.server import Document, HttpServer, HttpSide

@@ -12,10 +12,9 @@ import pytest
 
 from lighthouse_protocol.messages.status import MemberState, TimelineEntry, TimelineKind
 from lighthouse_runtime.security.access import LoopbackAccess
-from lighthouse_runtime.web import status_feed
+from lighthouse_runtime.web import server
 from lighthouse_runtime.web.control import HttpGuard
-from lighthouse_runtime.web.server import Document, HttpServer, HttpSide
-from lighthouse_runtime.web.status_feed import StatusFeed, to_json
+from lighthouse_runtime.web.server import Document, HttpServer, HttpSide, StatusFeed, to_json
 from tests.lighthouse.statuses import job, member, status
 
 PATIENCE_S = 30.0
@@ -113,7 +112,7 @@ async def test_no_snapshot_is_made_while_nobody_listens(daemon: Daemon, client: 
 async def test_a_client_that_reads_nothing_holds_one_snapshot_and_is_cut_off(
     daemon: Daemon, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(status_feed, "WRITTEN_WITHIN_S", 1.0)
+    monkeypatch.setattr(server, "WRITTEN_WITHIN_S", 1.0)
     daemon.padding = "x" * 8_000_000  # more than the kernel takes
     idle = socket.socket()
     idle.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -138,7 +137,7 @@ async def test_a_client_that_reads_nothing_holds_one_snapshot_and_is_cut_off(
 async def test_where_as_many_listen_as_may_one_more_takes_the_place_of_the_oldest(
     daemon: Daemon, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(status_feed, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(server, "MAX_CLIENTS", 2)
     async with client.get(daemon.url("/events")) as first, client.get(daemon.url("/events")) as second:
         await event(first)
         await event(second)
@@ -154,7 +153,7 @@ async def test_where_as_many_listen_as_may_one_more_takes_the_place_of_the_oldes
 async def test_one_that_does_not_read_goes_before_an_older_one_that_does(
     daemon: Daemon, client: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(status_feed, "MAX_CLIENTS", 2)
+    monkeypatch.setattr(server, "MAX_CLIENTS", 2)
     async with client.get(daemon.url("/events")) as reader:
         await event(reader)
         daemon.padding = "x" * 8_000_000  # more than the kernel takes
@@ -198,7 +197,7 @@ async def test_snapshots_that_cost_much_come_rarely(daemon: Daemon, client: aioh
     async with client.get(daemon.url("/events")) as response:
         for _ in range(3):
             await event(response)
-    assert made_at[2] - made_at[0] >= 2 * 0.01 / status_feed.LOOP_SHARE
+    assert made_at[2] - made_at[0] >= 2 * 0.01 / server.FEED_SHARE
 
 
 async def test_a_status_that_fails_is_said_in_the_log_and_asked_for_again(

@@ -9,9 +9,8 @@ import pytest
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.incident import EvidenceAsked, ProcessSnapshot, RankEvidence, SelfReport
 from lighthouse_protocol.messages.progress import GroupView
-from manager.evidence import collector
-from manager.evidence.collector import EvidenceCollector
-from manager.evidence.process_probe import ELSEWHERE, NO_OUTPUT, probe_alone
+from manager import evidence
+from manager.evidence import ELSEWHERE, NO_OUTPUT, EvidenceCollector, probe_alone
 from manager.group.driver import Watch
 from tests.lighthouse_protocol.views import rank as view_of
 from tests.processes import PATIENCE_S
@@ -138,8 +137,8 @@ async def test_a_rank_of_this_host_is_looked_at_from_outside_and_never_signalled
 
 
 async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.2)
-    monkeypatch.setattr(collector, "UNDER_WAY_S", 0.0)
+    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.2)
+    monkeypatch.setattr(evidence, "UNDER_WAY_S", 0.0)
     rank_1 = Rank(group.desk, is_local=True)
     asked = group.request()
     await rank_1.asked.get()
@@ -150,7 +149,7 @@ async def test_nor_while_it_says_anything_at_all(group: Group, monkeypatch: pyte
 
 async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.MonkeyPatch):
     """What it had said before it was asked may come a little later."""
-    monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 0.05)
+    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.05)
     silent = Rank(group.desk, is_local=True)
     Rank(group.desk, 2)
     group.desk.collect(session.EvidenceRequest(1, (1, 2)), group.view)
@@ -165,7 +164,7 @@ async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("has_ended", [False, True], ids=["it is not waited for", "it is looked at after its watch"])
 async def test_a_stopped_one(group: Group, monkeypatch: pytest.MonkeyPatch, has_ended: bool):
     """It is lost within seconds, and is never signalled."""
-    monkeypatch.setattr(collector, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 10 * PATIENCE_S)
     group.outside = STOPPED
     rank_1 = Rank(group.desk, is_local=True)
     if has_ended:
@@ -225,7 +224,7 @@ async def test_a_look_that_fails_or_takes_too_long_is_named(
         await asyncio.sleep(10 * PATIENCE_S)
         raise AssertionError
 
-    monkeypatch.setattr(collector, "GATHERED_WITHIN_S", 1.05)
+    monkeypatch.setattr(evidence, "GATHERED_WITHIN_S", 1.05)
     group.desk = EvidenceCollector(3, group.sent.put_nowait, look)
     for number in (1, 2):
         Rank(group.desk, number, old=True)

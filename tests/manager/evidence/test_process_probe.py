@@ -16,8 +16,8 @@ import pytest
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_runtime.process.children import host_id, process_descriptor, started_at
-from manager.evidence import process_probe
-from manager.evidence.process_probe import (
+from manager import evidence
+from manager.evidence import (
     ELSEWHERE,
     NO_OUTPUT,
     NoStacksError,
@@ -68,9 +68,9 @@ async def test_what_it_wrote_last(
     output: tuple[str, ...],
     missing: tuple[str, ...],
 ):
-    monkeypatch.setattr(process_probe, "_probe", lambda *_: SEEN)
+    monkeypatch.setattr(evidence, "_probe", lambda *_: SEEN)
 
-    monkeypatch.setattr(process_probe, "OUTPUT_WITHIN_S", 0.05 if lines == "never" else PATIENCE_S)
+    monkeypatch.setattr(evidence, "OUTPUT_WITHIN_S", 0.05 if lines == "never" else PATIENCE_S)
 
     async def last() -> Any:
         return await asyncio.Future() if lines == "never" else lines
@@ -81,8 +81,8 @@ async def test_what_it_wrote_last(
 
 async def test_a_proc_that_hangs_costs_nothing_else(monkeypatch: pytest.MonkeyPatch):
     go_on = threading.Event()
-    monkeypatch.setattr(process_probe, "PROBE_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(process_probe, "_probe", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
+    monkeypatch.setattr(evidence, "PROBE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(evidence, "_probe", lambda *_: go_on.wait(PATIENCE_S) and SEEN)
     seen = await probe(OWN)
     go_on.set()
     late = "/proc has not answered within 0.05 s"
@@ -90,7 +90,7 @@ async def test_a_proc_that_hangs_costs_nothing_else(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_defect_here_is_no_silence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(process_probe, "_probe", lambda *_: 1 / 0)
+    monkeypatch.setattr(evidence, "_probe", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await probe(OWN)
 

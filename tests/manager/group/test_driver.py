@@ -8,30 +8,32 @@ from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, World
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.refusals import DeadlinePassed, InvalidRequest, Unreachable
-from manager.group import events
+from lighthouse_runtime.timing.timers import LoopLag
+from manager.group import driver, events
 from manager.group.driver import GroupDriver
 from tests.manager.groups import formed
 from tests.manager.recorders import Heard, Link, NoEvidence, Outcome
 from tests.virtual_loop import VirtualLoop
 
 
+class Lag(LoopLag):
+    """Finds `late_s` by its next check."""
+
+    def check(self) -> None:
+        by_s, self.late_s = self.late_s, 0.0
+        for listener in self._listeners if by_s else ():
+            listener(by_s)
+
+
 class Group:
-    """Of two ranks. `ended`: the statuses that the daemon was told to end with. `late_s`: by how much it was late."""
+    """Of two ranks. `outcomes`: what the daemon was told."""
 
     def __init__(self) -> None:
         self.loop, self.link, self.evidence = VirtualLoop(), Link(), NoEvidence()
-        self.ended: list[int] = []
-        me = Participant("a", group_world_size=2)
-        self.killed: list[events.Killed] = []
-        end, killed = self.ended.append, self.killed.append
-        self.late_s = 0.0
-        options: dict[str, Any] = {"on_killed": killed, "check_lag": self.check_lag}
-        self.driver = GroupDriver(me, "L", self.loop, self.link, self.evidence, end, **options)
-
-    def check_lag(self) -> None:
-        by_s, self.late_s = self.late_s, 0.0
-        if by_s:
-            self.driver.was_late(by_s)
+        self.outcomes: list[driver.Outcome] = []
+        self.lag = Lag(self.loop)
+        me, told = Participant("a", group_world_size=2), self.outcomes.append
+        self.driver = GroupDriver(me, "L", self.loop, self.link, self.evidence, told, lag=self.lag)
 
     def open_session(self) -> None:
         """With a valid lease."""
@@ -191,7 +193,7 @@ class TestWatches:
         caplog.clear()
         group.loop.go(5)
         group.loop.now += 3600
-        group.late_s = 3600
+        group.lag.late_s = 3600
         group.loop.go(4.9)
         assert caplog.messages == []
         group.loop.go(0.2)
@@ -214,8 +216,8 @@ class TestWatches:
     def test_a_kill_reaches_the_ranks(self, group: Group):
         _, heard = group.watch(0)
         group.hear(session.KillRequest("why", frozenset({1})))
-        assert (heard.messages[1:], group.ended) == ([session.Killed("why")], [])
-        assert group.killed == [events.Killed("why", frozenset({1}))]
+        assert heard.messages[1:] == [session.Killed("why")]
+        assert group.outcomes == [events.Killed("why", frozenset({1}))]
 
 
 class TestSessions:
@@ -231,9 +233,9 @@ class TestSessions:
     def test_a_group_that_drains_leaves_when_the_lighthouse_has_let_it_go(self, group: Group):
         group.open_session()
         group.driver.drain("the night")
-        assert group.ended == []
+        assert group.outcomes == []
         group.driver.closed()
-        assert group.ended == [0]
+        assert group.outcomes == [events.HasLeft("its session has ended")]
 
 
 def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(

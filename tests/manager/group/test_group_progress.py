@@ -7,6 +7,7 @@ import pytest
 from lighthouse_protocol.messages.membership import Assignment, Participant
 from lighthouse_protocol.messages.progress import Collective, OpenPhase, PhaseTime, ProgressSample
 from lighthouse_protocol.rules.stall import Limits
+from lighthouse_runtime.timing.timers import LoopLag
 from manager.group.driver import GroupProgressDriver, Watch
 from tests.manager.recorders import watch
 from tests.virtual_loop import VirtualLoop
@@ -21,7 +22,9 @@ class Group:
 
     def __init__(self) -> None:
         self.loop = VirtualLoop()
-        self.places = GroupProgressDriver(Participant("a", group_world_size=2), Limits(), self.loop, lambda: "i")
+        self.places = GroupProgressDriver(
+            Participant("a", group_world_size=2), Limits(), self.loop, lambda: "i", LoopLag(self.loop)
+        )
         self.rank_0, self.rank_1 = self.open(0, "w0"), self.open(1, "w1")
 
     def open(self, rank: int, rank_incarnation: str) -> Watch:

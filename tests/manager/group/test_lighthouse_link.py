@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import Goodbye, Hello, Leave, ToManager, Welcome
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.client.clients import AsyncLighthouseClient
 from manager.group import link
 from manager.group.link import Absence, LighthouseLink

@@ -1,11 +1,12 @@
 """What a supervisor says again by its next stream to the lighthouse. The client is a dumb one."""
 
 import asyncio
-from typing import Any, Self, cast
+from collections.abc import Callable
+from typing import Any, Self
 
 import pytest
 
-from lighthouse_protocol.identity import Address
+from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.messages.run import (
     HelloRejected,
     ProcessLost,
@@ -15,15 +16,31 @@ from lighthouse_protocol.messages.run import (
     SupervisorWelcome,
 )
 from lighthouse_protocol.refusals import DuplicateReplica, Unreachable
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.timing.pacing import Backoff
+from manager.supervisor import lighthouse_link
 from manager.supervisor.lighthouse_link import SupervisorLink
 from manager.supervisor.rules import restart_policy
 
-SEARCH = LeaderSearch((Address("lighthouse", 1),))
+LIGHTHOUSE = parse_coordinator("lighthouse:1")
 ENTRY = SupervisorHello("g", "s", "h", (0, 1))
 WELCOME = SupervisorWelcome(60.0)
 FIRST, SECOND = (ProcessLost(RankId(slot, f"s.{slot}"), "killed by signal 9") for slot in (0, 1))
+
+
+class Supervisor:
+    def __init__(self) -> None:
+        self.heard: asyncio.Queue[object] = asyncio.Queue()
+
+    def receive(self, message: object) -> None:
+        self.heard.put_nowait(message)
+
+    def heartbeat(self, now: float) -> SupervisorHeartbeat:
+        return SupervisorHeartbeat()
+
+
+def link_to(lighthouse: Callable[[], object], supervisor: Supervisor, patch: pytest.MonkeyPatch) -> SupervisorLink:
+    patch.setattr(lighthouse_link, "AsyncLighthouseClient", lambda *_, **__: lighthouse())
+    return SupervisorLink(LIGHTHOUSE, "j", "r", ENTRY, supervisor)
 
 
 class DumbLighthouse:
@@ -61,7 +78,7 @@ class DumbLighthouse:
 
 
 class TestLosses:
-    async def over_two_streams(self) -> list[list[Any]]:
+    async def over_two_streams(self, patch: pytest.MonkeyPatch) -> list[list[Any]]:
         """The first loss is told by a stream that then breaks, the second by the next. What each was told."""
         streams: list[DumbLighthouse] = []
 
@@ -69,22 +86,22 @@ class TestLosses:
             streams.append(DumbLighthouse())
             return streams[-1]
 
-        heard: asyncio.Queue[object] = asyncio.Queue()
-        link = SupervisorLink(connect, SEARCH, ENTRY, heard.put_nowait)
+        supervisor = Supervisor()
+        link = link_to(connect, supervisor, patch)
         link.open()
         for lost in (FIRST, SECOND):
-            assert await asyncio.wait_for(heard.get(), 20) == WELCOME
+            assert await asyncio.wait_for(supervisor.heard.get(), 20) == WELCOME
             link.report_loss(lost)
             streams[0].breaks.set()
         await link.close()
         return [stream.said for stream in streams]
 
-    def test_one_that_was_told_just_before_the_stream_broke_is_told_again(self):
-        assert asyncio.run(self.over_two_streams()) == [[ENTRY, FIRST], [ENTRY, FIRST, SECOND]]
+    def test_one_that_was_told_just_before_the_stream_broke_is_told_again(self, monkeypatch: pytest.MonkeyPatch):
+        assert asyncio.run(self.over_two_streams(monkeypatch)) == [[ENTRY, FIRST], [ENTRY, FIRST, SECOND]]
 
     def test_one_that_was_told_long_before_is_not(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(restart_policy, "DOUBT_S", -1.0)
-        assert asyncio.run(self.over_two_streams()) == [[ENTRY, FIRST], [ENTRY, SECOND]]
+        assert asyncio.run(self.over_two_streams(monkeypatch)) == [[ENTRY, FIRST], [ENTRY, SECOND]]
 
 
 class RefusingLighthouse(DumbLighthouse):
@@ -120,7 +137,7 @@ def test_a_name_that_is_taken_is_asked_for_ever_less_often_and_told_once(
     async def refused_often() -> int:
         backoff = CountingBackoff()
         monkeypatch.setattr("manager.supervisor.lighthouse_link.Backoff", lambda: backoff)
-        link = SupervisorLink(lambda: cast(Any, RefusingLighthouse()), SEARCH, ENTRY, lambda message: None)
+        link = link_to(RefusingLighthouse, Supervisor(), monkeypatch)
         link.open()
         await asyncio.wait_for(backoff.enough.wait(), 20)
         await link.close()

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any, cast
 
 import pytest
 
@@ -28,7 +29,7 @@ async def guard() -> AsyncIterator[GuardClient]:
 
 
 def host(guard: GuardClient, plan: LaunchPlan) -> LocalHost:
-    return LocalHost(plan, guard, SupervisorConfig(), lambda _: None, lambda _: None)
+    return LocalHost(plan, guard, SupervisorConfig(), cast(Any, None), lambda _: None)
 
 
 async def written(local: LocalHost, rank: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import pytest
 
 from examples.ports import free_port
 from lighthouse_protocol.refusals import InvalidRequest
-from manager.supervisor.store import check_port
+from manager.supervisor.head_host import check_port
 
 
 def test_a_free_port_is_fine() -> None:

@@ -25,7 +25,8 @@ from lighthouse_protocol.messages.session import (
 )
 from lighthouse_protocol.refusals import LighthouseError, Superseded, Unreachable
 from lighthouse_runtime.timing.timers import LoopLag
-from manager.group.driver import GroupDriver
+from manager.group.driver import GroupDriver, Outcome
+from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
 from manager.group.machine import GroupMachine
 from tests.simulation.checks import observe
 from tests.simulation.network import LOCAL_DELAY_S, End
@@ -74,9 +75,8 @@ class ManagerProcess(Process):
         self.secret = f"known to {life} of {site.name} alone"
         timers, evidence = Timers(self), Evidence(self)
         lag = LoopLag(timers)
-        options: dict[str, Any] = {"secret": self.secret, "check_lag": lag.check}
-        self.driver = GroupDriver(me, life, timers, self._link, evidence, self._end, **options)
-        lag.listen(self.driver.was_late)
+        options: dict[str, Any] = {"secret": self.secret, "lag": lag}
+        self.driver = GroupDriver(me, life, timers, self._link, evidence, self._handle, **options)
         lag.watch()
         observe(self.machine, ManagerChecks(self))
         self.on_death.append(self._die)
@@ -222,12 +222,12 @@ class ManagerProcess(Process):
     def drain(self, reason: str) -> None:
         self.driver.drain(reason)
 
-    def _end(self, status: int) -> None:
-        if self._has_ended:
+    def _handle(self, outcome: Outcome) -> None:
+        if self._has_ended or isinstance(outcome, RankGivenUp | GroupGivenUp):
             return
         self._has_ended = True
-        self.log(f"ends with status {status}")
-        if status == 0:
+        self.log(f"ends with status {int(isinstance(outcome, Killed))}")
+        if isinstance(outcome, HasLeft):
             self.after(0, self.site.has_left, self)
             return
         self.site.kill()

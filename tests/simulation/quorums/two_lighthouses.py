@@ -14,11 +14,11 @@ from lighthouse.store.election import LeadershipDriver, Request
 from lighthouse.store.etcd_client import KeyValue
 from lighthouse.store.etcd_store import Batch, Delete, EtcdStore, Keys, Put
 from lighthouse.store.leadership import FENCE_SHARE, CandidateConfig, Leader
+from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Hello
 from lighthouse_protocol.refusals import LighthouseError, NotLeader, Unreachable
-from lighthouse_protocol.rules.leader_search import LeaderSearch
 from lighthouse_runtime.server.streams import OutputGate
 from tests.simulation.network import LIGHTHOUSE_HOST, End, Network
 from tests.simulation.quorums.checkers import Checkers

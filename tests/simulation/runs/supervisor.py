@@ -96,7 +96,7 @@ class Supervisor(Process):
         )
         layout = Layout(1, len(host.slots))
         self.machine = SupervisorMachine(layout, policy, self.world.random.random, grace_s=GRACE_S)
-        self.driver = SupervisorDriver(self.machine, Timers(self), self, self._finish)
+        self.driver = SupervisorDriver(self.machine, Timers(self), self)
         self.link = Link(self, self.simulation.network, self._opened, self._heard, self._closed)
         self._report = Report(self.link.send)
         self.on_death.append(self._die)
@@ -177,7 +177,7 @@ class Supervisor(Process):
 
     # -- its end
 
-    def _finish(self, over: events.SupervisionEnded) -> None:
+    def finish(self, over: events.SupervisionEnded) -> None:
         """Exit, but wait a while if the lighthouse has not received a stop yet."""
         if self._report.stop is None or self._has_heard_stop:
             return self._exit(over.status, over.why)

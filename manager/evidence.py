@@ -1,12 +1,20 @@
-"""Inspects a rank's process from outside: reads its state from /proc, and gets its Python stacks by a signal.
+"""Collects evidence of what each rank is doing, at the request of the lighthouse.
 
-Both operations block, and reading /proc can hang if the process is stuck in the kernel. Therefore each inspection runs
+All ranks are queried in parallel, each with a fixed time limit. A rank that can still run Python answers with its
+stacks and its latest collectives. If its process is on this host, it is also inspected from outside: its state always,
+from /proc, and its Python stacks by a signal if the rank does not answer. Other ranks do not receive the signal,
+because it may crash a process that is running Python. Missing evidence is reported with the reason. A rank whose watch
+has closed is inspected as well, because its process may still exist, for example stopped by a signal.
+
+An inspection from outside blocks, and reading /proc can hang if the process is stuck in the kernel. Therefore each runs
 in its own thread with a time limit.
 """
 
 import asyncio
 import concurrent.futures
 import contextlib
+import itertools
+import logging
 import os
 import re
 import signal
@@ -17,9 +25,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lighthouse_protocol.messages.incident import STACKS_FILE, ProcessSnapshot
+from lighthouse_protocol.messages import session
+from lighthouse_protocol.messages.incident import (
+    GATHERED_WITHIN_S,
+    STACKS_FILE,
+    EvidenceAsked,
+    ProcessSnapshot,
+    RankEvidence,
+    SelfReport,
+    fit_evidence,
+)
+from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
+from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.children import process_descriptor
+from manager.group.driver import Watch
 
 # -- process state, from /proc
 
@@ -95,11 +115,7 @@ def _lines(threads: Sequence[ThreadState]) -> Iterable[str]:
 
 
 def read_process(pid: int) -> ProcessState:
-    """Read the state of a process.
-
-    Raises:
-        OSError: If the process has ended or is not visible.
-    """
+    """Read the state of a process. Raise OSError if it has ended or is not visible."""
     folder = Path(f"/proc/{pid}")
     status = (folder / "status").read_text(errors="replace")
     rss = _field(status, "VmRSS")
@@ -113,11 +129,7 @@ def read_process(pid: int) -> ProcessState:
 
 
 def read_thread(folder: Path) -> ThreadState:
-    """Read the state of a thread from /proc/PID or /proc/PID/task/TID.
-
-    Raises:
-        OSError: If the thread has ended or is not visible.
-    """
+    """Read the state of a thread from /proc/PID or /proc/PID/task/TID. Raise OSError if it has ended."""
     number, _, rest = (folder / "stat").read_text(errors="replace").partition(" (")
     name, _, rest = rest.rpartition(") ")
     fields = rest.split()
@@ -156,16 +168,9 @@ class NoStacksError(Exception):
 
 
 def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, within_s: float) -> str:
-    """Make a process write its stacks, and return them. Blocks for at most `within_s` seconds.
+    """Make a process write its stacks, and return them. Block for at most `within_s` seconds. Raises NoStacksError.
 
-    Args:
-        descriptor: A pidfd of the process.
-        state: The state of the process.
-        offer: The signal to send, and the file to which the process's handler writes.
-        within_s: Time limit in seconds.
-
-    Raises:
-        NoStacksError: If the stacks are not available.
+    `descriptor` is a pidfd. `offer` is the signal to send, and the file to which the process's handler writes.
     """
     if not offer.signal:
         raise NoStacksError("it has no handler that writes them")
@@ -227,12 +232,7 @@ async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
 
 
 async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
-    """Inspect a process and add its last output.
-
-    Args:
-        request: The rank's hello, which identifies the process.
-        lines: Returns the rank's last lines of output, or None if this supervisor does not run the rank.
-    """
+    """Inspect a process and add its last output. `lines` returns None if this supervisor does not run the rank."""
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(probe(request))
         reading = both.create_task(_last(lines))
@@ -278,9 +278,8 @@ async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ..
 async def _in_thread(work: Callable[[], T], within_s: float) -> T:
     """Run `work` in a new daemon thread and return its result.
 
-    Raises:
-        TimeoutError: If `work` takes longer than `within_s` seconds. The thread is abandoned, and does not delay the
-            exit of this process.
+    After `within_s` seconds, raise TimeoutError. The thread is abandoned, and does not delay the exit of this
+    process.
     """
     done = concurrent.futures.Future[T]()
     done.set_running_or_notify_cancel()
@@ -293,3 +292,152 @@ async def _in_thread(work: Callable[[], T], within_s: float) -> T:
 
     threading.Thread(target=run, name="evidence", daemon=True).start()
     return await asyncio.wait_for(asyncio.wrap_future(done), within_s)
+
+
+# -- collector
+
+log = logging.getLogger(__name__)
+
+ANSWERED_WITHIN_S = 3.0
+# A message that arrives within this time after the request may have been sent before the rank received the request.
+UNDER_WAY_S = 1.0
+UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
+
+
+class EvidenceCollector:
+    """Collects and sends the evidence of one group. `probe` inspects a process from outside, on its host."""
+
+    def __init__(
+        self, group_world_size: int, send: Callable[[session.ToLighthouse], None], probe: ProbeProcess = probe_alone
+    ) -> None:
+        self._size = group_world_size
+        self._send = send
+        self._probe_process = probe
+        self._clock = asyncio.get_running_loop().time
+        self._newest: dict[int, Watch] = {}  # by rank; kept after the watch ends, as the process may still exist
+        self._numbers = itertools.count(1)
+        self._asked: dict[tuple[Watch, int], asyncio.Future[SelfReport]] = {}  # keyed by watch and request number
+        self._under_way: dict[int, asyncio.Task[RankEvidence]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+
+    def opened(self, watch: Watch) -> None:
+        self._newest[watch.hello.group_rank] = watch
+
+    def ended(self, watch: Watch) -> None:
+        for (asked, _), answer in self._asked.items():
+            if asked is watch and not answer.done():
+                answer.set_exception(ConnectionError("its watch has ended"))
+
+    def answered(self, watch: Watch, own: SelfReport) -> None:
+        answer = self._asked.get((watch, own.number))
+        if answer is not None and not answer.done():
+            answer.set_result(own)
+
+    def collect(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
+        """Send each rank's evidence as soon as it is found, then the progress. Concurrent requests share the work."""
+        task = asyncio.create_task(self._answer_request(request, view), name="evidence")
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    def close(self) -> None:
+        for task in (*self._answers, *self._under_way.values()):
+            task.cancel()
+
+    async def _answer_request(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
+        wanted = dict.fromkeys(request.group_ranks or range(self._size))
+        probes = [self._probe(rank) for rank in wanted]
+        for found in asyncio.as_completed([asyncio.shield(probe) for probe in probes]):
+            self._send(session.Evidence(request.number, fit_evidence(await found, len(wanted))))
+        seen = view()
+        self._send(session.EvidenceDone(request.number, seen if seen.ranks else None))
+
+    def _probe(self, group_rank: int) -> asyncio.Task[RankEvidence]:
+        task = self._under_way.get(group_rank)
+        if task is None:
+            task = self._under_way[group_rank] = asyncio.create_task(self._gather_in_time(group_rank))
+            task.add_done_callback(lambda _: self._under_way.pop(group_rank))
+        return task
+
+    async def _gather_in_time(self, group_rank: int) -> RankEvidence:
+        """Gather a rank's evidence. On a timeout or an error, return evidence that contains only the reason."""
+        try:
+            async with asyncio.timeout(GATHERED_WITHIN_S - 1.0):
+                return await self._gather(group_rank)
+        except TimeoutError:
+            why = f"all of it: not found within {GATHERED_WITHIN_S - 1.0:g} s"
+        except Exception as e:
+            log.exception(
+                "cannot find out what rank %d is doing", group_rank, extra=event("evidence_failed", rank=group_rank)
+            )
+            why = f"all of it: {e.exceptions[0] if isinstance(e, ExceptionGroup) else e!r}"
+        return RankEvidence(group_rank, missing=(why,))
+
+    async def _gather(self, group_rank: int) -> RankEvidence:
+        began_at = self._clock()
+        watch = self._newest.get(group_rank)
+        if watch is None:
+            why = "all of it: it has opened no watch" if group_rank < self._size else "all of it: the group is smaller"
+            return RankEvidence(group_rank, missing=(why,))
+        async with asyncio.TaskGroup() as probes:
+            outside = probes.create_task(self._probe_process(replace(watch.hello, offer=None), _is_in_reach(watch)))
+            own = probes.create_task(self._self_report(watch, outside))
+        found, report = outside.result(), own.result()
+        signalled = await self._take_stacks(watch, found, began_at) if not report.stacks else ProcessSnapshot()
+        stacks = report.stacks or signalled.stacks
+        seen = tuple(why for why in found.missing if not why.startswith("stacks: "))
+        missing = (*seen, *report.missing, *signalled.missing)
+        return RankEvidence(
+            group_rank,
+            rank_incarnation=watch.hello.rank_incarnation,
+            pid=watch.hello.pid,
+            host=watch.hello.hostname,
+            stacks=stacks,
+            flight_recorder=report.flight_recorder,
+            process=found.process,
+            output=found.output,
+            missing=tuple(why for why in missing if not (stacks and why.startswith("stacks: "))),
+            took_s=self._clock() - began_at,
+        )
+
+    async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
+        """Add the stacks of a rank that does not answer, by sending its process a signal."""
+        if not watch.is_open or watch.hello.offer is None:
+            return ProcessSnapshot()
+        if found.is_stopped:
+            return ProcessSnapshot(missing=("stacks: its process is stopped, and runs no handler",))
+        await asyncio.sleep(UNREAD_S)
+        if watch.heard_at >= asked_at + UNDER_WAY_S:
+            return ProcessSnapshot(missing=("stacks: it runs Python, so that a signal might crash it",))
+        again = await self._probe_process(watch.hello, _is_in_reach(watch))
+        return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
+
+    async def _self_report(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
+        """Request the rank's own report. Do not wait for it if the process turns out to be stopped."""
+        if not watch.is_open:
+            return _silent("its watch has ended")
+        if watch.hello.offer is None:
+            return _silent("its agent takes no questions")
+        key = watch, next(self._numbers)
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        try:
+            watch.peer.send(EvidenceAsked(key[1]))
+            async with asyncio.timeout(ANSWERED_WITHIN_S):
+                await asyncio.wait((answer, outside), return_when=asyncio.FIRST_COMPLETED)
+                if not answer.done() and outside.result().is_stopped:
+                    return SelfReport(0, missing=("Flight Recorder: its process is stopped",))
+                return await answer
+        except TimeoutError:
+            return _silent(f"no answer within {ANSWERED_WITHIN_S:g} s; something keeps it from running Python")
+        except ConnectionError as e:
+            return _silent(str(e))
+        finally:
+            del self._asked[key]
+
+
+def _is_in_reach(watch: Watch) -> bool:
+    """Return whether the process runs on this host, in a pid namespace in which its pid is valid."""
+    return watch.is_local and watch.hello.pid > 0
+
+
+def _silent(why: str) -> SelfReport:
+    return SelfReport(0, missing=(f"stacks: {why}", f"Flight Recorder: {why}"))

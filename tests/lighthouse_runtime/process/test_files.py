@@ -4,7 +4,7 @@ import os
 import stat
 from pathlib import Path
 
-from lighthouse_runtime.process.state_folder import make_private
+from lighthouse_runtime.process.files import make_private
 
 
 def test_no_umask_opens_a_folder_or_its_parents(tmp_path: Path) -> None:

@@ -1,0 +1,294 @@
+"""Command-line infrastructure: settings of daemons, lazily imported verbs, durations and terminal output.
+
+A frozen dataclass of settings defines options, environment variables and the reference documentation:
+
+    @dataclass(frozen=True)
+    class Config:
+        join_timeout_s: float = setting(60.0, "How long ...", kind=Duration(), has_ms_alias=True)
+
+defines `--join-timeout 60s`, the variable PREFIX_JOIN_TIMEOUT, and, for torchft, `--join_timeout_ms 60000`. Underscores
+and dashes are interchangeable in option names.
+"""
+
+import dataclasses
+import functools
+import importlib
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from lighthouse_protocol.refusals import LighthouseError
+
+P = ParamSpec("P")
+
+
+def printable(text: str) -> str:
+    """Replace characters that could control the terminal with question marks."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+def drop_stdout() -> None:
+    """Redirect stdout and its buffered output to /dev/null. Call this after a write to stdout has failed."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
+    """Decorate a verb so that a LighthouseError prints `Error: ...` and exits with 1. A closed pipe exits with 0."""
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            function(*args, **kwargs)
+            if sys.stdout:
+                sys.stdout.flush()
+        except LighthouseError as e:
+            raise click.ClickException(printable(str(e))) from e
+        except BrokenPipeError:
+            drop_stdout()
+        except OSError as e:
+            drop_stdout()
+            raise click.ClickException(f"cannot write to stdout: {e.strerror or e}") from e
+
+    return wrapper
+
+
+# Durations such as 500ms, 5s, 2m and 1h. A number without a unit means seconds.
+
+if TYPE_CHECKING:
+    _ParamType = click.ParamType[float]
+else:
+    _ParamType = click.ParamType  # not generic before click 8.3
+
+_UNITS = {"ms": Decimal("0.001"), "": Decimal(1), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+_DURATION = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|)")
+
+
+def parse_duration(text: str) -> float:
+    """Parse a duration, such as 500ms or 2m, into seconds. Raises ValueError."""
+    match = _DURATION.fullmatch(text.strip())
+    if match is None:
+        raise ValueError(f"{text!r} is not a duration; write for example 500ms, 5s or 2m")
+    return float(Decimal(match[1]) * _UNITS[match[2]])
+
+
+def format_duration(seconds: float) -> str:
+    """Format a duration for a table, in at most two units: 0.4s, 12s, 3m12s, 2h05m, 4d03h."""
+    if seconds < 9.95:
+        return f"{max(0.0, seconds):.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02}h"
+
+
+class Milliseconds(_ParamType):
+    """A click type for torchft's options in milliseconds. The value is a finite float above 0."""
+
+    name = "milliseconds"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            number = math.nan
+        if not math.isfinite(number) or number <= 0:
+            self.fail(f"{value!r} is not a number of milliseconds above 0, for example 60000", param, ctx)
+        return number
+
+
+class Duration(_ParamType):
+    """A click type for durations. The value is a finite float in seconds above 0."""
+
+    name = "duration"
+
+    def convert(self, value: str | float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            seconds = parse_duration(value) if isinstance(value, str) else float(value)
+        except ValueError as e:
+            self.fail(str(e), param, ctx)
+        if not math.isfinite(seconds) or seconds <= 0:
+            self.fail(f"{value!r} must be more than 0, for example 500ms, 5s or 2m", param, ctx)
+        return seconds
+
+
+# Output format: --format, and --json as its short form.
+
+F = TypeVar("F", bound=Callable[..., object])
+
+_JSON = "lighthouse.json"
+
+
+def format_options(verb: F) -> F:
+    """Add --format and --json to a verb, as its parameter `output`: "table" or "json"."""
+    format_ = click.option(
+        "--format",
+        "output",
+        type=click.Choice(["table", "json"]),
+        default="table",
+        show_default=True,
+        callback=lambda ctx, _, value: "json" if ctx.meta.get(_JSON) else value,
+        help="Output format.",
+    )
+    short = click.option(
+        "--json", is_flag=True, is_eager=True, expose_value=False, callback=_remember, help="Short for --format json."
+    )
+    return format_(short(verb))
+
+
+def _remember(ctx: click.Context, _: click.Parameter, value: Any) -> None:
+    """Remember that --json was given. The option is eager, so click calls this before it handles --format."""
+    if value:
+        ctx.meta[_JSON] = True
+
+
+# Settings.
+
+C = TypeVar("C")
+
+# Shared by all our commands; makes --min_replicas an alias of --min-replicas.
+CONTEXT_SETTINGS: dict[str, Any] = {
+    "help_option_names": ["-h", "--help"],
+    "token_normalize_func": lambda token: token.replace("_", "-"),
+    "max_content_width": 110,
+}
+
+
+def setting(
+    default: Any,
+    text: str,
+    *,
+    kind: click.ParamType | type | None = None,
+    env: Sequence[str] = (),
+    has_ms_alias: bool = False,
+    metavar: str | None = None,
+) -> Any:
+    """Define a field of a settings class.
+
+    Args:
+        default: Default value. dataclasses.MISSING makes the option required.
+        text: Help text.
+        kind: Type of the option's value, for click.
+        env: Environment variables that are read if the field's own variable is not set.
+        has_ms_alias: Adds a hidden alias of the option that takes milliseconds.
+        metavar: Placeholder of the value in the help text.
+    """
+    about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
+    return dataclasses.field(default=default, metadata=about)
+
+
+def option_name(field: dataclasses.Field[Any]) -> str:
+    return "--" + _name(field).replace("_", "-")
+
+
+def variables(field: dataclasses.Field[Any], prefix: str) -> list[str]:
+    """Return the environment variables of a setting, in order of precedence."""
+    return [f"{prefix}_{_name(field).upper()}", *field.metadata["env"]]
+
+
+def _name(field: dataclasses.Field[Any]) -> str:
+    # A suffix `_s` means seconds. Any other final `_` avoids a Python keyword.
+    return field.name.removesuffix("_s").removesuffix("_")
+
+
+def options(config: type[Any], prefix: str) -> Callable[[F], F]:
+    """Return a decorator that adds the options of `config` to a click command."""
+
+    def decorate(command: F) -> F:
+        for field in reversed(dataclasses.fields(config)):
+            if field.metadata["ms"]:
+                command = _ms_alias(field)(command)
+            command = _option(field, prefix)(command)
+        return command
+
+    return decorate
+
+
+def from_options(config: type[C], values: dict[str, Any]) -> C:
+    """Create the settings object from click's option values. Raises click.UsageError if they are inconsistent."""
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]
+    chosen = {field.name: values[field.name] for field in fields}
+    for field in fields:
+        in_ms = values.get(f"{field.name}_ms")
+        if in_ms is not None:
+            chosen[field.name] = in_ms / 1000
+    try:
+        return config(**chosen)
+    except ValueError as e:
+        raise click.UsageError(str(e)) from None
+
+
+def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
+    about, is_required = field.metadata, field.default is dataclasses.MISSING
+    names = variables(field, prefix)
+    return click.option(
+        option_name(field),
+        field.name,
+        type=about["kind"],
+        is_flag=field.default is False,
+        required=is_required,
+        **({} if is_required else {"default": _written(field)}),  # an explicit None would satisfy `required`
+        show_default=not is_required and field.default is not None and field.default is not False,
+        envvar=names,
+        show_envvar=False,
+        metavar=about["metavar"],
+        help=f"{about['text']}  [env: {', '.join(names)}]",
+    )
+
+
+def _written(field: dataclasses.Field[Any]) -> Any:
+    """Return the default value as a user would write it, for example 60s."""
+    return f"{field.default:g}s" if field.name.endswith("_s") and field.default is not None else field.default
+
+
+def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:
+    return click.option(option_name(field) + "-ms", f"{field.name}_ms", type=Milliseconds(), hidden=True)
+
+
+class LazyCommand(NamedTuple):
+    """Where to import a verb from, and its line in the help text."""
+
+    where: str  # MODULE:NAME
+    text: str  # line in the list of verbs; a test compares it with the command's own
+    section: str = "Commands"  # heading in the list of verbs
+
+
+class LazyGroup(click.Group):
+    """A click group whose verbs are imported when they run. `--help` and shell completion import none of them."""
+
+    def __init__(self, *args: Any, verbs: Mapping[str, LazyCommand], **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.verbs = verbs
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(self.verbs)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if (verb := self.verbs.get(cmd_name)) is None:
+            return None
+        module, _, attribute = verb.where.partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        longest = max(map(len, self.verbs))
+        for title in dict.fromkeys(verb.section for verb in self.verbs.values()):
+            verbs = [(name, verb) for name, verb in self.verbs.items() if verb.section == title]
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(longest), verb.text) for name, verb in verbs])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        verbs = [name for name in self.list_commands(ctx) if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=self.verbs[name].text) for name in verbs), *options]

@@ -1,1 +1,0 @@
-"""Command-line infrastructure: settings, durations and terminal output."""

@@ -1,0 +1,86 @@
+"""The user's state folder, private files, and files that are read again when they change."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from lighthouse_protocol.refusals import InvalidRequest
+
+
+def state_folder(option: str) -> Path:
+    """Return `lighthouse` in the user's state directory (XDG). The folder may not exist.
+
+    Raise InvalidRequest if the user has no home directory. The message names `option`, which can set another path.
+    """
+    state = os.environ.get("XDG_STATE_HOME", "")
+    try:
+        folder = Path(state) if os.path.isabs(state) else Path.home() / ".local" / "state"
+    except RuntimeError:
+        raise InvalidRequest("this user has no home directory; name a path", field=option) from None
+    return folder / "lighthouse"
+
+
+def make_private(folder: Path) -> None:
+    """Create `folder` and its missing parents, accessible to this user only. Raises OSError."""
+    for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
+        missing.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file atomically, readable by this user only. Raises OSError."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+T = TypeVar("T")
+CHECKED_EVERY_S = 0.5
+
+
+class WatchedFile(Generic[T]):
+    """Parsed content of a file, at most CHECKED_EVERY_S old. If a new version is invalid, the old content stays."""
+
+    def __init__(self, path: Path, read: Callable[[], T]) -> None:
+        """Read the file with `read`, which parses it and raises InvalidRequest if it is invalid."""
+        self._path = path
+        self._read = read
+        self._stamp = file_stamp(path)
+        self._checked_at = time.monotonic()
+        self._value = read()
+        self.error = ""  # why the newest version is not used
+
+    @property
+    def value(self) -> T:
+        if time.monotonic() - self._checked_at >= CHECKED_EVERY_S:
+            self.reload_if_changed()
+        return self._value
+
+    def reload_if_changed(self) -> None:
+        """Read the file if it has changed."""
+        self._checked_at = time.monotonic()
+        if (stamp := file_stamp(self._path)) != self._stamp:
+            self._stamp = stamp
+            try:
+                self._value, self.error = self._read(), ""
+            except InvalidRequest as e:
+                self.error = str(e)
+
+
+def file_stamp(path: Path) -> tuple[int, int]:
+    """Return a value that changes whenever the file is modified or replaced."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return (0, 0)
+    # Modification time and inode: the latter detects a replacement within the clock's resolution.
+    return (found.st_mtime_ns, found.st_ino)

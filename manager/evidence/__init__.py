@@ -1,1 +1,0 @@
-"""Evidence of a hang: what the processes of ranks are doing, from inside and from outside."""
