@@ -46,6 +46,8 @@ W = TypeVar("W")
 M = TypeVar("M")
 Event = TypeVar("Event")
 Effect = TypeVar("Effect")
+Handled = TypeVar("Handled", contravariant=True)
+Returned = TypeVar("Returned", covariant=True)
 
 # Timers have no caller that could handle an unwritable journal. registry.py logs the error and shuts down.
 FROM_TIMER = suppress(LighthouseError)
@@ -77,10 +79,10 @@ class Ports:
             self.check_lag()
 
 
-class Machine(Protocol[Event, Effect]):
-    def handle(self, event: Event, now: float) -> Sequence[Effect]: ...
+class Machine(Protocol[Handled, Returned]):
+    def handle(self, event: Handled, now: float) -> Sequence[Returned]: ...
 
-    def tick(self, now: float) -> Sequence[Effect]: ...
+    def tick(self, now: float) -> Sequence[Returned]: ...
 
     def deadline(self, now: float) -> float | None: ...
 
