@@ -9,7 +9,6 @@ message that depends on it is sent.
 import itertools
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -26,6 +25,7 @@ from lighthouse.job.events import (
     Left,
     MemberBack,
     MemberDraining,
+    MemberForgotten,
     MemberJoined,
     MemberLeft,
     MemberLost,
@@ -39,16 +39,15 @@ from lighthouse.job.events import (
     SessionHeartbeatReceived,
     SessionOpened,
     SessionRefused,
-    WasLate,
     Welcomed,
     Withdrawn,
 )
 from lighthouse.job.forming import Decision, QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
-from lighthouse.job.progress import Grid, Levels, Pace, RanksKept, Samples, grid_of, levels_of
+from lighthouse.job.progress import Grid, Levels, Pace, Samples, grid_of, levels_of
 from lighthouse.job.records import Group, QuorumRecord
-from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.run_driver import FROM_TIMER, MachineDriver, Ports, RunDriver
 from lighthouse.job.status import TimelineWriter, explain, job_status
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
@@ -72,7 +71,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import JobStatus, TimelineKind
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
-from lighthouse_protocol.rules.stall import FLOOR_S, StallVerdict
+from lighthouse_protocol.rules.stall import StallVerdict
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.timers import DeadlineTimer, SustainedNotice
@@ -330,96 +329,61 @@ def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World
     )
 
 
-# Timers have no caller that could handle an unwritable journal. registry.py logs the error and shuts down.
-_FROM_TIMER = suppress(LighthouseError)
-
-
-class JobDriver:
+class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
     """Driver of one job's machine, with its sessions, incidents, progress and history."""
 
     def __init__(
         self,
         job: str,
         machine: QuorumMachine,
-        timers: Timers,
-        wall: Callable[[], float],
-        remember: Callable[[QuorumRecord], None] = lambda record: None,
-        check_lag: Callable[[], None] = lambda: None,
-        stall_after_s: float = FLOOR_S,
+        ports: Ports,
         incident_registry: IncidentRegistry | None = None,
+        remember: Callable[[QuorumRecord], None] = lambda record: None,
         runs: Callable[[], Sequence[RunDriver]] = tuple,
-        refused: Callable[[LighthouseError], None] = lambda error: None,
-        ranks_kept: RanksKept | None = None,
-        draw_secret: Callable[[], str] = str,
         secret: str = "",
-        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """Create the driver and continue with the machine's restored state.
 
         Args:
             job: Name of the job.
             machine: The job's state machine.
-            timers: Clock and timers.
-            wall: Returns the time in seconds since the epoch.
-            remember: Stores a record. Returns when the record is durable.
-            check_lag: Calls `was_late` if the process was paused.
-            stall_after_s: Shortest time without progress that counts as a stall.
+            ports: Shared by all drivers.
             incident_registry: Shared by all jobs.
+            remember: Stores a record. Returns when the record is durable.
             runs: Lists the runs of the job.
-            refused: Receives the error of each refused join or hello.
-            ranks_kept: Limit on known ranks, shared by all jobs.
-            draw_secret: Returns a random secret for each new quorum. Only its members receive it.
             secret: Secret of the quorum of an earlier lighthouse.
-            is_busy: Checks whether this host is overloaded.
         """
+        super().__init__(machine, ports)
         self.job = job
-        self._account = JobAccount()
-        self._samples = Samples()
-        self._refused = refused
-        self._opening = 0  # session whose hello the machine is handling
-        self._draw_secret, self._secret = draw_secret, secret
-        self._is_busy = is_busy
-        self._runs = runs
         self.machine = machine
+        self.account = JobAccount(machine.job.groups)
+        self._samples = Samples()
+        self._opening = 0  # session whose hello the machine is handling
+        self._secret = secret
+        self._runs = runs
         self._remember = remember
-        self._check_lag = check_lag
-        self._timers = timers
-        self._clock = timers.time
-        self._wall = wall
-        self._timer = DeadlineTimer(self._tick, timers)
-        self._numbers = itertools.count(1)
+        self._wall = ports.wall
         self._sessions = SessionTable()
         self._timeline = TimelineWriter(machine.job)
         self._incident_registry = incident_registry or IncidentRegistry()
+        self.progress = ProgressDriver(
+            job, machine.job.groups, ports, self._stalled, lambda: [run.ranks() for run in runs()]
+        )
         self.incidents = IncidentDriver(
             job,
             machine.job,
+            ports,
             self._incident_registry,
             self.send,
             self.note,
             lambda: len(machine.joins) > 0,
-            timers,
-            wall,
             runs,
-            lambda: self.progress.observed,
-            lambda: self.progress.check(),
-            self._check_lag_for_looks,
+            self.progress,
         )
-        self.progress = ProgressDriver(
-            job,
-            machine.job,
-            timers,
-            stall_after_s,
-            self._stalled,
-            lambda: [run.ranks() for run in runs()],
-            ranks_kept,
-            self._check_lag_for_looks,
-        )
-        self._worlds = WorldBroadcast(job, machine, self._sessions, timers)
-        self._waiting = WaitingJoins(self._clock, self._account.waits.add, refused)
-        self._verdicts = VerdictLog(job, machine, timers, self._worlds.wait)
+        self._worlds = WorldBroadcast(job, machine, self._sessions, ports.timers)
+        self._waiting = WaitingJoins(self._clock, self.account.waits.add, ports.refused)
+        self._verdicts = VerdictLog(job, machine, ports.timers, self._worlds.wait)
         self._delivery: QuorumDelivery | None = None  # of the newest quorum that this lighthouse formed
-        self._is_closed = False
         self._decision: Decision | None = None  # newest decision that was processed
         self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
@@ -441,13 +405,13 @@ class JobDriver:
 
     def _ask(self, joined: Joined, time_left_s: float, reply: Reply[Answer]) -> None:
         give_up_in_s = time_left_s - answer_margin_s(time_left_s)
-        limit = self._timers.call_later(give_up_in_s, self._give_up, joined, time_left_s)
+        limit = self._ports.timers.call_later(give_up_in_s, self._give_up, joined, time_left_s)
         self._waiting.add(joined.call, joined.participant.replica_id, reply, limit)
         self._feed(joined)
 
     def _give_up(self, joined: Joined, time_left_s: float) -> None:
         self._waiting.refuse(joined.call, self._too_late(time_left_s))
-        with _FROM_TIMER:
+        with FROM_TIMER:
             self._feed(Withdrawn(joined.participant.replica_id, joined.call))
 
     def _too_late(self, time_left_s: float) -> DeadlinePassed:
@@ -465,7 +429,7 @@ class JobDriver:
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused
-            self._account.take(hello.participant.replica_id, hello.levels, self._clock())
+            self.account.add_report(hello.participant.replica_id, hello.levels, self._clock())
         self._opening = 0
         return number
 
@@ -476,10 +440,10 @@ class JobDriver:
         match message:
             case Heartbeat():
                 self._feed(SessionHeartbeatReceived(number, message))
-                self._account.take(session.replica_id, message.levels, self._clock())
+                self.account.add_report(session.replica_id, message.levels, self._clock())
                 self._timeline.beat(session.replica_id, self._wall())
                 if message.progress is not None:
-                    self.progress.take(session.replica_id, message.progress)
+                    self.progress.add_view(session.replica_id, message.progress)
                     self.incidents.viewed(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s, holds):
                 older, replica_id = session.join, self._waiting.drop(session.join)  # replaced by the newer join
@@ -495,7 +459,7 @@ class JobDriver:
                 self._feed(Left(number))
             case Evidence() | EvidenceDone():
                 if isinstance(message, EvidenceDone) and message.progress is not None:
-                    self.progress.take(session.replica_id, message.progress)
+                    self.progress.add_view(session.replica_id, message.progress)
                 self.incidents.received(number, message)
             case Hello():
                 self._sessions.end(number, None, "a session has one hello")
@@ -521,7 +485,7 @@ class JobDriver:
 
     def run_moved(self) -> None:
         """Check progress and incidents after a message from a rank of one of the job's runs."""
-        self.progress.run_moved()
+        self.progress.watch.wake()
         self.incidents.run_moved()
 
     # -- queries
@@ -533,14 +497,8 @@ class JobDriver:
         timeline = self._timeline.timeline.entries if has_ranks else ()
         rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
         return job_status(
-            self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.data, rate
+            self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.known.data, rate
         )
-
-    @property
-    def account(self) -> JobAccount:
-        """Totals over all groups that the job has had."""
-        self._account.ledger.keep(self.machine.job.groups, self._clock())
-        return self._account
 
     def sample(self) -> None:
         """Take a sample for `pace`. Call this every EVERY_S seconds."""
@@ -548,11 +506,11 @@ class JobDriver:
 
     def pace(self) -> Pace:
         """Return the present pace and its samples of the last minutes."""
-        return self._samples.pace(self._levels(), sum(self._account.discards.values()), self._clock())
+        return self._samples.pace(self._levels(), sum(self.account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
         ranks = () if self.machine.job.groups else self.progress.ranks()
-        return levels_of(self.machine.job, ranks, self.account.ledger.goodput(self._clock()))
+        return levels_of(self.machine.job, ranks, self.account.goodput(self._clock()))
 
     def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """Add an entry to the timeline."""
@@ -580,14 +538,9 @@ class JobDriver:
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
     def was_late(self, by_s: float) -> None:
-        """Postpone timeouts after the whole process was paused for `by_s` seconds.
-
-        Call this before any event that arrived during the pause.
-        """
         self.progress.was_late(by_s)
         self.incidents.was_late(by_s)
-        now = self._clock()
-        self._perform(self.machine.handle(WasLate(by_s), now), now)
+        super().was_late(by_s)
 
     def close(self, reason: str) -> None:
         """Refuse all calls and close all sessions. No member counts as lost."""
@@ -604,15 +557,10 @@ class JobDriver:
     # -- feed and perform
 
     def _feed(self, event: QuorumEvent) -> None:
-        if self._is_closed:
-            return
-        self._check_lag()
-        now = self._now()
-        self._perform(self.machine.handle(event, now), now)
-        self._notify_incidents(event)
-
-    def _notify_incidents(self, event: QuorumEvent) -> None:
+        super()._feed(event)
         match event:
+            case _ if self._is_closed:
+                pass
             case SessionEnded(session):
                 self.incidents.session_ended(session)
             case Joined(_, participant):
@@ -622,21 +570,10 @@ class JobDriver:
             case _:
                 pass
 
-    def _check_lag_for_looks(self) -> None:
-        """Check in a timer whether the process was paused. A timer has no caller that could handle an error."""
-        with _FROM_TIMER:
-            self._check_lag()
-
-    def _tick(self) -> None:
-        with _FROM_TIMER:
-            self._check_lag()
-            now = self._now()
-            self._perform(self.machine.tick(now), now)
-
     def _now(self) -> float:
         """Return the time. If the machine is about to judge closings on a busy host, feed it `HostBusy` first."""
         now = self._clock()
-        if self.machine.is_judging_closings(now) and self._is_busy():
+        if self.machine.is_judging_closings(now) and self._ports.is_busy():
             self._perform(self.machine.handle(HostBusy(), now), now)
         return now
 
@@ -653,8 +590,11 @@ class JobDriver:
             match effect:
                 case MemberLost():
                     self.incidents.lost(effect)
-                case MemberLeft(replica_id):
-                    self._account.ledger.left(replica_id, now)
+                case MemberForgotten(reports):
+                    self.account.stop_time(reports, now)
+                    self.progress.known.drop_view(reports)
+                case MemberLeft(replica_id) if (group := self.machine.job.groups.get(replica_id)) is not None:
+                    self.account.stop_time(group.reports, now)
                 case QuorumFormed():
                     self.incidents.formed(effect.quorum, is_new=effect.is_new)
                 case _:
@@ -668,7 +608,7 @@ class JobDriver:
         match effect:
             case QuorumFormed(quorum, calls, is_new, stands, record):
                 if is_new:
-                    self._secret = self._draw_secret()
+                    self._secret = self._ports.draw_secret()
                 if record is not None:
                     self._remember(replace(record, secret=self._secret))
                 self._delivery = QuorumDelivery(quorum, self._delivery)
@@ -695,9 +635,9 @@ class JobDriver:
             case SessionRefused(session, error, reason):
                 if session == self._opening and error is not None:
                     self._opening = 0
-                    self._refused(error)
+                    self._ports.refused(error)
                 self._end(session, error, reason)
-            case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberDraining():
+            case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberForgotten() | MemberDraining():
                 pass  # read by the timeline and the incidents
             case GridChanged() | NewcomersChanged():
                 pass  # read by the world broadcast

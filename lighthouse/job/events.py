@@ -8,7 +8,7 @@ and the incidents read them; the driver sends nothing for them.
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from lighthouse.job.records import Membership, QuorumRecord, RestartRecord, RunRecord
+from lighthouse.job.records import GroupReports, Membership, QuorumRecord, RestartRecord, RunRecord
 from lighthouse_protocol.messages import run as supervisor
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.run import (
@@ -61,6 +61,13 @@ class MemberLeft:
 
 
 @dataclass(frozen=True, slots=True)
+class MemberForgotten:
+    """The record of a replica group was removed. Its reports still count in the job's sums."""
+
+    reports: GroupReports
+
+
+@dataclass(frozen=True, slots=True)
 class MemberDraining:
     """A replica group completes the steps of its quorum and will join no other."""
 
@@ -80,7 +87,7 @@ class ConnectionsCut:
     hold_s: float
 
 
-MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberDraining | GridChanged | ConnectionsCut
+MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberForgotten | MemberDraining
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,30 +235,11 @@ class NewcomersChanged:
     """The set of groups outside the quorum that are waiting for the next one has changed."""
 
 
-QuorumEvent = (
-    Joined
-    | HeartbeatReceived
-    | Withdrawn
-    | SessionOpened
-    | SessionHeartbeatReceived
-    | SessionEnded
-    | Left
-    | WasLate
-    | HostBusy
-)
-QuorumEffect = (
-    QuorumFormed
-    | QuorumResent
-    | JobEnded
-    | JoinRefused
-    | JournalOutdated
-    | Welcomed
-    | HeartbeatAnswered
-    | Ordered
-    | SessionRefused
-    | NewcomersChanged
-    | MemberEffect
-)
+GroupEvent = Joined | HeartbeatReceived | Withdrawn | SessionOpened | SessionHeartbeatReceived | SessionEnded | Left
+QuorumEvent = GroupEvent | WasLate | HostBusy
+JobEffect = QuorumFormed | QuorumResent | JobEnded | JoinRefused | JournalOutdated | ConnectionsCut
+SessionEffect = Welcomed | HeartbeatAnswered | Ordered | SessionRefused
+QuorumEffect = JobEffect | SessionEffect | MemberEffect | GridChanged | NewcomersChanged
 
 
 RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport | CloseReport
@@ -429,41 +417,7 @@ class RunVerdict(StrEnum):
     READY = "ready"
 
 
-RunEvent = (
-    RankJoined
-    | RankReported
-    | SessionEnded
-    | RankLost
-    | RanksBehind
-    | StopAsked
-    | ResumeAsked
-    | SupervisorJoined
-    | SupervisorEnded
-    | SupervisorAsked
-    | WasLate
-)
-RunEffect = (
-    RecordDue
-    | GenerationFormed
-    | GenerationSent
-    | Interrupted
-    | RankRefused
-    | Completed
-    | Stopped
-    | Resumed
-    | SupervisorMessage
-    | OutsiderIgnored
-    | RecordChanged
-    | IncidentChanged
-)
-
-
-def changes_record(effect: RunEffect) -> bool:
-    """Return whether the record must be durable before the effect is performed."""
-    match effect:
-        case GenerationFormed() | Resumed():
-            return True
-        case Interrupted(is_new=is_new) | Completed(is_new=is_new) | Stopped(is_new=is_new):
-            return is_new
-        case _:
-            return False
+RankEvent = RankJoined | RankReported | SessionEnded | RankLost | RanksBehind
+RunEvent = RankEvent | StopAsked | ResumeAsked | SupervisorJoined | SupervisorEnded | SupervisorAsked | WasLate
+GenerationEffect = GenerationFormed | GenerationSent | Interrupted | RankRefused | Completed | Stopped | Resumed
+RunEffect = GenerationEffect | RecordDue | SupervisorMessage | OutsiderIgnored | RecordChanged | IncidentChanged

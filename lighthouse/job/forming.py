@@ -78,11 +78,12 @@ def decide(job: Job, now: float) -> Decision:
     size = size_for(candidates, config.allowed_sizes, config.active)
     has_stragglers = healthy > joined
     does_wait_count = has_stragglers and joined and not standing.holds_back
-    since = joins.waiting_since(now, of_members=working > 0) if does_wait_count else None
+    timer = joins.members if working else joins.anyone
+    since = timer.running_since(now) if does_wait_count else None
     missed_at = None if since is None else since + config.join_timeout_s
     cut_at = last_call_until = next_at = None
     if candidates >= config.min_replicas and size >= config.min_replicas:
-        deadline_at = joins.first_deadline_at(of_members=working > 0)
+        deadline_at = timer.deadline_at
         answer_by = math.inf if deadline_at is None else deadline_at - config.deadline_margin_s
         if missed_at is not None and 2 * candidates > healthy:
             cut_at = answer_by
@@ -175,7 +176,8 @@ def _claim(job: Job, member: Group, participant: Participant) -> Claim:
     last, tag = member.last_assignment, tag_of(participant, member.last_assignment)
     is_member = member.is_participant and not (last is not None and last.has_not_healed(participant))
     was_assigned = tag is not None and (
-        (last is not None and tag in (last.quorum_id, last.formed_from)) or job.may_hold(member.replica_id, tag)
+        (last is not None and tag in (last.quorum_id, last.formed_from))
+        or (tag in job.tags and member.replica_id in job.members)
     )
     # A step needs all members of a quorum, so they are at most one step apart.
     may_be_ahead: int | None = int(was_assigned)
@@ -286,7 +288,6 @@ class QuorumMachine:
         elif self._ended_at is None:
             self._ended_at = now
         self.presence.pass_time(now)
-        self.presence.standing_time(now)
 
     def _settle(self, now: float) -> None:
         if self.job.counts[Kind.WORKING] < self._working:

@@ -22,12 +22,12 @@ that changes nothing costs O(1), and forming a generation costs O(n log n).
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 from lighthouse.job import events
 from lighthouse.job.events import IncidentChanged, RunVerdict
 from lighthouse.job.presence import CLOSINGS_HELD_S
-from lighthouse.job.records import GenerationState, Rank, RankRecord, RestartRecord, RunConfig, RunRecord
+from lighthouse.job.records import GenerationState, Rank, RestartRecord, RunConfig, RunRecord
 from lighthouse_protocol.limits import MAX_LEARNED_GENERATION
 from lighthouse_protocol.messages.run import (
     CloseReport,
@@ -109,7 +109,7 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
     """Return the counters of the next generation.
 
     `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
-    `count_incident` counts `job_restarts`, when an incident begins.
+    `RestartLog` counts `job_restarts`, when an incident begins.
     """
     number = next_number(counters.number, stride, is_process_restart=is_process_restart)
     begins = is_process_restart or stride == 1 or counters.number < 0
@@ -119,10 +119,6 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
         global_iteration=number if begins else counters.global_iteration,
         ranks_restarts=0 if is_process_restart else counters.ranks_restarts + after_incident,
     )
-
-
-def count_incident(counters: RunCounters) -> RunCounters:
-    return replace(counters, job_restarts=counters.job_restarts + 1)
 
 
 def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
@@ -146,13 +142,7 @@ class RestartLog:
     def __init__(
         self, record: RunRecord, make_id: Callable[[float], str], emit: Callable[[IncidentChanged], None]
     ) -> None:
-        """Restore the log from a run's stored record.
-
-        Args:
-            record: Stored state of the run.
-            make_id: Returns an unused incident id for a wall-clock moment.
-            emit: Receives each incident that is new or has changed.
-        """
+        """Restore the log from a run's stored record."""
         self.counters = record.counters
         self.restarts = record.restarts
         self.formed = record.formed
@@ -202,7 +192,7 @@ class RestartLog:
         incident = self._make_id(at) if is_fault else ""
         self._add(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
-            self.counters = count_incident(self.counters)
+            self._count_incident()
 
     def worsen(self, lost: tuple[RankId, ...], cause: str) -> bool:
         """Add losses to the open restart. Return whether a restart without a fault has become one with a fault."""
@@ -216,7 +206,7 @@ class RestartLog:
             return False
         incident = self._make_id(last.noticed_at)
         self._replace(last, replace(worse, cause=cause, incident=incident, caused_by=next(iter(lost), None)))
-        self.counters = count_incident(self.counters)
+        self._count_incident()
         return True
 
     def explain(self, process: ProcessLost, by: str, number: int, at: float, *, is_rank: bool) -> None:
@@ -266,6 +256,9 @@ class RestartLog:
         self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
 
+    def _count_incident(self) -> None:
+        self.counters = replace(self.counters, job_restarts=self.counters.job_restarts + 1)
+
     def _add(self, restart: RestartRecord) -> None:
         """Append a restart and drop the oldest, but keep the newest restart that ended a generation."""
         followed = self._newest
@@ -300,10 +293,10 @@ class Ranks:
     arrival with the lighthouse's monotonic clock, so the clocks of other hosts do not matter.
     """
 
-    def __init__(self, rank_timeout_s: float, records: Iterable[RankRecord] = (), now: float = 0.0) -> None:
+    def __init__(self, rank_timeout_s: float, records: Iterable[Rank] = (), now: float = 0.0) -> None:
         """Restore the ranks of an earlier lighthouse. Live ones have `rank_timeout_s` to reconnect."""
         self._timeout_s = rank_timeout_s
-        self._slots = {r.rank.slot: _restored(r, now, rank_timeout_s) for r in records}
+        self._slots = {r.rank.slot: replace(r, seen_at=now, lapses_at=now + rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
         self._lapses_from = now + rank_timeout_s  # no rank lapses before this moment
         self._kept_until = now + NAMES_KEPT_S if self._slots else -math.inf
@@ -313,8 +306,8 @@ class Ranks:
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._slots.values())
 
-    def records(self, wall_offset_s: float) -> tuple[RankRecord, ...]:
-        return tuple(_record(rank, wall_offset_s) for rank in self)
+    def records(self, wall_offset_s: float) -> tuple[Rank, ...]:
+        return tuple(replace(r, seen_at=r.seen_at + wall_offset_s, session=None, waits_since=None) for r in self)
 
     @property
     def is_empty(self) -> bool:
@@ -494,19 +487,6 @@ def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
     )
 
 
-_KEPT = [field.name for field in fields(RankRecord) if field.name != "seen_at"]
-
-
-def _restored(record: RankRecord, now: float, timeout_s: float) -> Rank:
-    kept = {name: getattr(record, name) for name in _KEPT}
-    return Rank(**kept, seen_at=now, lapses_at=now + timeout_s)
-
-
-def _record(rank: Rank, wall_offset_s: float) -> RankRecord:
-    kept = {name: getattr(rank, name) for name in _KEPT}
-    return RankRecord(**kept, seen_at=rank.seen_at + wall_offset_s)
-
-
 @dataclass(frozen=True, slots=True)
 class GenerationDecision:
     """Whether the next generation forms now, and if not, which waits have begun."""
@@ -636,15 +616,7 @@ class Generations:
         emit: Callable[[events.RunEffect], None],
         make_id: Callable[[float], str],
     ) -> None:
-        """Restore the generations from a run's stored record.
-
-        Args:
-            config: Settings.
-            record: What an earlier lighthouse stored.
-            now: The present moment.
-            emit: Receives the effects.
-            make_id: Returns an unused incident id for a wall-clock moment.
-        """
+        """Restore the generations from a run's stored record."""
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)

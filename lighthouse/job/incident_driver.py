@@ -28,29 +28,31 @@ from lighthouse.job.incidents import (
     IncidentMachine,
     OnStall,
 )
-from lighthouse.job.progress import REASONS, JobProgress, Ledger, RanksKept, Runs
-from lighthouse.job.records import Group
+from lighthouse.job.progress import REASONS, JobProgress, Runs, difference
+from lighthouse.job.records import Group, GroupReports
 from lighthouse.job.roster import Job
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, RankEvidence
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.progress import DataUse, GroupView, RankName
+from lighthouse_protocol.messages.progress import GroupView, RankName
 from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
     EvidenceRequest,
     GroupReport,
     HeldQuorum,
+    HoldState,
     KillRequest,
     ToManager,
 )
 from lighthouse_protocol.messages.status import HealStatus, RankPlace, TimelineKind
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.heal import GroupHeal
-from lighthouse_protocol.rules.stall import FLOOR_S, Kind, StallVerdict
+from lighthouse_protocol.rules.stall import Kind, StallVerdict
 from lighthouse_runtime.histogram import Histogram
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.ports import Reply, Timers
+from lighthouse_runtime.ports import Reply
 from lighthouse_runtime.process.logs import without_credentials
 from lighthouse_runtime.timing.timers import DeadlineTimer, StallWatch
 
@@ -64,19 +66,38 @@ MAX_HEALS_TOLD = 1000
 
 
 class JobAccount:
-    """Totals of one job's steps, heals and joins. No number ever decreases."""
+    """Totals of one job's steps, heals and joins. No number ever decreases.
 
-    def __init__(self) -> None:
-        self.ledger = Ledger()
+    1. Managers report totals since they started, and the difference to the last report is added. If a number has
+       decreased, the report is from another manager, and all of it is added.
+    2. The first report of a group adds nothing, because most of it may date from before this lighthouse started.
+    3. A group's time runs from its first report with a quorum until it has left in good order or is forgotten. It
+       continues while the group is lost, restarting or healing, because that is the cost of its failure.
+    4. Goodput is the time in committed steps divided by the time of all groups.
+    """
+
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self._groups = groups
+        self._past_s = 0.0  # of groups that have left or are forgotten
+        self.step_s = 0.0
         self.commits = 0
         self.discards = dict.fromkeys(REASONS, 0)
         self.heal_bytes = 0
         self.heals = Histogram(HEAL_BOUNDS_S)
         self.waits = Histogram(WAIT_BOUNDS_S)
 
-    def take(self, replica_id: str, report: GroupReport, now: float) -> None:
+    def add_report(self, replica_id: str, report: GroupReport, now: float) -> None:
         """Add a group's report, from the hello of its session or from a heartbeat."""
-        new = self.ledger.take(replica_id, report, now)
+        group, counts = self._groups.get(replica_id), report.counts
+        if group is None or counts is None:
+            return
+        reports = group.reports
+        new, reports.counts = difference(reports.counts or counts, counts), counts
+        if report.held is not None and report.held.mode is HoldState.LEAVING:
+            self.stop_time(reports, now)
+        elif report.held is not None and reports.trains_since is None:
+            reports.trains_since = now
+        self.step_s += new.step_s
         self.commits += new.commits
         for reason in REASONS:
             self.discards[reason] += getattr(new.discards, reason)
@@ -85,64 +106,25 @@ class JobAccount:
         for _ in range(heals):  # reports contain only their sum
             self.heals.add(new.healed.seconds / heals)
 
+    def stop_time(self, reports: GroupReports, now: float) -> None:
+        """Stop counting the time of a group that has left or is forgotten, until it holds a quorum again."""
+        if reports.trains_since is not None:
+            self._past_s += now - reports.trains_since
+            reports.trains_since = None
 
-class JobHeals:
-    """Progress of the heals of a job's replica groups, and their log lines. Keeps only groups that are healing."""
+    def group_s(self, now: float) -> float:
+        """Return the time of all groups in seconds. It never decreases."""
+        since = [at for group in self._groups.values() if (at := group.reports.trains_since) is not None]
+        return self._past_s + sum(now - at for at in since)
 
-    def __init__(self, job: str, timers: Timers) -> None:
-        self._job = job
-        self._clock = timers.time
-        self._heals: dict[str, GroupHeal] = {}
-        self._timer = DeadlineTimer(self._look, timers)
-
-    def take(self, view: GroupView) -> None:
-        is_reported = any(rank.sample.heal is not None for rank in view.ranks)
-        heal = self._heals.get(view.replica_id)
-        if heal is None:
-            if not is_reported:
-                return
-            heal = self._heals[view.replica_id] = GroupHeal()
-        now = self._clock()
-        heal.retain_ranks({rank.name.group_rank for rank in view.ranks}, now)
-        for rank in view.ranks:
-            at = now - rank.beat_age_s
-            heal.add_report(rank.name.group_rank, rank.rank_incarnation, rank.sample.heal, at)
-        self._log(view.replica_id, heal, now)
-        if not is_reported and heal.next_at(now) is None:
-            del self._heals[view.replica_id]
-        self._set_timer(now)
-
-    def drop(self, replica_id: str) -> None:
-        """Forget a group that was lost or has left."""
-        self._heals.pop(replica_id, None)
-
-    def status(self) -> dict[str, HealStatus]:
-        """Return the status of each heal in progress, by replica_id."""
-        now = self._clock()
-        found = {name: heal.status(now) for name, heal in self._heals.items()}
-        return {name: status for name, status in found.items() if status is not None}
-
-    def close(self) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        now = self._clock()
-        for replica_id, heal in self._heals.items():
-            self._log(replica_id, heal, now)
-        self._set_timer(now)
-
-    def _set_timer(self, now: float) -> None:
-        due = [at for heal in self._heals.values() if (at := heal.next_at(now)) is not None]
-        self._timer.set(min(due, default=None))
-
-    def _log(self, replica_id: str, heal: GroupHeal, now: float) -> None:
-        while line := heal.next_line(now):
-            extra = event("heal", job=self._job, replica_group=replica_id)
-            log.info("%s: %s", replica_id, line, extra=extra)
+    def goodput(self, now: float) -> float | None:
+        """Return the goodput from 0 to 1, or None before any group has trained."""
+        group_s = self.group_s(now)
+        return min(1.0, self.step_s / group_s) if group_s > 0 else None
 
 
 class ProgressDriver:
-    """Tracks the progress of a job's ranks, and reports stalls.
+    """Tracks the progress of a job's ranks and heals, and reports stalls.
 
     Only ranks that share collectives are judged: ranks of quorum members and of observed groups (without Agents), and
     active ranks of runs.
@@ -151,52 +133,43 @@ class ProgressDriver:
     def __init__(
         self,
         job: str,
-        state: Job,
-        timers: Timers,
-        floor_s: float = FLOOR_S,
+        groups: Mapping[str, Group],
+        ports: Ports,
         report: Callable[[StallVerdict | None], None] = lambda verdict: None,
         runs: Callable[[], Runs] = tuple,
-        kept: RanksKept | None = None,
-        check_lag: Callable[[], None] = lambda: None,
     ) -> None:
         """Start without any known ranks.
 
         Args:
             job: Name of the job.
-            state: Its replica groups.
-            timers: Clock and timers.
-            floor_s: Shortest time without progress that counts as a stall.
+            groups: Its replica groups.
+            ports: Shared by all drivers.
             report: Receives each new verdict, and None when some rank makes progress again.
             runs: Returns the progress of the ranks of the job's runs.
-            kept: Limit on known ranks, shared by all jobs.
-            check_lag: Calls `was_late` if the process was paused.
         """
-        self._state = state
+        timers, floor_s = ports.timers, ports.stall_after_s
+        self.known = JobProgress(groups, floor_s, ports.ranks_kept)
+        self._job = job
+        self._groups = groups
         self._runs = runs
-        self._progress = JobProgress(floor_s, kept)
-        self._heals = JobHeals(job, timers)
         self._clock = timers.time
-        self._check_lag = check_lag
-        self._watch = StallWatch(timers, log, job, self._verdict, self._left_s, floor_s, report)
+        self._check_lag = ports.check_lag_in_timer
+        self._heal_timer = DeadlineTimer(self._log_heals, timers)
+        self.watch = StallWatch(
+            timers, log, job, self._verdict, lambda now: self.known.left_s(now, runs()), floor_s, report
+        )
 
-    def take(self, replica_id: str, view: GroupView) -> None:
+    def add_view(self, replica_id: str, view: GroupView) -> None:
         """Handle a view of the group's ranks from the session of `replica_id`. Views of other groups are ignored."""
-        if view.replica_id == replica_id:
-            self._progress.take(view, self._clock())
-            self._heals.take(view)
-            self._watch.wake()
-
-    def run_moved(self) -> None:
-        """Reset the timer after a report from a rank of a run."""
-        self._watch.wake()
+        group, now = self._groups.get(replica_id), self._clock()
+        if group is not None and view.replica_id == replica_id:
+            self.known.add_view(group.reports, view, now)
+            self._add_heal(group, view, now)
+            self.watch.wake()
 
     def was_late(self, by_s: float) -> None:
         """Record that the whole process was paused for `by_s` seconds. Call this before the next verdict."""
-        self._progress.was_late(by_s, self._clock())
-
-    def check(self) -> None:
-        """Update the verdict now. Otherwise a timer does so when a verdict becomes possible."""
-        self._watch.check_now()
+        self.known.pauses.add_pause(by_s, self._clock())
 
     def verdict(self) -> StallVerdict | None:
         """Return the present verdict, or None if nothing is stalled."""
@@ -204,61 +177,54 @@ class ProgressDriver:
 
     def ranks(self) -> tuple[RankPlace, ...]:
         """Return where each rank is in its step, ranks that are behind first."""
-        self._forget()
-        return self._progress.places(self._members, self._alive, self._clock(), self._runs())
+        return self.known.places(self._clock(), self._runs())
 
     @property
     def heals(self) -> dict[str, HealStatus]:
         """Heals in progress, by replica group."""
-        self._forget()
-        return self._heals.status()
-
-    @property
-    def data(self) -> DataUse | None:
-        """Use of the training data by all ranks, or None if no rank reports it."""
-        self._forget()
-        return self._progress.data
-
-    @property
-    def observed(self) -> list[str]:
-        """Replica groups whose ranks run without Agents."""
-        return self._progress.observed
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Seconds that ranks have spent in each phase, by the phase's name."""
-        return self._progress.seconds
+        now = self._clock()
+        found = {group.replica_id: heal.status(now) for group, heal in self._healing()}
+        return {name: status for name, status in found.items() if status is not None}
 
     def close(self) -> None:
-        self._watch.close()
-        self._heals.close()
-        for name in self._progress.names:
-            self._drop(name)
-
-    @property
-    def _members(self) -> list[str]:
-        return [member.replica_id for member in self._state.list_participants()]
-
-    @property
-    def _alive(self) -> set[str]:
-        return {member.replica_id for member in self._state.groups.values() if member.is_alive}
-
-    def _forget(self) -> None:
-        for name in self._progress.names:
-            if self._state.groups.get(name) is None:
-                self._drop(name)
-
-    def _drop(self, replica_id: str) -> None:
-        self._progress.drop(replica_id)
-        self._heals.drop(replica_id)
+        self.watch.close()
+        self._heal_timer.cancel()
+        for group in self._groups.values():
+            self.known.drop_view(group.reports)
 
     def _verdict(self, now: float) -> StallVerdict | None:
         self._check_lag()
-        return self._progress.verdict(self._members, now, self._runs())
+        return self.known.verdict(now, self._runs())
 
-    def _left_s(self, now: float) -> float | None:
-        self._forget()
-        return self._progress.left_s(self._members, now, self._runs())
+    # -- heals
+
+    def _healing(self) -> list[tuple[Group, GroupHeal]]:
+        return [(group, heal) for group in self._groups.values() if (heal := group.reports.heal) is not None]
+
+    def _add_heal(self, group: Group, view: GroupView, now: float) -> None:
+        is_reported = any(rank.sample.heal is not None for rank in view.ranks)
+        heal = group.reports.heal
+        if heal is None:
+            if not is_reported:
+                return
+            heal = group.reports.heal = GroupHeal()
+        heal.retain_ranks({rank.name.group_rank for rank in view.ranks}, now)
+        for rank in view.ranks:
+            at = now - rank.beat_age_s
+            heal.add_report(rank.name.group_rank, rank.rank_incarnation, rank.sample.heal, at)
+        self._log_heals()
+        if not is_reported and heal.next_at(now) is None:
+            group.reports.heal = None
+
+    def _log_heals(self) -> None:
+        """Log the heals that are due, and set the timer for the next line."""
+        now, healing = self._clock(), self._healing()
+        for group, heal in healing:
+            while line := heal.next_line(now):
+                extra = event("heal", job=self._job, replica_group=group.replica_id)
+                log.info("%s: %s", group.replica_id, line, extra=extra)
+        due = [at for _, heal in healing if (at := heal.next_at(now)) is not None]
+        self._heal_timer.set(min(due, default=None))
 
 
 BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0, 600.0)
@@ -309,23 +275,15 @@ class IncidentStore(Protocol):
     def close(self) -> None: ...
 
 
-def _no_runs(job: str, reason: str, requested_by: str) -> Iterable[str]:
-    return ()
-
-
-def _restart_none(job: str, name: str, ranks: Collection[int], reason: str) -> bool:
-    return False
-
-
 @dataclass(slots=True)
 class IncidentRegistry:
     """State and settings that the incidents of all jobs share."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
-    stop_runs: Callable[[str, str, str], Iterable[str]] = _no_runs
+    stop_runs: Callable[[str, str, str], Iterable[str]] = lambda job, reason, requested_by: ()
     """Stops the job's runs and returns their names. Arguments: job, reason, requested_by."""
-    restart_ranks: Callable[[str, str, Collection[int], str], bool] = _restart_none
+    restart_ranks: Callable[[str, str, Collection[int], str], bool] = lambda job, name, ranks, reason: False
     """Restarts the function of the ranks that are behind, and of all ranks that run it together with them. Arguments:
     job, name, ranks, reason. Returns False if these ranks do not run in a Wrapper.
     """
@@ -352,9 +310,6 @@ class IncidentRegistry:
         self.archive.put(incident)
         if self.files is not None:
             self.files.save(incident)
-
-    def make_id(self, unix_s: float) -> str:
-        return self.archive.make_id(unix_s)
 
     def report(self, incident: Incident) -> None:
         """Record a new or changed incident of a run. The `RunMachine` tracks it."""
@@ -389,27 +344,6 @@ def without_secrets(evidence: RankEvidence) -> RankEvidence:
     )
 
 
-class Run(Protocol):
-    """Interface of a run whose ranks are checked for stalls. `RunDriver` implements it."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def size(self) -> int:
-        """Number of active ranks."""
-        ...
-
-    @property
-    def steps(self) -> int:
-        """Number that grows whenever a rank completes a step."""
-        ...
-
-    def collect_evidence(
-        self, request: EvidenceRequest, deliver: Callable[[Evidence | EvidenceDone], None]
-    ) -> None: ...
-
-
 @dataclass(slots=True)
 class _OpenRound:
     round: EvidenceRound
@@ -428,32 +362,26 @@ class IncidentDriver:
         self,
         job: str,
         state: Job,
+        ports: Ports,
         registry: IncidentRegistry,
         send: Callable[[Group, ToManager], bool],
         note: Callable[[TimelineKind, Sequence[str], str], None],
         is_asked: Callable[[], bool],
-        timers: Timers,
-        wall: Callable[[], float],
-        runs: Callable[[], Sequence[Run]] = tuple,
-        observed: Callable[[], Iterable[str]] = tuple,
-        check_again: Callable[[], None] = lambda: None,
-        check_lag: Callable[[], None] = lambda: None,
+        runs: Callable[[], Sequence[RunDriver]],
+        progress: ProgressDriver,
     ) -> None:
         """Start without incidents.
 
         Args:
             job: Name of the job.
             state: Its replica groups.
+            ports: Shared by all drivers.
             registry: Shared by all jobs.
             send: Sends a message to a member. Returns False if the member has no session.
             note: Adds an entry to the timeline.
             is_asked: Checks whether any group is waiting for a quorum.
-            timers: Clock and timers.
-            wall: Returns the time in seconds since the epoch.
             runs: Lists the job's runs.
-            observed: Lists the groups without Agents.
-            check_again: Updates the verdict on the job's progress now.
-            check_lag: Calls `was_late` if the process was paused.
+            progress: Progress of the job's ranks.
         """
         self._job = job
         self._state = state
@@ -462,11 +390,11 @@ class IncidentDriver:
         self._note = note
         self._is_asked = is_asked
         self._incidents = IncidentMachine(job, registry.policy, registry.archive.make_id)
-        self._timers = timers
-        self._clock = timers.time
-        self._wall = wall
-        self._all_runs, self._observed = runs, observed
-        self._check_again, self._check_lag = check_again, check_lag
+        self._ports = ports
+        self._clock = ports.timers.time
+        self._wall = ports.wall
+        self._all_runs = runs
+        self._progress = progress
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _OpenRound] = {}
         self._is_closed = False
@@ -528,7 +456,7 @@ class IncidentDriver:
         if effects is None:
             return False
         self._perform(effects)
-        self._timers.call_later(EXIT_KEPT_S, self._expire)
+        self._ports.timers.call_later(EXIT_KEPT_S, self._expire)
         return True
 
     def _expire(self) -> None:
@@ -554,7 +482,7 @@ class IncidentDriver:
             self._perform(self._incidents.reached(self._run_steps(), 0, self._clock()))
 
     @property
-    def _runs(self) -> dict[str, Run]:
+    def _runs(self) -> dict[str, RunDriver]:
         return {} if self._state.list_participants() else {run.run_id: run for run in self._all_runs() if run.size}
 
     def _run_steps(self) -> int:
@@ -594,7 +522,7 @@ class IncidentDriver:
 
     def _members(self) -> list[Group]:
         """Return the groups that are judged: members of the quorum and observed groups."""
-        observed = (self._state.groups.get(name) for name in self._observed())
+        observed = (self._state.groups.get(name) for name in self._progress.known.observed)
         return list(dict.fromkeys((*self._state.list_participants(), *(one for one in observed if one is not None))))
 
     def _target(self, member: Group) -> EvidenceTarget:
@@ -603,7 +531,8 @@ class IncidentDriver:
 
     def _begin(self, evidence_round: EvidenceRound, deliver: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
-        due_at, limit = self._clock() + WITHIN_S, DeadlineTimer(functools.partial(self._tick, number), self._timers)
+        due_at = self._clock() + WITHIN_S
+        limit = DeadlineTimer(functools.partial(self._tick, number), self._ports.timers)
         limit.set(due_at)
         self._rounds[number] = _OpenRound(evidence_round, deliver, due_at, limit)
         runs = {run.run_id: run for run in self._all_runs()}
@@ -617,7 +546,7 @@ class IncidentDriver:
         self._finish_if_complete(number)
 
     def _tick(self, number: int) -> None:
-        self._check_lag()
+        self._ports.check_lag_in_timer()
         round_ = self._rounds.get(number)
         if round_ is not None and self._clock() < round_.due_at:
             round_.limit.set(round_.due_at)
@@ -685,7 +614,7 @@ class IncidentDriver:
                 extra=event("incident_evidence", job=self._job, incident=id, ranks=len(gathered.evidence)),
             )
             if not self._is_closed:
-                self._check_again()  # the verdict may be outdated by now
+                self._progress.watch.check_now()  # the verdict may be outdated by now
             members = {
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
                 for member in self._members()

@@ -117,7 +117,7 @@ class MassSilence:
         is_silent = _is_silent(member, beat_interval_s, now)
         if is_silent and self._are_most_silent(beat_interval_s, now):
             return self._excuse_all(now + self._timeout_s, SILENT_TOGETHER)
-        if not self._job.has_peers(member):
+        if len(self._job.members) < 2 or not member.is_participant:
             return None
         if self._is_judged or now > self._judge_by:
             self._burst, self._is_judged = self._burst + 1, False
@@ -240,33 +240,22 @@ class JobEnd:
         """
         self.step = step
         self.absent = tuple(absent)
-        self._finished: dict[str, int] = {}  # finished members of the quorum, with their steps
-
-    @property
-    def is_near(self) -> bool:
-        """True if a member of the present quorum has finished."""
-        return self.step is None and bool(self._finished)
-
-    def has_finished(self, replica_id: str) -> bool:
-        return replica_id in self._finished
-
-    def finish(self, replica_id: str, steps_done: int) -> None:
-        """Record that a member's script ended after `steps_done` steps."""
-        self._finished[replica_id] = steps_done
+        self.finished: dict[str, int] = {}
+        """Members of the quorum whose script has ended, with the number of their steps."""
 
     def reach(self, members: Iterable[str], present: Iterable[str]) -> None:
         """Record the end of the job. `members` are those of the last quorum, `present` the other groups present."""
-        self.step = max(self._finished.values())
-        self._keep(name for name in (*self.absent, *members, *present) if name not in self._finished)
+        self.step = max(self.finished.values())
+        self._keep(name for name in (*self.absent, *members, *present) if name not in self.finished)
 
     def formed(self, before: Collection[str], members: Collection[str]) -> None:
         """Record that a quorum of `members` has replaced one of `before`."""
         if self.step is None:
             away = (*self.absent, *sorted(before))
-            self._keep(name for name in away if name not in members and name not in self._finished)
+            self._keep(name for name in away if name not in members and name not in self.finished)
         else:
             self.absent = ()
-        self.step, self._finished = None, {}
+        self.step, self.finished = None, {}
 
     def refusal(self, participant: Participant, others: Iterable[str]) -> Drained | None:
         """Return the error for a late group, or None. `others` are the groups that are present or starting."""
@@ -310,20 +299,16 @@ class Presence:
         self.silence = MassSilence(job)
         self.seen_id = 0
         self._holders_until = holders_until
-        self._sessions: dict[int, Group] = {}
+        self.sessions: dict[int, Group] = {}
+        """Groups with an open session, by its number."""
         self._leaving: list[int] = []
-
-    @property
-    def sessions(self) -> int:
-        """Number of open sessions."""
-        return len(self._sessions)
 
     @property
     def beat_interval_s(self) -> float:
         """Seconds between heartbeats. Grows with the number of sessions, limited by lease and heartbeat timeout."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
-        return max(usual_s, min(len(self._sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
+        return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
 
     def membership(self, replica_id: str, digest: str) -> Membership:
         """Return the group's relation to the quorum, as the digest of its secret proves it."""
@@ -356,7 +341,7 @@ class Presence:
 
     def _join_refusal(self, event: events.Joined, now: float) -> LighthouseError | None:
         if event.session is not None:
-            ours = self._sessions.get(event.session)
+            ours = self.sessions.get(event.session)
             if ours is None:
                 return Superseded("this session has ended")
             if ours.replica_id != event.participant.replica_id:
@@ -366,7 +351,7 @@ class Presence:
                     field="replica_id",
                 )
         error = self._refusal(event.participant, now, session=event.session)
-        if error is None and event.session is not None and self._sessions[event.session].drains:
+        if error is None and event.session is not None and self.sessions[event.session].drains:
             return _drains(event.participant.replica_id)
         return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
 
@@ -387,12 +372,13 @@ class Presence:
 
     def has_ended(self) -> bool:
         """Return whether a member of the last quorum has finished and no other is present."""
-        if not self.job_end.is_near or self._job.counts[Kind.WORKING] or self.standing.phase is QuorumPhase.RETURNING:
+        end = self.job_end
+        if end.step is not None or not end.finished or self._job.counts[Kind.WORKING]:
             return False
-        return not any(
-            member.is_alive and not member.down and not self.job_end.has_finished(member.replica_id)
-            for member in self._job.list_participants()
-        )
+        if self.standing.phase is QuorumPhase.RETURNING:
+            return False
+        members = self._job.list_participants()
+        return not any(m.is_alive and not m.down and m.replica_id not in end.finished for m in members)
 
     def _admit(self, participant: Participant, session: int | None, now: float) -> Group:
         """Admit a join. A manager may use a new incarnation on its session, which stays open."""
@@ -408,7 +394,7 @@ class Presence:
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
             member.drains = old.drains
-            self._sessions[old.session] = member
+            self.sessions[old.session] = member
             self._job.count(member)
         return member
 
@@ -434,14 +420,14 @@ class Presence:
             return self._job.emit(events.SessionRefused(session, error))
         self._send_away(participant, now)
         self._take_place(participant, now)
-        member = self._sessions[session] = self._job.greet(participant, session, now, digest_of(secret))
+        member = self.sessions[session] = self._job.greet(participant, session, now, digest_of(secret))
         self._learn(participant, participant.seen_quorum_id, now)
         self._read_levels(member, event.hello.levels, now)
         order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
         return self._job.emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
 
     def beat(self, event: events.SessionHeartbeatReceived, now: float) -> None:
-        member = self._sessions.get(event.session)
+        member = self.sessions.get(event.session)
         if member is None:
             return
         levels = event.beat.levels
@@ -455,7 +441,7 @@ class Presence:
 
     def acknowledge(self, event: events.SessionHeartbeatReceived, now: float) -> events.HeartbeatAnswered | None:
         """Renew the lease for a heartbeat that reports no change. Return None if the heartbeat needs full handling."""
-        group, report, standing = self._sessions.get(event.session), event.beat.levels, self.standing
+        group, report, standing = self.sessions.get(event.session), event.beat.levels, self.standing
         held, quorum = report.held, standing.quorum
         if group is None or held is None or quorum is None or standing.phase is not QuorumPhase.STANDING:
             return None
@@ -471,7 +457,7 @@ class Presence:
         return events.HeartbeatAnswered(event.session, event.beat.number, standing.order())
 
     def end(self, event: events.SessionEnded, now: float) -> None:
-        member = self._sessions.pop(event.session, None)
+        member = self.sessions.pop(event.session, None)
         if event.session in self._leaving:
             self._leaving.remove(event.session)
         if member is None or member.session != event.session:
@@ -484,7 +470,7 @@ class Presence:
             self._job.close(member, until, now)
 
     def leave(self, event: events.Left, now: float) -> None:
-        member = self._sessions.pop(event.session, None)
+        member = self.sessions.pop(event.session, None)
         if member is None or member.session != event.session:
             return
         self._drop_join(member, now)
@@ -493,17 +479,14 @@ class Presence:
         self._job.remove(member)
         self._leaving.append(event.session)
 
-    def _are_needed(self) -> bool:
-        """Return whether members are still running granted steps that need peers that have left."""
-        if self.standing.phase is not QuorumPhase.RESUMED:
-            return False
-        members = (self._job.groups.get(replica_id) for replica_id in self.standing.at_work)
-        return any(member is not None and member.is_connected for member in members)
-
     def dismiss(self) -> None:
         """Close the sessions of groups that have left, once no member needs them."""
-        if not self._leaving or self._are_needed():
+        if not self._leaving:
             return
+        if self.standing.phase is QuorumPhase.RESUMED:  # members may still run granted steps that need their peers
+            members = [self._job.groups.get(replica_id) for replica_id in self.standing.at_work]
+            if any(member is not None and member.is_connected for member in members):
+                return
         leaving, self._leaving = self._leaving, []
         for session in leaving:
             self._job.emit(events.SessionRefused(session, None, "as requested"))
@@ -514,11 +497,12 @@ class Presence:
         for member in self._job.expire(now):
             if member.session is not None:
                 self._lapse(member, now)
+        self._send_order(self.standing.pass_time(now))
 
     def silent(self, now: float) -> list[str]:
         """List connected groups with an overdue heartbeat. They count as present until they lapse. O(n)."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
-        return sorted(member.replica_id for member in self._sessions.values() if member.seen_at < overdue)
+        return sorted(member.replica_id for member in self.sessions.values() if member.seen_at < overdue)
 
     def was_late(self, by_s: float, now: float) -> None:
         self.silence.was_late(by_s, now)
@@ -542,8 +526,6 @@ class Presence:
             or refusal(
                 participant,
                 self._job,
-                max_replicas=self._config.max_replicas,
-                allow_heterogeneous=self._config.allow_heterogeneous,
                 session=session,
                 is_hello=is_hello,
                 is_starting=levels is not None and levels.down == STARTING,
@@ -554,13 +536,11 @@ class Presence:
         self, participant: Participant, session: int | None, secret: str, now: float
     ) -> LighthouseError | None:
         """Return the error for a caller that may not act for its group. Callers with an open session need no check."""
-        if session in self._sessions:
+        if session in self.sessions:
             return None
-        name = participant.replica_id
-        old = self._job.groups.get(name)
+        old = self._job.groups.get(participant.replica_id)
         is_cut = old is not None and self.silence.is_cut(old, now)
-        lease, is_awaited = self.standing.leases.get(name), self.standing.is_awaited(name)
-        return why_impostor(participant, secret, old, lease, is_awaited=is_awaited, is_cut=is_cut)
+        return why_impostor(participant, secret, self._job, is_cut=is_cut)
 
     def _unknown_id(
         self, participant: Participant | None, levels: GroupReport | None, now: float
@@ -616,9 +596,6 @@ class Presence:
     def recall(self, reason: str) -> None:
         self._send_order(self.standing.recall(reason))
 
-    def standing_time(self, now: float) -> None:
-        self._send_order(self.standing.pass_time(now))
-
     def _resend(self, member: Group, call: int) -> None:
         assert self.standing.quorum is not None
         self._job.emit(events.QuorumResent(self.standing.quorum, call))
@@ -653,7 +630,7 @@ class Presence:
             return
         self._supersede(participant, now)
         if old.session is not None and old.is_connected:
-            self._sessions.pop(old.session, None)
+            self.sessions.pop(old.session, None)
             error = Superseded(f"{old.replica_id} has opened a newer session")
             self._job.emit(events.SessionRefused(old.session, error))
         if old.incarnation != participant.incarnation:
@@ -668,7 +645,7 @@ class Presence:
             self._learn(member, levels.held.quorum_id, now)
             member.step = max(member.step, levels.held.granted)
             if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
-                self.job_end.finish(name, levels.held.granted + 1)
+                self.job_end.finished[name] = levels.held.granted + 1
         if levels.drains and not member.drains:
             self._job.emit(MemberDraining(name))
         if levels.drains != member.drains:
@@ -709,7 +686,7 @@ class Presence:
     def _lose(self, member: Group, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)
         if member.session is not None:
-            self._sessions.pop(member.session, None)
+            self.sessions.pop(member.session, None)
         self._job.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
         self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
 

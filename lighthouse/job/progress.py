@@ -6,16 +6,16 @@ groups. Ranks of runs, whose functions a Wrapper restarts, report on their own s
 a group and a run counts once: in its group if that is in the quorum, otherwise in its run. Times for which the
 lighthouse itself was paused count against no rank.
 
-`Ledger` sums up what groups report about their steps, `Samples` keeps the last minutes for graphs, and `Grid` counts
+`Samples` keeps the last minutes for graphs, and `Grid` counts
 which ranks are connected. Moments come from the caller's monotonic clock, and this module does no I/O.
 """
 
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
-from lighthouse.job.records import Group
+from lighthouse.job.records import Group, GroupReports
 from lighthouse.job.roster import Job
 from lighthouse_protocol.messages.progress import (
     HEAL,
@@ -28,7 +28,7 @@ from lighthouse_protocol.messages.progress import (
     RankName,
     RankView,
 )
-from lighthouse_protocol.messages.session import STARTING, Discards, GroupCounts, GroupReport, HoldState
+from lighthouse_protocol.messages.session import STARTING, Discards, GroupCounts
 from lighthouse_protocol.messages.status import RankPlace, RankState
 from lighthouse_protocol.rank_set import NO_RANKS, RankSet, largest_count
 from lighthouse_protocol.rules.quorum_change import describe_missing_ranks
@@ -36,66 +36,6 @@ from lighthouse_protocol.rules.stall import FLOOR_S, PauseLog, StallVerdict, fin
 
 NOTHING = GroupCounts()
 REASONS = tuple(field.name for field in fields(Discards))
-
-
-@dataclass(slots=True)
-class _Group:
-    counts: GroupCounts
-    since: float | None = None  # when its time began; None until it holds a quorum
-
-
-class Ledger:
-    """Sums over all replica groups that a job has ever had.
-
-    1. Managers report totals since they started, and the difference to the last report is added. If a number has
-       decreased, the report is from another manager, and all of it is added.
-    2. The first report of a group adds nothing, because most of it may date from before this lighthouse started.
-    3. A group's time runs from its first report with a quorum until it has left in good order or is forgotten. It
-       continues while the group is lost, restarting or healing, because that is the cost of its failure.
-    4. Goodput is the time in committed steps divided by the time of all groups.
-    """
-
-    def __init__(self) -> None:
-        self.step_s = 0.0
-        self._groups: dict[str, _Group] = {}
-        self._past_s = 0.0  # of former groups
-
-    def take(self, replica_id: str, report: GroupReport, now: float) -> GroupCounts:
-        """Add a report and return the difference to the last one."""
-        if report.counts is None:
-            return NOTHING
-        group = self._groups.get(replica_id)
-        if group is None:
-            group = self._groups[replica_id] = _Group(report.counts)
-        new, group.counts = difference(group.counts, report.counts), report.counts
-        if report.held is not None and report.held.mode is HoldState.LEAVING:
-            self.left(replica_id, now)
-        elif report.held is not None and group.since is None:
-            group.since = now
-        self.step_s += new.step_s
-        return new
-
-    def left(self, replica_id: str, now: float) -> None:
-        """Stop counting the time of a group that left in good order, until it holds a quorum again."""
-        group = self._groups.get(replica_id)
-        if group is not None and group.since is not None:
-            self._past_s += now - group.since
-            group.since = None
-
-    def keep(self, names: Container[str], now: float) -> None:
-        """Forget all groups except `names`."""
-        for name in [name for name in self._groups if name not in names]:
-            self.left(name, now)
-            del self._groups[name]
-
-    def group_s(self, now: float) -> float:
-        """Return the time of all groups in seconds. It never decreases."""
-        return self._past_s + sum(now - group.since for group in self._groups.values() if group.since is not None)
-
-    def goodput(self, now: float) -> float | None:
-        """Return the goodput from 0 to 1, or None before any group has trained."""
-        group_s = self.group_s(now)
-        return min(1.0, self.step_s / group_s) if group_s > 0 else None
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
@@ -318,12 +258,6 @@ Runs: TypeAlias = Sequence[Sequence[RunRank]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
-    view: GroupView
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
 class _Party:
     """Ranks that share collectives, and so are judged together."""
 
@@ -347,70 +281,61 @@ class RanksKept:
 
 
 class JobProgress:
-    """Last reported progress of a job's ranks. `kept` is shared by all jobs."""
+    """Progress of a job's ranks, as its groups last reported it. `kept` is shared by all jobs."""
 
-    def __init__(self, floor_s: float = FLOOR_S, kept: RanksKept | None = None) -> None:
+    def __init__(self, groups: Mapping[str, Group], floor_s: float = FLOOR_S, kept: RanksKept | None = None) -> None:
+        self._groups = groups
         self._kept = kept or RanksKept()
         self._floor_s = floor_s
-        self._reports: dict[str, _Report] = {}
-        self._held_up = PauseLog()
+        self.pauses = PauseLog()
         self._past_s: dict[str, float] = {}  # of former groups and managers
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
-    def take(self, view: GroupView, now: float) -> None:
+    def add_view(self, reports: GroupReports, view: GroupView, now: float) -> None:
         """Store a group's view. A view from another manager replaces the old one, whose sums still count."""
-        before = self._reports.get(view.replica_id)
-        if before is not None and _is_over(before.view, view):
-            self.drop(view.replica_id)
-            before = None
-        if not self._kept.grow(len(view.ranks) - (len(before.view.ranks) if before is not None else 0)):
+        if reports.view is not None and _is_over(reports.view, view):
+            self.drop_view(reports)
+        if not self._kept.grow(len(view.ranks) - (len(reports.view.ranks) if reports.view is not None else 0)):
             return
-        self._reports[view.replica_id] = _Report(view, now)
+        reports.view, reports.view_at = view, now
         unknown = [name for name, _ in view.seconds if name not in self._known]
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
-    def was_late(self, by_s: float, now: float) -> None:
-        """Record that the lighthouse was paused for `by_s` seconds until now."""
-        self._held_up.add_pause(by_s, now)
-
-    def drop(self, replica_id: str) -> None:
-        """Forget a group that was lost or has left."""
-        report = self._reports.pop(replica_id, None)
-        if report is not None:
-            self._kept.grow(-len(report.view.ranks))
-            self._add(self._past_s, report.view)
-
-    def ranks(self, now: float) -> list[RankView]:
-        return [rank for name in sorted(self._reports) for rank in self._ranks_of(name, now)]
+    def drop_view(self, reports: GroupReports) -> None:
+        """Forget the view of a former group or manager, whose sums still count."""
+        if reports.view is not None:
+            self._kept.grow(-len(reports.view.ranks))
+            self._add(self._past_s, reports.view)
+            reports.view = None
 
     @property
-    def names(self) -> list[str]:
-        """Replica groups with a stored view."""
-        return sorted(self._reports)
+    def _views(self) -> list[tuple[Group, GroupView]]:
+        """Groups with a stored view, sorted."""
+        found = [(group, view) for group in self._groups.values() if (view := group.reports.view) is not None]
+        return sorted(found, key=lambda pair: pair[0].replica_id)
 
     @property
     def data(self) -> DataUse | None:
         """Use of the training data as the most advanced rank reports it. Exact only if all ranks report it as exact."""
-        samples = [rank.sample for report in self._reports.values() for rank in report.view.ranks]
-        uses = [sample.data for sample in samples if sample.data is not None]
+        uses = [use for _, view in self._views for rank in view.ranks if (use := rank.sample.data) is not None]
         if not uses:
             return None
         irregular = max(use.irregular_steps for use in uses)
         is_exact = all(use.is_exact for use in uses)
         return replace(max(uses, key=lambda use: use.samples), irregular_steps=irregular, is_exact=is_exact)
 
-    def left_s(self, members: Collection[str], now: float, runs: Runs = ()) -> float | None:
+    def left_s(self, now: float, runs: Runs = ()) -> float | None:
         """Return the seconds until a verdict is possible, negative if one is possible now.
 
         If there are only views of groups that are not judged, return the shortest time that a verdict takes. If there
         are no views at all, return None.
         """
-        left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(members, now, runs)]
-        return min(left_s, default=self._floor_s if self._reports else None)
+        left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(now, runs)]
+        return min(left_s, default=self._floor_s if self._views else None)
 
-    def verdict(self, members: Collection[str], now: float, runs: Runs = ()) -> StallVerdict | None:
-        """Judge the quorum's `members` together, then each observed group and each run."""
-        for party in self._parties(members, now, runs):
+    def verdict(self, now: float, runs: Runs = ()) -> StallVerdict | None:
+        """Judge the participants of the quorum together, then each observed group and each run."""
+        for party in self._parties(now, runs):
             verdict = find_stall(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
             if verdict is not None:
                 return verdict
@@ -419,48 +344,40 @@ class JobProgress:
     @property
     def observed(self) -> list[str]:
         """Groups whose ranks run without Agents. They train alone, outside quorums."""
-        return [name for name in self.names if self._reports[name].view.is_observed]
+        return [group.replica_id for group, view in self._views if view.is_observed]
 
-    def _parties(self, members: Collection[str], now: float, runs: Runs) -> list[_Party]:
-        here = [name for name in sorted(members) if name in self._reports]
-        ranks = [rank for name in here for rank in self._ranks_of(name, now)]
-        parties = [_Party(ranks, len(here) == len(members))]
-        for name in self.observed:
-            if name not in members:
-                alone = self._ranks_of(name, now)
-                parties.append(_Party(alone, len(alone) == self._reports[name].view.group_world_size))
+    def _parties(self, now: float, runs: Runs) -> list[_Party]:
+        views = self._views
+        members = [(group, view) for group, view in views if group.is_participant]
+        size = sum(group.is_participant for group in self._groups.values())
+        parties = [_Party([rank for each in members for rank in _aged(*each, now)], len(members) == size)]
+        for group, view in views:
+            if view.is_observed and not group.is_participant:
+                alone = _aged(group, view, now)
+                parties.append(_Party(alone, len(alone) == view.group_world_size))
         known = _processes(rank for party in parties for rank in party.ranks)
         for run in runs:
             judged = [each.view for each in run if each.is_judged]
             own = [view for view in judged if view.process not in known]
             parties.append(_Party(own, len(own) == len(judged)))
         return [
-            _Party([self._held_up.without_pauses(rank, now) for rank in party.ranks], party.is_complete)
+            _Party([self.pauses.without_pauses(rank, now) for rank in party.ranks], party.is_complete)
             for party in parties
             if party.ranks
         ]
 
-    def places(
-        self, members: Collection[str], alive: Container[str], now: float, runs: Runs = ()
-    ) -> tuple[RankPlace, ...]:
-        """Return the progress of each rank, ranks that are behind first.
-
-        Args:
-            members: Replica groups in the quorum.
-            alive: Live groups, whether in the quorum or not.
-            now: The present moment.
-            runs: Ranks of the job's runs.
-        """
-        verdict = self.verdict(members, now, runs)
+    def places(self, now: float, runs: Runs = ()) -> tuple[RankPlace, ...]:
+        """Return the progress of each rank of the job's groups and `runs`, ranks that are behind first."""
+        verdict = self.verdict(now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
-        ranks, wanted = self.ranks(now), frozenset(members)
-        known = _processes(rank for rank in ranks if rank.name.replica_id in wanted)
+        ranks = [(group, rank) for group, view in self._views for rank in _aged(group, view, now)]
+        known = _processes(rank for group, rank in ranks if group.is_participant)
         of_runs = {each.view.process: each for run in runs for each in run if each.view.process is not None}
         places: list[RankPlace] = []
-        for rank in ranks:
+        for group, rank in ranks:
             found = None if rank.process is None else of_runs.get(rank.process)
             if found is None or rank.process in known:
-                state = _state(rank, behind) if rank.name.replica_id in alive else RankState.LOST
+                state = _state(rank, behind) if group.is_alive else RankState.LOST
                 places.append(_place(rank, state, None if found is None else found.generation))
         for each in (each for run in runs for each in run if each.view.process not in known):
             places.append(_place(each.view, each.state or _state(each.view, behind), each.generation))
@@ -476,8 +393,8 @@ class JobProgress:
         Phases above the limit on names count as OTHER.
         """
         total = self._past_s.copy()
-        for report in self._reports.values():
-            self._add(total, report.view)
+        for _, view in self._views:
+            self._add(total, view)
         return total
 
     def _add(self, total: dict[str, float], view: GroupView) -> None:
@@ -485,9 +402,9 @@ class JobProgress:
             known = name if name in self._known else OTHER
             total[known] = total.get(known, 0.0) + seconds
 
-    def _ranks_of(self, replica_id: str, now: float) -> list[RankView]:
-        report = self._reports[replica_id]
-        return [rank.aged(now - report.at) for rank in report.view.ranks]
+
+def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
+    return [rank.aged(now - group.reports.view_at) for rank in view.ranks]
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:

@@ -5,8 +5,9 @@ never once per step, and before the lighthouse sends any message that depends on
 owns the store: it claims the store before it serves, and each claim has a higher term. A quorum_id names one list of
 participants of one job and is never reused. So even a forgotten job keeps its highest id.
 
-Live records (the `Group`s of a `Job`, `GenerationState` and the `Rank`s of a run) belong to the state machines. Their
-moments are seconds of the lighthouse's monotonic clock. Moments in run records are wall-clock seconds, for display.
+Live records (the `Group`s of a `Job`, `GenerationState`, the `Rank`s and `Supervisor`s of a run) belong to the state
+machines. Their moments are seconds of the lighthouse's monotonic clock. A `RunRecord` contains copies of ranks and
+supervisors. Its moments are wall-clock seconds, for display.
 """
 
 import base64
@@ -25,6 +26,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.run import (
     ExcludedHost,
     Generation,
@@ -34,8 +36,10 @@ from lighthouse_protocol.messages.run import (
     RunCounters,
     RunStopped,
     RunTerms,
+    SupervisorHeartbeat,
     SupervisorHello,
 )
+from lighthouse_protocol.messages.session import GroupCounts
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import (
     InvalidRequest,
@@ -43,6 +47,7 @@ from lighthouse_protocol.refusals import (
     UnknownName,
     WrongState,
 )
+from lighthouse_protocol.rules.heal import GroupHeal
 from lighthouse_protocol.rules.stall import Limits
 
 
@@ -323,21 +328,32 @@ RunName = tuple[str, str]
 """Name of the job and name of the run."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankRecord:
+@dataclass(slots=True)
+class Rank:
     """Newest process of a slot, with what it last reported. A slot is the fixed number of a process in its run."""
 
     rank: RankId
-    attempt: int
-    host: str
-    pid: int
-    generation: int | None
-    step: int
-    phase: str
-    is_here: bool
     seen_at: float
-    secret: str = ""  # digest of the secret in its hello
-    is_successor: bool = False  # another process had the slot earlier in this launch
+    lapses_at: float = field(default=0.0, compare=False)
+    attempt: int = 0
+    host: str = ""
+    pid: int = 0
+    generation: int | None = None
+    """The last generation in which this process was active."""
+    step: int = 0
+    phase: str = ""
+    is_here: bool = True
+    session: int | None = field(default=None, compare=False)
+    waits_since: float | None = field(default=None, compare=False)
+    """Since when the rank has been ready. None unless it is ready."""
+    secret: str = ""
+    """Digest of the secret in its hello. Empty if it sent none."""
+    is_successor: bool = False
+    """Another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
+
+    @property
+    def is_ready(self) -> bool:
+        return self.is_here and self.waits_since is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,15 +373,25 @@ class RestartRecord:
     caused_by: RankId | None = None  # rank whose loss is the cause
 
 
-@dataclass(frozen=True, slots=True)
-class SupervisorRecord:
-    """Newest supervisor of a name."""
+@dataclass(slots=True)
+class Supervisor:
+    """The newest of the supervisors that have used one name."""
 
-    hello: SupervisorHello  # without its secret
-    former: tuple[str, ...] = ()  # incarnations that it replaced
-    secret: str = ""  # digest of the secret in its hello
-    refused: tuple[str, ...] = ()  # incarnations that requested its name
-    has_part: bool = False  # one of its ranks has been in a generation
+    entry: SupervisorHello
+    """Without its secret."""
+    session: int | None = field(default=None, compare=False)
+    former: tuple[str, ...] = ()
+    """Incarnations that it replaced."""
+    last: SupervisorHeartbeat = field(default_factory=SupervisorHeartbeat, compare=False)
+    secret: str = ""
+    """Digest of the secret in its hello."""
+    is_awaited: bool = field(default=False, compare=False)
+    """Whether the lighthouse has restarted and the supervisor has not reconnected."""
+    refused: tuple[str, ...] = ()
+    """Incarnations of this launch that requested the name and were refused, or were notified that the run is completed.
+    """
+    has_part: bool = False
+    """Whether one of its ranks has been in a generation of this launch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +404,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """State of a run that survives a restart of the lighthouse."""
+    """State of a run that survives a restart of the lighthouse. Fields that do not compare are not stored."""
 
     counters: RunCounters = field(default_factory=RunCounters)
     terms: RunTerms = field(default_factory=RunTerms)
@@ -389,13 +415,13 @@ class RunRecord:
     formed: int = 0
     """Number of generations that have formed."""
     stop: RunStopped | None = None
-    ranks: tuple[RankRecord, ...] = ()
+    ranks: tuple[Rank, ...] = ()
     restarts: tuple[RestartRecord, ...] = ()
     finished: tuple[RankId, ...] = ()
     """Ranks that have finished the generation."""
     completed: int | None = None
     """Number of the generation that completed the run, or None."""
-    supervisors: tuple[SupervisorRecord, ...] = ()
+    supervisors: tuple[Supervisor, ...] = ()
     excluded: tuple[ExcludedHost, ...] = ()
     former: Former | None = None
     ending: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -415,7 +441,7 @@ def _fields(value: Any) -> dict[str, Any]:
 
 @functools.cache
 def _names(kind: type) -> tuple[str, ...]:
-    return tuple(each.name for each in dataclasses.fields(kind))
+    return tuple(each.name for each in dataclasses.fields(kind) if each.compare)
 
 
 def parse_run(raw: bytes) -> RunRecord:
@@ -594,6 +620,21 @@ class Heal:
     catches_up: bool
 
 
+@dataclass(slots=True)
+class GroupReports:
+    """What the managers of a group have reported. A new incarnation of the group continues these reports."""
+
+    view: GroupView | None = None
+    """Newest view of its ranks."""
+    view_at: float = 0.0
+    heal: GroupHeal | None = None
+    """Progress of the heal that its ranks report. None while they report none."""
+    counts: GroupCounts | None = None
+    """Totals of its manager since that manager started."""
+    trains_since: float | None = None
+    """Since when its time counts (`JobAccount`). None until it holds a quorum, and after it has left."""
+
+
 class Kind(StrEnum):
     """Kinds of groups that `Job.counts` counts. Live groups are also counted by their group_world_size."""
 
@@ -659,6 +700,7 @@ class Group:
     lease_until: float = 0.0
     heal: Heal | None = None
     """The heal in progress, as the timeline knows it."""
+    reports: GroupReports = field(default_factory=GroupReports)
 
     is_loopback: bool | None = None
     """Whether only its own host can reach the group. None if it advertises no address."""
@@ -702,31 +744,3 @@ class Membership(Enum):
     MEMBER = "member"
     OUTSIDER = "outsider"  # others are members, and this group never received a quorum
     OPEN = "open"  # no group is a member: no quorum has formed, or all its members are lost
-
-
-@dataclass(slots=True, eq=False)
-class Rank:
-    """Newest process of a slot. A slot is the fixed number of a process in its run."""
-
-    rank: RankId
-    seen_at: float
-    lapses_at: float
-    attempt: int = 0
-    host: str = ""
-    pid: int = 0
-    generation: int | None = None
-    """The last generation in which this process was active."""
-    step: int = 0
-    phase: str = ""
-    is_here: bool = True
-    session: int | None = None
-    waits_since: float | None = None
-    """Since when the rank has been ready. None unless it is ready."""
-    secret: str = ""
-    """Digest of the secret in its hello. Empty if it sent none."""
-    is_successor: bool = False
-    """Another process had the slot before. A restarted supervisor cannot report this."""
-
-    @property
-    def is_ready(self) -> bool:
-        return self.is_here and self.waits_since is not None

@@ -5,8 +5,6 @@ driver continues from it. After `close`, the registries refuse new work until th
 """
 
 import logging
-import secrets
-import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,21 +13,18 @@ from lighthouse.job.driver import JobDriver
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.log import NAMES_LOGGED
-from lighthouse.job.progress import RanksKept
 from lighthouse.job.records import Membership, QuorumConfig, QuorumRecord, RunConfig, RunName, RunRecord, SavedRun
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse.job.status import saved_run_status
 from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.identity import check_name
-from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import RankEvidence
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
-from lighthouse_protocol.rules.stall import FLOOR_S, Limits
+from lighthouse_protocol.rules.stall import Limits
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.timers import LoopLag
 
 log = logging.getLogger(__name__)
@@ -48,53 +43,37 @@ class JobRegistry:
     def __init__(
         self,
         config: Callable[[int], QuorumConfig],
-        timers: Timers,
+        ports: Ports,
         memory: RecordStore | None = None,
         give_up: Callable[[int], None] = lambda status: None,
-        stall_after_s: float = FLOOR_S,
         incident_registry: IncidentRegistry | None = None,
-        wall: Callable[[], float] = time.time,
-        refused: Callable[[LighthouseError], None] = lambda error: None,
-        draw_secret: Callable[[], str] = lambda: secrets.token_hex(SECRET_BYTES),
-        is_busy: Callable[[], bool] = lambda: False,
         rank_timeout_s: float = 30.0,
     ) -> None:
         """Create an empty registry.
 
         Args:
             config: Returns a job's settings for a given first quorum_id.
-            timers: Clock and timers.
+            ports: Without `check_lag` and `guarded`, which the registry adds.
             memory: Store of the records, which this lighthouse has claimed. None for a store in memory.
             give_up: Shuts down the daemon with an exit status.
-            stall_after_s: Shortest time without progress that counts as a stall.
             incident_registry: Shared by all jobs.
-            wall: Returns the time in seconds since the epoch.
-            refused: Receives the error of each refused join.
-            draw_secret: Returns a random secret for each new quorum.
-            is_busy: Checks whether this host is overloaded.
             rank_timeout_s: A rank without a stream is lost this many seconds after its last message.
         """
-        self._is_busy = is_busy
-        self._draw_secret = draw_secret
         self._config = config
         self.store = memory or MemoryStore()
         self._give_up = give_up
-        self.stall_after_s = stall_after_s
         self.incidents = incident_registry or IncidentRegistry()
-        self.timers = timers
-        self.wall = wall
-        self._refused = refused
         self._started_at: float | None = None
         self._records: Mapping[str, QuorumRecord] = {}
         self._drivers: dict[str, JobDriver] = {}
         self._reported: set[str] = set()
         self._ended: dict[str, JobStatus] = {}
-        self._ranks_kept = RanksKept()
         self._looked_at = -QUIET_LOOKED_FOR_EVERY_S
         self.closed = ""
         """Why the registry refuses new work. Empty while it accepts work."""
-        self.lag = LoopLag(timers)
+        self.lag = LoopLag(ports.timers)
         self.lag.listen(self._was_late)
+        self.ports = replace(ports, check_lag=self.lag.check, guarded=self.guarded)
         self.runs = RunRegistry(self, rank_timeout_s)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
@@ -103,7 +82,7 @@ class JobRegistry:
         Members may still hold quorums of an earlier lighthouse.
         """
         self._records = records
-        self._started_at = self.timers.time()
+        self._started_at = self.ports.timers.time()
         if self.closed:
             self.closed = ""
             self.lag.restart()
@@ -156,7 +135,7 @@ class JobRegistry:
 
         Dropping is O(n), so it runs at most once per QUIET_LOOKED_FOR_EVERY_S.
         """
-        now = self.timers.time()
+        now = self.ports.timers.time()
         if count() >= limit and now - self._looked_at >= QUIET_LOOKED_FOR_EVERY_S:
             self._looked_at = now
             self.forget_quiet(is_full=True)
@@ -234,12 +213,12 @@ class JobRegistry:
         self.lag.watch()
         last_id = self.store.last_id(job)
         # Above every id that an earlier lighthouse may have assigned to this job, even if the journal was lost.
-        config = self._config(max(last_id + 1, int(self.wall() * 1000)))
+        config = self._config(max(last_id + 1, int(self.ports.wall() * 1000)))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
         until = None
         if self._started_at is not None:
             until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
-            until = until if until > self.timers.time() or (record and record.stands) else None
+            until = until if until > self.ports.timers.time() or (record and record.stands) else None
         if record is not None and record.lease_s < config.lease_s:
             record = replace(record, lease_s=config.lease_s)  # applies from the first welcome
             self._commit(job, record)
@@ -247,18 +226,11 @@ class JobRegistry:
         return JobDriver(
             job,
             machine,
-            self.timers,
-            self.wall,
-            lambda record: self._commit(job, record),
-            self.lag.check,
-            self.stall_after_s,
+            self.ports,
             self.incidents,
+            lambda record: self._commit(job, record),
             lambda: self.runs.of_job(job),
-            self._refused,
-            self._ranks_kept,
-            self._draw_secret,
             record.secret if record is not None else "",
-            self._is_busy,
         )
 
     def _commit(self, job: str, record: QuorumRecord) -> None:
@@ -399,27 +371,25 @@ class RunRegistry:
     def _make(self, name: RunName) -> RunDriver:
         self.jobs.lag.watch()
         self._stopped.pop(name, None)
-        now = self.jobs.timers.time()
+        now = self.jobs.ports.timers.time()
         self._began_at = now if self._began_at is None else self._began_at
         saved = self._store.load_run(name) or SavedRun(RunRecord())
-        jobs, job, limits = self.jobs, name[0], Limits(self.jobs.stall_after_s)
-        config = RunConfig(self._rank_timeout_s, wall_offset_s=jobs.wall() - now, run=name[1], limits=limits)
+        jobs, job, limits = self.jobs, name[0], Limits(self.jobs.ports.stall_after_s)
+        config = RunConfig(self._rank_timeout_s, wall_offset_s=jobs.ports.wall() - now, run=name[1], limits=limits)
         machine = RunMachine(
             config,
             record=saved.record,
             keys=saved.keys,
             now=now,
-            make_id=jobs.incidents.make_id,
+            make_id=jobs.incidents.archive.make_id,
             began_at=self._began_at,
         )
         return RunDriver(
             name,
             machine,
             self._store,
-            jobs.timers,
-            jobs.lag.check,
+            jobs.ports,
             jobs.incidents.report,
-            jobs.guarded,
             lambda: jobs.get(job).run_moved(),
             lambda replica_id, digest: jobs.membership(job, replica_id, digest),
             lambda replica_id, reason, evidence: jobs.exited(job, replica_id, reason, evidence),

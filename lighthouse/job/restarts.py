@@ -17,11 +17,11 @@ its users. It is over when the run is completed.
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from lighthouse.job import events
 from lighthouse.job.generations import NAMES_KEPT_S, Generations
-from lighthouse.job.records import Former, KeySpaces, Membership, Row, RunConfig, RunRecord, SupervisorRecord
+from lighthouse.job.records import Former, KeySpaces, Membership, Row, RunConfig, RunRecord, Supervisor
 from lighthouse_protocol.identity import group_of_supervisor, group_run
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.run import (
@@ -49,26 +49,6 @@ FORMER_KEPT = 16  # incarnations of one name
 MAX_EXCLUDED = 4096
 
 
-@dataclass(slots=True, eq=False)
-class Supervisor:
-    """The newest of the supervisors that have used one name."""
-
-    entry: SupervisorHello
-    """Without its secret."""
-    session: int | None = None
-    former: tuple[str, ...] = ()
-    last: SupervisorHeartbeat = field(default_factory=SupervisorHeartbeat)
-    secret: str = ""
-    """Digest of the secret in its hello."""
-    is_awaited: bool = False
-    """Whether the lighthouse has restarted and the supervisor has not reconnected."""
-    refused: tuple[str, ...] = ()
-    """Incarnations of this launch that requested the name and were refused, or were notified that the run is completed.
-    """
-    has_part: bool = False
-    """Whether one of its ranks has been in a generation of this launch."""
-
-
 class Supervisors:
     """Supervisors of a run, and its excluded hosts.
 
@@ -88,7 +68,7 @@ class Supervisors:
 
     def __init__(
         self,
-        records: Iterable[SupervisorRecord] = (),
+        records: Iterable[Supervisor] = (),
         excluded: Iterable[ExcludedHost] = (),
         ending: Mapping[str, str] | None = None,
         kept_until: float = -math.inf,
@@ -101,22 +81,13 @@ class Supervisors:
             ending: Reason of the stop that each supervisor received, by incarnation.
             kept_until: Until when the names in `records` are reserved.
         """
-        self._names = {
-            each.hello.name: Supervisor(
-                each.hello,
-                former=each.former,
-                secret=each.secret,
-                is_awaited=True,
-                refused=each.refused,
-                has_part=each.has_part,
-            )
-            for each in records
-        }
+        self._names = {each.entry.name: replace(each, is_awaited=True) for each in records}
         self._slots = sum(len(each.entry.slots) for each in self._names.values())
         self._kept_until = kept_until
         self._sessions: dict[int, Supervisor] = {}
         self._excluded = {(host.host, host.supervisor): host for host in excluded}
-        self._ending = dict(ending or {})
+        self.ending = dict(ending or {})
+        """Reason of the stop that each supervisor received, by incarnation."""
 
     def __iter__(self) -> Iterator[Supervisor]:
         return iter(self._names.values())
@@ -144,10 +115,8 @@ class Supervisors:
         own = (each.entry for each in self if replica_id in (each.entry.name, group_of_supervisor(each.entry.name)))
         return sorted(slot for entry in own for slot in entry.slots)
 
-    def records(self) -> tuple[SupervisorRecord, ...]:
-        return tuple(
-            SupervisorRecord(each.entry, each.former, each.secret, each.refused, each.has_part) for each in self
-        )
+    def records(self) -> tuple[Supervisor, ...]:
+        return tuple(replace(each, session=None, last=SupervisorHeartbeat()) for each in self)
 
     # -- arrivals and losses
 
@@ -259,21 +228,13 @@ class Supervisors:
     def connected(self) -> set[str]:
         return {known.entry.incarnation for known in self._sessions.values()}
 
-    @property
-    def ending(self) -> Mapping[str, str]:
-        """Reason of the stop that each supervisor received, by incarnation."""
-        return dict(self._ending)
-
     def stop(self, reason: str, incarnations: Iterable[str]) -> bool:
         """Record that these supervisors receive a stop. Return whether that is new for any of them."""
-        new = [each for each in sorted(incarnations) if each not in self._ending]
-        self._ending |= dict.fromkeys(new, reason)
-        for oldest in list(self._ending)[:-MAX_SUPERVISORS]:
-            del self._ending[oldest]
+        new = [each for each in sorted(incarnations) if each not in self.ending]
+        self.ending |= dict.fromkeys(new, reason)
+        for oldest in list(self.ending)[:-MAX_SUPERVISORS]:
+            del self.ending[oldest]
         return bool(new)
-
-    def stopped_by(self, incarnation: str) -> str | None:
-        return self._ending.get(incarnation)
 
     def name_of(self, incarnation: str) -> str:
         """Return the name of the supervisor that has or had the incarnation, or ""."""
@@ -284,11 +245,6 @@ class Supervisors:
         """Return the digest of the supervisor's secret, or ""."""
         known = self._names.get(name)
         return known.secret if known is not None else ""
-
-    def incarnation_of(self, name: str) -> str:
-        """Return the newest incarnation of the supervisor with this name, or "" if there is none."""
-        known = self._names.get(name)
-        return known.entry.incarnation if known is not None else ""
 
     # -- hosts
 
@@ -412,17 +368,9 @@ class RunMachine:
             supervisors=self.supervisors.records(),
             excluded=self.supervisors.excluded,
             former=self.former,
-            ending=self.supervisors.ending,
+            ending=dict(self.supervisors.ending),
             failed_at=generations.budget.failed_at,
         )
-
-    def placed(self, entry: RankHello) -> RankHello:
-        """Return the hello with its assigned slot, if the lighthouse assigns slots."""
-        return self.generations.ranks.placed(entry)
-
-    def impostor(self, entry: RankHello, now: float) -> LighthouseError | None:
-        """Return why this process may not use its slot or incarnation, or None."""
-        return self.generations.ranks.impostor(entry, now)
 
     # -- events and time
 
@@ -487,7 +435,7 @@ class RunMachine:
         if settles and (why := self.generations.settle(now)):
             self._stop(why, "")
         effects, self._effects = self._effects, []
-        if any(map(events.changes_record, effects)):
+        if any(isinstance(e, events.GenerationFormed | events.Resumed) or getattr(e, "is_new", False) for e in effects):
             return [events.RecordDue(self.record(now)), *effects]
         return effects
 
@@ -499,22 +447,20 @@ class RunMachine:
         else:
             if self._may_begin_launch and entry.is_first and not self._knows(entry.rank):
                 self._begin_launch()
-            error = None if self._is_over else self._why_excluded(entry) or self._clash(entry.rank)
-            if error is not None:
+            name = self.supervisors.name_of(entry.rank.supervisor)
+            error = self.supervisors.why_excluded(entry.host, name) or self._clash(entry.rank, name)
+            if error is not None and not self._is_over:
                 self._emit(events.RankRefused(entry.rank, error))
             elif not self._send_end(entry.rank):
                 self.generations.enter(entry, session, now)
         self._note_stop(_supervisors((entry.rank,)))
 
-    def _why_excluded(self, entry: RankHello) -> WrongState | None:
-        return self.supervisors.why_excluded(entry.host, self.supervisors.name_of(entry.rank.supervisor))
-
-    def _clash(self, rank: RankId) -> WrongState | None:
-        """Return an error if the slot is in use by another replica group."""
+    def _clash(self, rank: RankId, name: str) -> WrongState | None:
+        """Return an error if the slot is in use by another supervisor than `name`."""
         old = self.generations.ranks.of_slot(rank.slot)
         if old is None or old.session is None:
             return None
-        theirs, name = self.supervisors.name_of(old.rank.supervisor), self.supervisors.name_of(rank.supervisor)
+        theirs = self.supervisors.name_of(old.rank.supervisor)
         if theirs == name or not theirs or not name:
             return None
         return WrongState(
@@ -621,7 +567,7 @@ class RunMachine:
             return RunCompleted(self.completed)
         if self.former is not None and entry.incarnation in self.former.incarnations:
             return RunCompleted(self.former.number)
-        reason = self.supervisors.stopped_by(entry.incarnation)
+        reason = self.supervisors.ending.get(entry.incarnation)
         if reason is not None and not self.supervisors.is_impostor(entry):
             return RunStopped(reason, "the run, which was resumed since", self.generations.current.number)
         error = self.supervisors.refusal(entry, now)
@@ -658,7 +604,7 @@ class RunMachine:
             return
         match event.message:
             case StopAsked(reason):
-                if self.supervisors.stopped_by(known.entry.incarnation) is not None:
+                if known.entry.incarnation in self.supervisors.ending:
                     return
                 if self.counts_for_all(event.session, event.membership):
                     self._stop(reason, known.entry.name)

@@ -22,13 +22,21 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from lighthouse.job.events import GridChanged, MemberBack, MemberJoined, MemberLost, NewcomersChanged, QuorumEffect
+from lighthouse.job.events import (
+    GridChanged,
+    MemberBack,
+    MemberForgotten,
+    MemberJoined,
+    MemberLost,
+    NewcomersChanged,
+    QuorumEffect,
+)
 from lighthouse.job.lineage import History, Numbering
 from lighthouse.job.records import (
     Group,
+    GroupReports,
     Kind,
     LastAssignment,
-    Lease,
     QuorumConfig,
     QuorumRecord,
     is_loopback,
@@ -71,8 +79,8 @@ class Job:
         self.history = History(record.named if record is not None else ())
         self.groups: dict[str, Group] = {}
         """Groups by replica_id. Lapsed groups remain for a limited time."""
-        self.counts = Counter[Kind | int]()
-        """Number of groups of each kind. Kinds without groups are missing."""
+        self.counts = Counter[Kind | int](dict.fromkeys(Kind, 0))
+        """Number of groups of each kind. A group_world_size without groups is missing."""
         self.quorum: Quorum | None = None
         self.members: dict[str, Member] = {}
         """Members of the quorum, by replica_id."""
@@ -90,7 +98,9 @@ class Job:
         """Number of quorums that this lighthouse has formed."""
         self.changes = 0
         """Number of quorums formed by this lighthouse with a new quorum_id."""
-        self._tags: set[int | None] = set()  # of the states that the quorum started from and commits
+        self.tags: set[int | None] = set()
+        """Tags of the states that the quorum started from and commits. Any rank of its members may hold these states.
+        """
 
         self.joins = JoinQueue(self)
         self._effects: list[QuorumEffect] = []
@@ -164,14 +174,7 @@ class Job:
         self.members = {p.replica_id: Member(p, s) for p, s in zip(quorum.participants, secrets, strict=True)}
         self.max_step = max(member.step for member in quorum.participants)
         sources = (member for member in quorum.participants if member.step == self.max_step)
-        self._tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
-
-    def may_hold(self, replica_id: str, tag: int) -> bool:
-        """Return whether ranks of the group, under any manager, may hold a state with this tag.
-
-        They may if the group is in the present quorum, and that quorum started from that state or commits it.
-        """
-        return tag in self._tags and replica_id in self.members
+        self.tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
 
     def secret_of(self, replica_id: str) -> str:
         """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
@@ -179,13 +182,6 @@ class Job:
             return member.secret
         group = self.groups.get(replica_id)
         return group.former_secret if group is not None else ""
-
-    def assigned_before(self, replica_id: str, incarnation: str) -> LastAssignment | None:
-        """Return what an earlier lighthouse assigned to a member of the present quorum, else None."""
-        member = self.members.get(replica_id) if self.rounds == 0 else None
-        if self.quorum is None or member is None or member.participant.incarnation != incarnation:
-            return None
-        return LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
 
     def consists_of(self, members: Sequence[Group]) -> bool:
         """Return whether this lighthouse formed the quorum from these members at the same addresses."""
@@ -208,19 +204,12 @@ class Job:
         """Return the records of the present quorum's participants. O(n)."""
         return [group for group in self.groups.values() if group.is_participant]
 
-    def has_peers(self, member: Group) -> bool:
-        """Return whether the group shares the present quorum with others."""
-        return len(self.members) > 1 and member.is_participant
-
     def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
         """Handle a heartbeat without a session. Return None for one to ignore: another incarnation is alive."""
         member = self.groups.get(replica_id)
-        if member is not None and member.incarnation != incarnation:
-            if member.is_alive:
-                return None
-            self.remove(member)
-            member = None
-        if member is None:
+        if member is not None and member.incarnation != incarnation and member.is_alive:
+            return None
+        if member is None or member.incarnation != incarnation:
             member = self._add(replica_id, incarnation, now)
         self.see(member, now)
         return member
@@ -231,10 +220,7 @@ class Job:
         A record of another incarnation is replaced. The caller reports the loss of that incarnation.
         """
         member = self.groups.get(participant.replica_id)
-        if member is not None and is_reborn(participant, member):
-            self.remove(member)
-            member = None
-        if member is None:
+        if member is None or is_reborn(participant, member):
             member = self._add(participant.replica_id, participant.incarnation, now)
         if member.down:
             self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
@@ -251,10 +237,7 @@ class Job:
         A record of another incarnation is removed. The caller has already reported the loss of that incarnation.
         """
         member = self.groups.get(participant.replica_id)
-        if member is not None and member.incarnation != participant.incarnation:
-            self.remove(member)
-            member = None
-        if member is None:
+        if member is None or member.incarnation != participant.incarnation:
             member = self._add(participant.replica_id, participant.incarnation, now)
         self._describe(member, participant)
         member.session, member.closes_at, member.secret = session, None, secret
@@ -330,6 +313,8 @@ class Job:
         self.emit(GridChanged())
         del self.groups[member.replica_id]
         self._count_as(member, frozenset())
+        if member.reports != GroupReports():
+            self.emit(MemberForgotten(member.reports))
 
     def expire(self, now: float) -> list[Group]:
         """Return the groups that lapse by `now`, and forget those that lapsed long ago.
@@ -358,8 +343,16 @@ class Job:
         return self._due[0][0] if self._due else None
 
     def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
-        assigned = self.assigned_before(replica_id, incarnation)
-        member = Group(replica_id, incarnation, now, is_participant=assigned is not None, last_assignment=assigned)
+        """Add the record of a group. It replaces the record of another incarnation."""
+        member, known = Group(replica_id, incarnation, now), self.members.get(replica_id)
+        is_assigned = self.rounds == 0 and known is not None and known.participant.incarnation == incarnation
+        if is_assigned and self.quorum is not None:  # by an earlier lighthouse
+            member.is_participant = True
+            member.last_assignment = LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
+        if (old := self.groups.pop(replica_id, None)) is not None:
+            self.emit(GridChanged())
+            self._count_as(old, frozenset())
+            member.reports = old.reports
         self.groups[replica_id] = member
         self.emit(MemberJoined(replica_id))
         self._push(member, now)
@@ -389,7 +382,7 @@ class Job:
         had_sessions = self.counts[Kind.CONNECTED] > 0
         for kind in member.counts_as - kinds:
             self.counts[kind] -= 1
-            if not self.counts[kind]:
+            if not isinstance(kind, Kind) and not self.counts[kind]:
                 del self.counts[kind]
         for kind in kinds - member.counts_as:
             self.counts[kind] += 1
@@ -457,26 +450,18 @@ def is_reborn(participant: Participant, old: Group) -> bool:
 #    requests count for the whole run (`Supervisors`).
 
 
-def why_impostor(
-    participant: Participant,
-    secret: str,
-    old: Group | None,
-    lease: Lease | None,
-    *,
-    is_awaited: bool = False,
-    is_cut: bool = False,
-) -> LighthouseError | None:
+def why_impostor(participant: Participant, secret: str, job: Job, *, is_cut: bool) -> LighthouseError | None:
     """Return the error for a caller that may not act for its group, or None.
 
     Args:
         participant: The group as the caller describes it.
         secret: Secret of the caller, "" for a call without a session.
-        old: Record of the group.
-        lease: Lease of the standing quorum's member with this name.
-        is_awaited: Whether the lighthouse has restarted and that member has not reconnected.
+        job: The job.
         is_cut: Result of `MassSilence.is_cut`.
     """
-    name, kept = participant.replica_id, old.secret if old is not None else ""
+    name = participant.replica_id
+    old, lease = job.groups.get(name), job.standing.leases.get(name)
+    kept = old.secret if old is not None else ""
     if old is not None and old.is_connected:
         return None if is_shown(secret, kept) else _in_use(participant, old)
     if is_cut and not is_shown(secret, kept):
@@ -484,25 +469,23 @@ def why_impostor(
             f"replica_id: the connection of {name} was cut together with most others, and its manager may reconnect; "
             "another manager of this name is admitted once it counts as lost: ask again"
         )
-    if is_awaited and lease is not None and lease.entry.secret and not is_shown(secret, lease.entry.secret):
+    is_reserved = lease is not None and lease.entry.secret and job.standing.is_awaited(name)
+    if lease is not None and is_reserved and not is_shown(secret, lease.entry.secret):
         return Unreachable(
             f"replica_id: {name} is a member of the quorum that the lighthouse held before it restarted, and may "
             "reconnect until that quorum's lease expires; another manager of this name is admitted then: ask again"
         )
     if not participant.incarnation:
         return None
-    for incarnation, digest in _known(old, lease):
+    owners = [(old.incarnation, old.secret)] if old is not None else []
+    owners += [(lease.incarnation, lease.entry.secret)] if lease is not None else []
+    for incarnation, digest in owners:
         if digest and incarnation == participant.incarnation and not is_shown(secret, digest):
             return DuplicateReplica(
                 f"replica_id: {name} with incarnation {participant.incarnation} is another manager than the one at "
                 f"{participant.address or 'no address'}; restart this one, so that it gets its own"
             )
     return None
-
-
-def _known(old: Group | None, lease: Lease | None) -> list[tuple[str, str]]:
-    ours = [(old.incarnation, old.secret)] if old is not None else []
-    return ours + ([(lease.incarnation, lease.entry.secret)] if lease is not None else [])
 
 
 def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
@@ -518,8 +501,6 @@ def refusal(
     participant: Participant,
     job: Job,
     *,
-    max_replicas: int,
-    allow_heterogeneous: bool,
     session: int | None = None,
     is_hello: bool = False,
     is_starting: bool = False,
@@ -531,29 +512,27 @@ def refusal(
     Args:
         participant: The group that joins.
         job: The job.
-        max_replicas: Maximum number of groups.
-        allow_heterogeneous: Whether groups may have different numbers of ranks.
         session: Session of the request, on which a manager may change its incarnation.
         is_hello: Whether the request opens a session.
         is_starting: Whether no rank has connected yet. Ranks without an Agent never connect.
     """
     old = job.groups.get(participant.replica_id)
-    if (old is None or old.is_reported) and job.present >= max_replicas:
+    if (old is None or old.is_reported) and job.present >= job.config.max_replicas:
         return LimitReached(
             f"replica_id: {participant.replica_id} would be replica group number {job.present + 1}; "
-            f"the lighthouse takes {max_replicas} (--max-members)"
+            f"the lighthouse takes {job.config.max_replicas} (--max-members)"
         )
     return (
         (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))
         or (None if is_hello else _backwards(participant, old))
-        or (None if allow_heterogeneous or is_starting else _misfit(participant, job))
+        or (None if job.config.allow_heterogeneous or is_starting else _misfit(participant, job))
         or _loopback(participant, job)
     )
 
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
     """Return the loopback members that must leave because `participant` is routable, each with its error."""
-    if is_loopback(participant) is not False:
+    if not job.counts[Kind.LOOPBACK] or is_loopback(participant) is not False:
         return []
     members = job.others(participant.replica_id, Kind.LOOPBACK)
     return [(m, unreachable(m.participant, participant)) for m in members if m.participant]
@@ -639,12 +618,15 @@ class JoinTimer:
     grace_s: float
     started_at: float | None = None
     asking: int = 0
+    deadline_at: float | None = None
+    """When the earliest pending call expires."""
     _quiet_at: float = 0.0
 
-    def joined(self, now: float) -> None:
+    def joined(self, now: float, deadline_at: float) -> None:
         if self.asking == 0 and (self.started_at is None or now - self._quiet_at > self.grace_s):
             self.started_at = now
         self.asking += 1
+        self.deadline_at = deadline_at if self.deadline_at is None else min(self.deadline_at, deadline_at)
 
     def withdrew(self, now: float) -> None:
         self.asking -= 1
@@ -669,10 +651,6 @@ class JoinQueue:
         self._job = job
         self._participants = 0
         self._shrinking = 0
-        self.earliest_deadline_at: float | None = None
-        """When the earliest pending call expires."""
-        self.members_deadline_at: float | None = None
-        """When the earliest pending call of a member expires."""
         self.anyone = JoinTimer(job.config.heartbeat_timeout_s)
         self.members = JoinTimer(job.config.heartbeat_timeout_s)
 
@@ -681,15 +659,13 @@ class JoinQueue:
 
     def __iter__(self) -> Iterator[Group]:
         """Iterate over the waiting groups in call order. O(n log n)."""
-        return iter(sorted(self._joined(), key=lambda group: group.call or 0))
+        return iter(sorted(self._joined(), key=attrgetter("call")))
 
     def add(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
-        self.earliest_deadline_at = _earlier(self.earliest_deadline_at, deadline_at)
-        self.anyone.joined(now)
+        self.anyone.joined(now, deadline_at)
         if member.replica_id in self._job.members:
-            self.members_deadline_at = _earlier(self.members_deadline_at, deadline_at)
-            self.members.joined(now)
+            self.members.joined(now, deadline_at)
         self._count(member, 1)
 
     def withdraw(self, replica_id: str, call: int, now: float) -> None:
@@ -702,7 +678,7 @@ class JoinQueue:
         if member.replica_id in self._job.members:
             self.members.withdrew(now)
         self._count(member, -1)
-        if member.deadline_at in (self.earliest_deadline_at, self.members_deadline_at):
+        if member.deadline_at in (self.anyone.deadline_at, self.members.deadline_at):
             self._set_deadlines()
 
     def take(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
@@ -733,15 +709,6 @@ class JoinQueue:
         """Number of groups that may be in the next quorum. If a member asks to shrink, only members may."""
         return self._participants if self._shrinking else len(self)
 
-    def waiting_since(self, now: float, *, of_members: bool) -> float | None:
-        """Return when the wait of all groups, or only of members, began, or None if none is waiting."""
-        clock = self.members if of_members else self.anyone
-        return clock.running_since(now)
-
-    def first_deadline_at(self, *, of_members: bool) -> float | None:
-        """Return when the first pending call, or the first of a member, expires. Return None if there is none."""
-        return self.members_deadline_at if of_members else self.earliest_deadline_at
-
     def list_candidates(self) -> list[Group]:
         return [member for member in self if member.is_participant] if self._shrinking else list(self)
 
@@ -760,10 +727,6 @@ class JoinQueue:
 
     def _set_deadlines(self) -> None:
         joined = self._joined()
-        members = (group.deadline_at for group in joined if group.replica_id in self._job.members)
-        self.earliest_deadline_at = min((group.deadline_at for group in joined), default=None)
-        self.members_deadline_at = min(members, default=None)
-
-
-def _earlier(first: float | None, other: float) -> float:
-    return other if first is None else min(first, other)
+        members = [group.deadline_at for group in joined if group.replica_id in self._job.members]
+        self.anyone.deadline_at = min([group.deadline_at for group in joined], default=None)
+        self.members.deadline_at = min(members, default=None)

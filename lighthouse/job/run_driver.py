@@ -9,13 +9,14 @@ message depends are stored a little later, as notes.
 import itertools
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Generic, Protocol, TypeVar
 
 from lighthouse.job import events
+from lighthouse.job.events import WasLate
 from lighthouse.job.incidents import incident_of
 from lighthouse.job.log import log_effect
-from lighthouse.job.progress import RunRank
+from lighthouse.job.progress import RanksKept, RunRank
 from lighthouse.job.records import Membership, Rank, RunName, RunRecord
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.status import run_ranks, run_status
@@ -36,12 +37,98 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.rules.access import digest_of
 from lighthouse_protocol.rules.rate_limits import TokenBucket
+from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.ports import Peer, Timer, Timers
 from lighthouse_runtime.process.logs import without_credentials
 from lighthouse_runtime.timing.timers import DeadlineTimer
 
 W = TypeVar("W")
 M = TypeVar("M")
+Event = TypeVar("Event")
+Effect = TypeVar("Effect")
+Handled = TypeVar("Handled", contravariant=True)
+Returned = TypeVar("Returned", covariant=True)
+
+# Timers have no caller that could handle an unwritable journal. registry.py logs the error and shuts down.
+FROM_TIMER = suppress(LighthouseError)
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """Parts of the process that the drivers of all jobs and runs use."""
+
+    timers: Timers
+    wall: Callable[[], float]
+    """Returns the time in seconds since the epoch."""
+    check_lag: Callable[[], None] = lambda: None
+    """Calls `was_late` of each driver if the process was paused."""
+    guarded: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Context manager around each write."""
+    refused: Callable[[LighthouseError], None] = lambda error: None
+    """Receives the error of each refused join or hello."""
+    draw_secret: Callable[[], str] = str
+    """Returns a random secret for each new quorum. Only its members receive it."""
+    is_busy: Callable[[], bool] = lambda: False
+    """Checks whether this host is overloaded."""
+    stall_after_s: float = FLOOR_S
+    """Shortest time without progress that counts as a stall."""
+    ranks_kept: RanksKept = field(default_factory=RanksKept)
+
+    def check_lag_in_timer(self) -> None:
+        with FROM_TIMER:
+            self.check_lag()
+
+
+class Machine(Protocol[Handled, Returned]):
+    def handle(self, event: Handled, now: float) -> Sequence[Returned]: ...
+
+    def tick(self, now: float) -> Sequence[Returned]: ...
+
+    def deadline(self, now: float) -> float | None: ...
+
+
+class MachineDriver(Generic[Event, Effect]):
+    """Feeds events to a state machine, performs the returned effects in order and sets one timer."""
+
+    def __init__(self, machine: Machine[Event | WasLate, Effect], ports: Ports) -> None:
+        self._machine = machine
+        self._ports = ports
+        self._clock = ports.timers.time
+        self._timer = DeadlineTimer(self._tick, ports.timers)
+        self._numbers = itertools.count(1)
+        self._is_closed = False
+
+    def was_late(self, by_s: float) -> None:
+        """Postpone timeouts after the whole process was paused for `by_s` seconds.
+
+        Call this before any event that arrived during the pause.
+        """
+        now = self._clock()
+        self._perform(self._machine.handle(WasLate(by_s), now), now)
+
+    def _feed(self, event: Event) -> None:
+        if not self._is_closed:
+            self._ports.check_lag()
+            now = self._now()
+            self._perform(self._machine.handle(event, now), now)
+
+    def _tick(self) -> None:
+        with FROM_TIMER:
+            self._ports.check_lag()
+            now = self._now()
+            self._perform(self._machine.tick(now), now)
+
+    def _now(self) -> float:
+        return self._clock()
+
+    def _perform(self, effects: Sequence[Effect], now: float) -> None:
+        for effect in effects:
+            self._perform_one(effect)
+        if not self._is_closed:
+            self._timer.set(self._machine.deadline(now))
+
+    def _perform_one(self, effect: Effect) -> None:
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +284,7 @@ KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
 
 
-class RunDriver:
+class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     """Driver of one run's machine, with its streams, keys and evidence."""
 
     def __init__(
@@ -205,10 +292,8 @@ class RunDriver:
         name: RunName,
         machine: RunMachine,
         store: RecordStore,
-        timers: Timers,
-        check_lateness: Callable[[], None] = lambda: None,
+        ports: Ports,
         report: Callable[[Incident], None] = lambda incident: None,
-        guarded: Callable[[], AbstractContextManager[None]] = nullcontext,
         moved: Callable[[], None] = lambda: None,
         members: Callable[[str, str], Membership] = lambda replica_id, digest: Membership.OPEN,
         exited: Callable[[str, str, RankEvidence], bool] = lambda replica_id, reason, evidence: False,
@@ -219,33 +304,26 @@ class RunDriver:
             name: Job and run.
             machine: The run's state machine.
             store: Storage of the record and keys.
-            timers: Clock and timers.
-            check_lateness: Calls `was_late` if the process was paused.
+            ports: Shared by all drivers.
             report: Receives each incident that is new or has changed.
-            guarded: Context manager around each write.
             moved: Called after each rank message except hellos.
             members: Returns a replica group's relation to the job's quorum, from its replica_id and the digest of its
                 secret.
             exited: Receives the exit of a group's process. Returns whether it may explain the loss of the group.
         """
+        super().__init__(machine, ports)
         self.name = name
         self.machine = machine
         self._store = store
-        self._check_lateness = check_lateness
         self._report = report
-        self._guarded = guarded
         self._moved = moved
         self._members = members
         self._exited = exited
-        self._clock = timers.time
-        self._timer = DeadlineTimer(self._tick, timers)
-        self._note_timer = DeadlineTimer(self._write_due_notes, timers)
+        self._note_timer = DeadlineTimer(self._write_due_notes, ports.timers)
         self._noted_after_s = NOTED_WITHIN_S
-        self._is_closed = False
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
-        self._numbers = itertools.count(1)
         self._ranks = RankStreams()
-        self._evidence = RunEvidence(timers, lambda ranks, asked: self._ranks.send(tuple(ranks), asked))
+        self._evidence = RunEvidence(ports.timers, lambda ranks, asked: self._ranks.send(tuple(ranks), asked))
         self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
 
     # -- ranks
@@ -256,8 +334,9 @@ class RunDriver:
         A process without the secret of the rank is refused before it can replace the rank's stream.
         """
         session, asked = next(self._numbers), entry.rank
-        entry = self.machine.placed(entry)
-        if (error := self.machine.impostor(entry, self._clock())) is not None:
+        ranks = self.machine.generations.ranks
+        entry = ranks.placed(entry)
+        if (error := ranks.impostor(entry, self._clock())) is not None:
             log_effect(self.name, events.RankRefused(entry.rank, error))
             peer.send(run.HelloRejected(error))
             peer.end()
@@ -411,7 +490,7 @@ class RunDriver:
             )
         self._key_writes.take(self._clock())
         row = self.machine.keys.put(generation, kind, name, value)
-        with self._guarded():
+        with self._ports.guarded():
             self._store.commit_key(self.name, row)
 
     def status(self) -> RunStatus:
@@ -422,14 +501,6 @@ class RunDriver:
     @property
     def is_quiet(self) -> bool:
         return self.machine.is_quiet and not self._ranks.open and not self._supervisors
-
-    def was_late(self, by_s: float) -> None:
-        """Postpone timeouts after the whole process was paused for `by_s` seconds.
-
-        Call this before any event that arrived during the pause.
-        """
-        now = self._clock()
-        self._perform(self.machine.handle(events.WasLate(by_s), now), now)
 
     def write_notes(self) -> None:
         """Store the changes that have not been written yet."""
@@ -446,26 +517,7 @@ class RunDriver:
         self._ranks.open.close(Unreachable(reason))
         self._supervisors.close(Unreachable(reason))
 
-    # -- feed and perform
-
-    def _feed(self, event: events.RunEvent) -> None:
-        if self._is_closed:
-            return
-        self._check_lateness()
-        now = self._clock()
-        self._perform(self.machine.handle(event, now), now)
-
-    def _tick(self) -> None:
-        with suppress(LighthouseError):  # the journal cannot be written: registry.py logs that and shuts down
-            self._check_lateness()
-            now = self._clock()
-            self._perform(self.machine.tick(now), now)
-
-    def _perform(self, effects: Sequence[events.RunEffect], now: float) -> None:
-        for effect in effects:
-            self._perform_one(effect)
-        if not self._is_closed:
-            self._timer.set(self.machine.deadline(now))
+    # -- effects
 
     def _perform_one(self, effect: events.RunEffect) -> None:
         match effect:
@@ -506,7 +558,7 @@ class RunDriver:
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations
-        with self._guarded():
+        with self._ports.guarded():
             self._store.commit_run(self.name, record, kept[0] if kept else 0)
 
     def _note(self) -> None:
@@ -515,6 +567,6 @@ class RunDriver:
 
     def _write_due_notes(self) -> None:
         began_at = self._clock()
-        with suppress(LighthouseError):  # as in _tick
+        with FROM_TIMER:
             self._remember(self.machine.record(began_at))
         self._noted_after_s = max(NOTED_WITHIN_S, (self._clock() - began_at) / NOTES_SHARE)

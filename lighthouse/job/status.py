@@ -69,7 +69,7 @@ def job_status(
         rounds=own.rounds,
         members=tuple(_member_status(m, machine, now, heals.get(m.replica_id)) for m in members),
         phase=machine.standing.phase.value,
-        sessions=machine.presence.sessions,
+        sessions=len(machine.presence.sessions),
         recalls=machine.standing.recalls,
         revokes=machine.standing.revokes,
         ranks=ranks,

@@ -10,6 +10,8 @@ import asyncio
 import itertools
 import logging
 import os
+import secrets
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +24,7 @@ from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.job.registry import JobRegistry
+from lighthouse.job.run_driver import Ports
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import (
@@ -42,6 +45,7 @@ from lighthouse.store.incident_files import IncidentFiles
 from lighthouse.store.sqlite import Journal
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address
+from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import to_document
 from lighthouse_protocol.messages.status import LighthouseStatus, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import InvalidRequest, NotLeader
@@ -85,13 +89,17 @@ class LighthouseDaemon:
         counters = Counters()
         self._jobs = JobRegistry(
             config.quorum_config,
-            asyncio.get_running_loop(),
+            Ports(
+                asyncio.get_running_loop(),
+                time.time,
+                refused=counters.refused,
+                draw_secret=lambda: secrets.token_hex(SECRET_BYTES),
+                is_busy=_is_busy,
+                stall_after_s=config.stall_timeout_s,
+            ),
             self._memory if self._shared is None else self._shared.records,
             stop if self._shared is None else self._shared.give_up,
-            config.stall_timeout_s,
             self._incidents,
-            refused=counters.refused,
-            is_busy=_is_busy,
             rank_timeout_s=config.rank_timeout_s,
         )
         self._runs = self._jobs.runs
@@ -109,7 +117,7 @@ class LighthouseDaemon:
         registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
         registry.register(RunCollector(self._runs.status))
         registry.register(AccountCollector(self._accounts, asyncio.get_running_loop().time))
-        registry.register(PhaseCollector(lambda: {driver.job: driver.progress.seconds for driver in self._jobs}))
+        registry.register(PhaseCollector(lambda: {driver.job: driver.progress.known.seconds for driver in self._jobs}))
         registry.register(IncidentCollector(self._incidents.times, self._job_names))
         shared = self._shared
         registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))

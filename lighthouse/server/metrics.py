@@ -305,9 +305,9 @@ class AccountCollector(Collector):
                 discards.add_metric([job, reason], count)
             heals.add_metric([job], account.heals.count)
             heal_bytes.add_metric([job], account.heal_bytes)
-            step_s.add_metric([job], account.ledger.step_s)
-            group_s.add_metric([job], account.ledger.group_s(now))
-            if (ratio := account.ledger.goodput(now)) is not None:
+            step_s.add_metric([job], account.step_s)
+            group_s.add_metric([job], account.group_s(now))
+            if (ratio := account.goodput(now)) is not None:
                 goodput.add_metric([job], ratio)
             heal_s.add_metric([job], account.heals.buckets(), account.heals.total)
             waits.add_metric([job], account.waits.buckets(), account.waits.total)

@@ -1,6 +1,7 @@
 """A stream that is opened and says nothing: each daemon ends it, and says what it has waited for."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.registry import JobRegistry
+from lighthouse.job.run_driver import Ports
 from lighthouse.job.store import MemoryStore
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService
@@ -35,7 +37,9 @@ LONG_S = 600.0
 
 
 def lighthouse(within_s: float) -> LighthouseService:
-    return service_of(JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), MemoryStore()), within_s)
+    return service_of(
+        JobRegistry(lambda job: QuorumConfig(), Ports(asyncio.get_running_loop(), time.time), MemoryStore()), within_s
+    )
 
 
 def service_of(jobs: JobRegistry, within_s: float) -> LighthouseService:
@@ -83,7 +87,7 @@ async def test_it_is_ended_with_what_is_missing(service: Any, path: str, first: 
 
 async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():
     """Whoever asks for a status has quiet jobs forgotten."""
-    jobs = JobRegistry(lambda job: QuorumConfig(), asyncio.get_running_loop(), MemoryStore())
+    jobs = JobRegistry(lambda job: QuorumConfig(), Ports(asyncio.get_running_loop(), time.time), MemoryStore())
     service = service_of(jobs, LONG_S)
     async with opened(service, SESSION.path) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing

@@ -3,6 +3,7 @@ are served."""
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.registry import JobRegistry
+from lighthouse.job.run_driver import Ports
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService, RunService
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
@@ -58,7 +60,7 @@ class Served:
 @asynccontextmanager
 async def served(**limits: Any) -> AsyncGenerator[Served]:
     loop, peers = asyncio.get_running_loop(), Peers(PeerLimits(**limits))
-    jobs = JobRegistry(lambda job: QuorumConfig(), loop)
+    jobs = JobRegistry(lambda job: QuorumConfig(), Ports(loop, time.time))
     runs = jobs.runs
     service = LighthouseService(jobs, Counters(), peers=peers)
     more = RunService(runs, peers=peers).methods()

@@ -18,6 +18,7 @@ import manager.cli
 from agent_client.restart.options import Options as WrapperOptions
 from agent_client.step.config import AgentConfig
 from lighthouse.job.incident_driver import IncidentTimes, JobAccount
+from lighthouse.job.records import Group
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.status import run_status
 from lighthouse.server.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
@@ -308,8 +309,8 @@ def _lighthouse_scrape() -> bytes:
 
 
 def _trained() -> JobAccount:
-    account = JobAccount()
-    account.take("a", GroupReport(HeldQuorum(1, HoldState.STANDING, 0), counts=GroupCounts()), -1.0)
+    account = JobAccount({"a": Group("a", "i1", -1.0)})
+    account.add_report("a", GroupReport(HeldQuorum(1, HoldState.STANDING, 0), counts=GroupCounts()), -1.0)
     return account
 
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lighthouse.job.events import (
+    ConnectionsCut,
     GridChanged,
     HeartbeatReceived,
     Joined,
@@ -54,7 +55,11 @@ def refused(call: int, kind: type[LighthouseError], *words: str) -> Refused:
 
 def answers(effects: Iterable[QuorumEffect]) -> list[QuorumEffect]:
     """Without what happens to members: for tests of whom the machine answers, and how."""
-    return [effect for effect in effects if not isinstance(effect, MemberEffect | NewcomersChanged)]
+    return [
+        effect
+        for effect in effects
+        if not isinstance(effect, MemberEffect | GridChanged | ConnectionsCut | NewcomersChanged)
+    ]
 
 
 class AnswersOnly(QuorumMachine):

@@ -6,12 +6,15 @@ A manager here is dumb: it sends what the test says, and keeps what it hears.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 from lighthouse.job.driver import JobDriver
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.registry import JobRegistry
+from lighthouse.job.run_driver import Ports
 from lighthouse.job.store import MemoryStore
 from lighthouse.store.sqlite import Journal
+from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import (
     GroupReport,
@@ -53,10 +56,13 @@ class Life:
         self.memory = MemoryStore() if path is None else Journal(path)
         self.jobs = JobRegistry(
             lambda first_id: QuorumConfig(**({"first_quorum_id": first_id} | config)),  # pyright: ignore[reportArgumentType]
-            loop,
+            Ports(
+                loop,
+                lambda: self.wall_ms / 1000 + (loop.time() - self.began_at),
+                draw_secret=lambda: token_hex(SECRET_BYTES),
+            ),
             self.memory,
             self.gave_up.append,
-            wall=lambda: self.wall_ms / 1000 + (loop.time() - self.began_at),
         )
         self.managers: list[Manager] = []
         if self.memory.claim():

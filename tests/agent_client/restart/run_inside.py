@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, ToRunRank
@@ -69,7 +69,7 @@ class RunInside:
 
     def __init__(self) -> None:
         machine = RunMachine(now=time.monotonic())
-        self._driver = RunDriver(("default", "r"), machine, MemoryStore(), NoTimers())
+        self._driver = RunDriver(("default", "r"), machine, MemoryStore(), Ports(NoTimers(), lambda: 0.0))
         self._lock = threading.RLock()
         self._streams: set[StreamInside] = set()
         self.steps: dict[int, int] = {}

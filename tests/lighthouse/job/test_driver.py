@@ -9,6 +9,7 @@ from lighthouse.job.driver import Answer, JobDriver
 from lighthouse.job.events import QuorumEffect, QuorumEvent, Withdrawn
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import QuorumConfig, QuorumRecord
+from lighthouse.job.run_driver import Ports
 from lighthouse_protocol.messages.session import (
     GroupCounts,
     GroupReport,
@@ -38,7 +39,7 @@ def test_a_quorum_that_cannot_be_written_down_by_a_timer_raises_nothing():
     """a is waited for by nobody, and forms without b, which is alive, when its time for that is over."""
     loop = VirtualLoop()
     machine = QuorumMachine(QuorumConfig(min_replicas=1, join_timeout_s=2.0))
-    driver = JobDriver("j", machine, loop, loop.time, unwritable)
+    driver = JobDriver("j", machine, Ports(loop, loop.time), remember=unwritable)
     driver.beat("b", "b.0")
     driver.join(group("a"), 60.0, Caller[Answer]())
     loop.go(4.0)
@@ -53,7 +54,7 @@ def test_nor_does_one_that_comes_first_after_a_pause():
             unwritable(None)  # pyright: ignore[reportArgumentType]
 
     loop = VirtualLoop()
-    driver = JobDriver("j", QuorumMachine(QuorumConfig(join_timeout_s=2.0)), loop, loop.time, check_lag=was_late)
+    driver = JobDriver("j", QuorumMachine(QuorumConfig(join_timeout_s=2.0)), Ports(loop, loop.time, was_late))
     driver.beat("b", "b.0")
     driver.join(group("a"), 60.0, Caller[Answer]())
     loop.go(4.0)
@@ -68,7 +69,7 @@ def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_
             return super().handle(event, now)
 
     loop, caller = VirtualLoop(), Caller[Answer]()
-    driver = JobDriver("j", Machine(QuorumConfig(min_replicas=2)), loop, loop.time, unwritable)
+    driver = JobDriver("j", Machine(QuorumConfig(min_replicas=2)), Ports(loop, loop.time), remember=unwritable)
     driver.join(group("a"), 10.0, caller)
     loop.go(11.0)
     assert [type(error) for error in caller.errors] == [DeadlinePassed]
@@ -80,7 +81,7 @@ class TestSessions:
     def test_a_wait_and_a_refusal(self):
         loop, refused = VirtualLoop(), list[LighthouseError]()
         machine = QuorumMachine(QuorumConfig(min_replicas=2))
-        driver = JobDriver("j", machine, loop, loop.time, refused=refused.append)
+        driver = JobDriver("j", machine, Ports(loop, loop.time, refused=refused.append))
         sessions = [driver.open_session(Hello(native(name)), Listener()) for name in "ab"]
         driver.receive(sessions[0], JoinRequest(1, native("a"), 60.0))
         loop.go(3.0)
@@ -93,7 +94,7 @@ class TestSessions:
         """A quorum with it would be told to nobody."""
         loop = VirtualLoop()
         config = QuorumConfig(join_timeout_s=5.0, heartbeat_timeout_s=60.0)
-        driver = JobDriver("j", QuorumMachine(config), loop, loop.time)
+        driver = JobDriver("j", QuorumMachine(config), Ports(loop, loop.time))
         a, b = Listener(), Listener()
         session, other = (driver.open_session(Hello(native(name)), peer) for name, peer in (("a", a), ("b", b)))
         driver.receive(session, JoinRequest(1, native("a"), 60.0))
@@ -107,16 +108,18 @@ class TestSessions:
 
     def test_a_hello_that_is_refused(self):
         loop, refused = VirtualLoop(), list[LighthouseError]()
-        driver = JobDriver("j", QuorumMachine(QuorumConfig(max_replicas=1)), loop, loop.time, refused=refused.append)
+        driver = JobDriver(
+            "j", QuorumMachine(QuorumConfig(max_replicas=1)), Ports(loop, loop.time, refused=refused.append)
+        )
         report = GroupReport(HeldQuorum(1, HoldState.STANDING, 1), counts=GroupCounts(commits=3))
         driver.open_session(Hello(native("a")), Listener())
         driver.open_session(Hello(native("b"), report), Listener())
         assert [type(error) for error in refused] == [LimitReached]
-        assert driver.account.ledger.group_s(9.0) == 0.0
+        assert driver.account.group_s(9.0) == 0.0
 
     def test_the_account_follows_the_reports_of_hello_and_heartbeats(self):
         loop = VirtualLoop()
-        driver = JobDriver("j", QuorumMachine(QuorumConfig()), loop, loop.time)
+        driver = JobDriver("j", QuorumMachine(QuorumConfig()), Ports(loop, loop.time))
         session = driver.open_session(Hello(native("a"), GroupReport(counts=GroupCounts(commits=5))), Listener())
         driver.receive(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=7))))
         driver.end_session(session)
@@ -130,7 +133,7 @@ class Groups:
 
     def __init__(self, names: str) -> None:
         loop = VirtualLoop()
-        self.driver = JobDriver("j", QuorumMachine(QuorumConfig(stands=False)), loop, loop.time)
+        self.driver = JobDriver("j", QuorumMachine(QuorumConfig(stands=False)), Ports(loop, loop.time))
         self.known: dict[str, NamedQuorum] = {}
         self.peers: dict[str, Listener] = {}
         self._sessions: dict[str, int] = {}
@@ -205,7 +208,7 @@ class TestClosings:
     def closing(self, ends_at: Sequence[float], is_busy: Callable[[], bool]) -> tuple[VirtualLoop, QuorumMachine]:
         """The connections of a, b and c, which stand in a quorum, end so long after now."""
         loop = VirtualLoop()
-        driver = JobDriver("j", QuorumMachine(QuorumConfig()), loop, loop.time, is_busy=is_busy)
+        driver = JobDriver("j", QuorumMachine(QuorumConfig()), Ports(loop, loop.time, is_busy=is_busy))
         sessions = [driver.open_session(Hello(native(name)), Listener()) for name in "abc"]
         for session, name in zip(sessions, "abc", strict=True):
             driver.receive(session, JoinRequest(1, native(name), 60.0))

@@ -15,7 +15,7 @@ from lighthouse.job.incidents import OnStall
 from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig, RunConfig
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.incident import (
     EvidenceAsked,
@@ -110,7 +110,7 @@ class Job:
     def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
         self.loop, self.registry = loop, registry
         machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0, join_timeout_s=1000.0))
-        self.driver = JobDriver("j", machine, loop, time.time, incident_registry=registry)
+        self.driver = JobDriver("j", machine, Ports(loop, time.time), registry)
         self.managers = {name: Manager(self, name) for name in "abc"}
 
     def start(self) -> None:
@@ -371,9 +371,11 @@ class WrappedJob:
     def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
         self.loop, self.registry = loop, registry
         machine = RunMachine(RunConfig(run="r"))
-        self.run = RunDriver(("j", "r"), machine, MemoryStore(), loop, moved=lambda: self.driver.run_moved())
+        self.run = RunDriver(
+            ("j", "r"), machine, MemoryStore(), Ports(loop, time.time), moved=lambda: self.driver.run_moved()
+        )
         quorum = QuorumMachine(QuorumConfig())
-        self.driver = JobDriver("j", quorum, loop, time.time, incident_registry=registry, runs=lambda: [self.run])
+        self.driver = JobDriver("j", quorum, Ports(loop, time.time), registry, runs=lambda: [self.run])
         self.slots = [Slot(self, slot) for slot in range(3)]
 
     def go(self, seconds: int, *steps: int, still_s: int = 0) -> None:

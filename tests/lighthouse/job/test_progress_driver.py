@@ -2,40 +2,29 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import pytest
 
-from lighthouse.job.incident_driver import MAX_HEALS_TOLD, JobAccount, JobHeals, ProgressDriver
+from lighthouse.job.incident_driver import MAX_HEALS_TOLD, JobAccount, ProgressDriver
+from lighthouse.job.records import Group
+from lighthouse.job.run_driver import Ports
 from lighthouse_protocol.messages.progress import GroupView, HealProgress, HealTotals
 from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
 
 
-@dataclass
-class Member:
-    replica_id: str
-    in_quorum: bool = True
-    is_alive: bool = True
-
-
-@dataclass
-class Members:
-    """A `lighthouse.job.roster.Job`, as far as it is asked here."""
-
-    groups: dict[str, Member] = field(default_factory=lambda: {name: Member(name) for name in "ab"})
-
-    def list_participants(self) -> list[Member]:
-        return [member for member in self.groups.values() if member.in_quorum]
+def groups_of(names: str, **fields: bool) -> dict[str, Group]:
+    return {name: Group(name, "i", 0.0, **fields) for name in names}
 
 
 class Job:
     """Rank b/1 has not come into the collective in which all others wait."""
 
     def __init__(self, loop: VirtualLoop, check_lag: Callable[[], object] = lambda: None) -> None:
-        self.loop, self.state = loop, Members()
-        self.places = ProgressDriver("j", self.state, loop, check_lag=check_lag)  # pyright: ignore[reportArgumentType]
+        self.loop, self.groups = loop, groups_of("ab", is_participant=True)
+        self.places = ProgressDriver("j", self.groups, Ports(loop, loop.time, check_lag))
         inside = all_reduce(9)
         self.a = GroupView("a", "i", tuple(rank(n, inside=inside, group="a", still_s=0) for n in range(2)))
         late = rank(1, "loader", left=after(all_reduce(8)), group="b", still_s=0)
@@ -52,8 +41,8 @@ def job(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> Job:
 
 
 def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCaptureFixture):
-    job.places.take("a", job.a)
-    job.places.take("b", job.b)
+    job.places.add_view("a", job.a)
+    job.places.add_view("b", job.b)
     job.loop.go(59)
     assert (caplog.messages, job.places.verdict()) == ([], None)
     job.loop.go(3)
@@ -61,15 +50,15 @@ def test_the_log_says_who_is_behind_over_groups(job: Job, caplog: pytest.LogCapt
     assert said.startswith("nothing has moved for 6")
     assert ": b/1 behind in loader, a/0-1, b/0 waiting in all_reduce; no beat from a/0-1, b/0-1" in said
     assert job.shown()[0] == ("b", 1, "behind")
-    job.places.take("b", job.b)
+    job.places.add_view("b", job.b)
     job.loop.go(2)
     assert caplog.messages[1:] == ["progress resumed"]
 
 
 def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, caplog: pytest.LogCaptureFixture):
     """What the ranks have said meanwhile is read after the timer has fired."""
-    job.places.take("a", job.a)
-    job.places.take("b", job.b)
+    job.places.add_view("a", job.a)
+    job.places.add_view("b", job.b)
     job.loop.go(30)
     job.loop.now += 1000
     job.places.was_late(1000)
@@ -84,8 +73,8 @@ def test_a_lighthouse_that_was_held_up_judges_nobody_for_that_time(job: Job, cap
 def test_it_asks_whether_it_was_before_it_judges(loop: VirtualLoop, caplog: pytest.LogCaptureFixture):
     job = Job(loop, lambda: job.places.was_late(1000) if loop.now > 2000 and not late.append(1) else None)
     late: list[int] = []
-    job.places.take("a", job.a)
-    job.places.take("b", job.b)
+    job.places.add_view("a", job.a)
+    job.places.add_view("b", job.b)
     job.loop.now += 1010
     job.loop.go(0)
     assert late
@@ -93,24 +82,24 @@ def test_it_asks_whether_it_was_before_it_judges(loop: VirtualLoop, caplog: pyte
 
 
 def test_a_session_speaks_for_its_own_group(job: Job):
-    job.places.take("a", job.b)
+    job.places.add_view("a", job.b)
     assert job.shown() == []
 
 
 def test_a_lost_group_is_shown_until_it_is_forgotten(job: Job):
-    job.places.take("a", job.a)
-    job.places.take("b", job.b)
-    job.state.groups["b"].is_alive = job.state.groups["b"].in_quorum = False
+    job.places.add_view("a", job.a)
+    job.places.add_view("b", job.b)
+    job.groups["b"].is_alive = job.groups["b"].is_participant = False
     assert [state for *_, state in job.shown()] == ["lost", "lost", "waiting", "waiting"]
-    del job.state.groups["b"]
+    del job.groups["b"]
     assert [name for name, *_ in job.shown()] == ["a", "a"]
-    job.state.groups.clear()
+    job.groups.clear()
     job.loop.go(100)
     assert job.loop.timers == 0
 
 
 def test_close_leaves_no_timer(job: Job):
-    job.places.take("a", job.a)
+    job.places.add_view("a", job.a)
     assert job.loop.timers == 1
     job.places.close()
     assert job.loop.timers == 0
@@ -121,7 +110,8 @@ MIB = 2**20
 
 class HealingJob:
     def __init__(self, loop: VirtualLoop) -> None:
-        self.loop, self.heals = loop, JobHeals("j", loop)
+        self.loop, self.groups = loop, groups_of("bc")
+        self.driver = ProgressDriver("j", self.groups, Ports(loop, loop.time))
 
     def report(self, *ranks: HealProgress | None, name: str = "b", age_s: float = 0.0) -> None:
         """What the manager of that group sends."""
@@ -130,10 +120,10 @@ class HealingJob:
             replace(view, sample=replace(view.sample, heal=heal), beat_age_s=age_s)
             for view, heal in zip(views, ranks, strict=True)
         ]
-        self.heals.take(GroupView(name, "i", tuple(told)))
+        self.driver.add_view(name, GroupView(name, "i", tuple(told)))
 
     def shown(self) -> dict[str, str]:
-        return {name: status.text for name, status in self.heals.status().items()}
+        return {name: status.text for name, status in self.driver.heals.items()}
 
 
 def heal(received: int, seconds: float, *, is_over: bool = False) -> HealProgress:
@@ -178,13 +168,13 @@ def test_one_that_stands_still_is_told_though_no_view_comes(healing_job: Healing
 def test_a_view_is_as_old_as_it_says(healing_job: HealingJob):
     healing_job.loop.go(30)
     healing_job.report(heal(50, 5), age_s=8)
-    assert healing_job.heals.status()["b"].still_s == 8
+    assert healing_job.driver.heals["b"].still_s == 8
 
 
 def test_a_group_that_is_lost_heals_no_more(healing_job: HealingJob, caplog: pytest.LogCaptureFixture):
     healing_job.report(heal(50, 5))
     healing_job.report(heal(50, 5), name="c")
-    healing_job.heals.drop("b")
+    del healing_job.groups["b"]
     healing_job.loop.go(10.5)
     assert set(healing_job.shown()) == {"c"}
     assert [line.split(":")[0] for line in caplog.messages] == ["b", "c", "c"]
@@ -192,28 +182,30 @@ def test_a_group_that_is_lost_heals_no_more(healing_job: HealingJob, caplog: pyt
 
 def test_nothing_is_kept_of_groups_that_do_not_heal(healing_job: HealingJob, caplog: pytest.LogCaptureFixture):
     healing_job.report(None, None)
-    assert not healing_job.heals._heals
+    assert healing_job.groups["b"].reports.heal is None
     healing_job.report(heal(100, 3, is_over=True), None)
     healing_job.loop.go(2)
     healing_job.report(None, None)
-    assert not healing_job.heals._heals
+    assert healing_job.groups["b"].reports.heal is None
     assert len(caplog.messages) == 1
-    healing_job.heals.close()
+    healing_job.driver.close()
 
 
 def test_what_all_groups_report_is_added_up():
-    account = JobAccount()
+    account = JobAccount(groups_of("ab"))
     for name in "ab":
-        account.take(name, GroupReport(counts=GroupCounts()), 0.0)
-        account.take(name, GroupReport(counts=GroupCounts(3, Discards(voted_no=1), 9.0, HealTotals(2, 4.0, 50))), 1.0)
-    assert (account.commits, account.heal_bytes, account.ledger.step_s) == (6, 100, 18.0)
+        account.add_report(name, GroupReport(counts=GroupCounts()), 0.0)
+        account.add_report(
+            name, GroupReport(counts=GroupCounts(3, Discards(voted_no=1), 9.0, HealTotals(2, 4.0, 50))), 1.0
+        )
+    assert (account.commits, account.heal_bytes, account.step_s) == (6, 100, 18.0)
     assert account.discards == {"group_lost": 0, "rank_lost": 0, "revoked": 0, "voted_no": 2}
     assert (account.heals.count, account.heals.total) == (4, 8.0)
     assert dict(account.heals.buckets())["2.5"] == 4
 
 
 def test_a_number_of_heals_that_cannot_be_right_does_not_hold_up_the_loop():
-    account = JobAccount()
-    account.take("a", GroupReport(counts=GroupCounts()), 0.0)
-    account.take("a", GroupReport(counts=GroupCounts(healed=HealTotals(2**60, 1.0, 1))), 1.0)
+    account = JobAccount(groups_of("a"))
+    account.add_report("a", GroupReport(counts=GroupCounts()), 0.0)
+    account.add_report("a", GroupReport(counts=GroupCounts(healed=HealTotals(2**60, 1.0, 1))), 1.0)
     assert account.heals.count == MAX_HEALS_TOLD

@@ -1,5 +1,7 @@
 """The roster: which groups are alive, which ask for a quorum, and which are refused."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -204,9 +206,9 @@ def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int
         elif not joined:
             joins.withdraw(f"g{call}", call, 0)
             waiting.pop(call, None)
-        assert joins.earliest_deadline_at == min(waiting.values(), default=None)
+        assert joins.anyone.deadline_at == min(waiting.values(), default=None)
         of_members = (until for number, until in waiting.items() if f"g{number}" in MEMBERS)
-        assert joins.members_deadline_at == min(of_members, default=None)
+        assert joins.members.deadline_at == min(of_members, default=None)
 
 
 class TestTimeouts:
@@ -239,7 +241,9 @@ def roster_of(*participants: Participant) -> Job:
 
 
 def why(participant: Participant, roster: Job, **options: object) -> LighthouseError | None:
-    return refusal(participant, roster, **({"max_replicas": 100, "allow_heterogeneous": False} | options))
+    settings = {name: options.pop(name) for name in ("max_replicas", "allow_heterogeneous") if name in options}
+    roster.config = replace(roster.config, **({"max_replicas": 100} | settings))
+    return refusal(participant, roster, **options)
 
 
 def test_admits_the_first_the_second_and_itself():

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.registry import JobRegistry, RunRegistry
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, RunDriver
+from lighthouse.job.run_driver import KEY_WRITES_AT_ONCE, NOTED_WITHIN_S, Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.identity import group_run
 from lighthouse_protocol.messages.incident import IncidentKind
@@ -68,7 +69,7 @@ def incidents() -> IncidentRegistry:
 
 def jobs_of(memory: MemoryStore, incidents: IncidentRegistry | None = None) -> JobRegistry:
     loop = asyncio.get_running_loop()
-    return JobRegistry(lambda first_id: QuorumConfig(), loop, memory, incident_registry=incidents)
+    return JobRegistry(lambda first_id: QuorumConfig(), Ports(loop, time.time), memory, incident_registry=incidents)
 
 
 @pytest.fixture
@@ -227,7 +228,7 @@ async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(runs:
     await asyncio.sleep(NOTED_WITHIN_S * 2)
     saved = memory.load_run(("j", "r"))
     assert saved is not None
-    assert [each.hello.name for each in saved.record.supervisors] == ["g"]
+    assert [each.entry.name for each in saved.record.supervisors] == ["g"]
 
 
 async def test_where_nothing_can_be_written_runs_are_closed_and_forgotten_all_the_same(
@@ -257,7 +258,7 @@ def test_a_timer_that_comes_first_after_a_pause_raises_nothing():
             raise WrongState("no space left on device")
 
     loop, late = VirtualLoop(), list[float]()
-    driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), loop, was_late)
+    driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time, was_late))
     entered(driver, 0)
     loop.go(100.0)
     assert late != []

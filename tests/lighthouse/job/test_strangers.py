@@ -24,7 +24,7 @@ from lighthouse.job.events import StopAsked as StopAskedByOperator
 from lighthouse.job.generations import NAMES_KEPT_S
 from lighthouse.job.records import Membership, RunConfig, dump_run, parse_run
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.run import (
     HelloRejected,
@@ -115,26 +115,26 @@ class TestRanks:
     def test_a_slot_is_its_ranks_while_that_is_there(self, rank: RankId, attempt: int, secret: str):
         machine = self.entered()
         stranger = replace(RANK, rank=rank, attempt=attempt, secret=secret)
-        assert isinstance(machine.impostor(stranger, 1.0), DuplicateReplica)
+        assert isinstance(machine.generations.ranks.impostor(stranger, 1.0), DuplicateReplica)
 
     def test_the_next_start_by_its_supervisor_takes_it(self):
         machine = self.entered()
-        assert machine.impostor(replace(RANK, rank=RankId(0, "s.j"), attempt=1), 1.0) is None
+        assert machine.generations.ranks.impostor(replace(RANK, rank=RankId(0, "s.j"), attempt=1), 1.0) is None
 
     def test_it_is_free_when_its_stream_has_ended_and_its_incarnation_is_not(self):
         machine = self.entered()
         machine.handle(SessionEnded(5), 1.0)
-        assert isinstance(machine.impostor(replace(RANK, secret=THEIRS), 1.0), DuplicateReplica)
-        assert machine.impostor(replace(RANK, rank=RankId(0, "x"), secret=THEIRS), 1.0) is None
+        assert isinstance(machine.generations.ranks.impostor(replace(RANK, secret=THEIRS), 1.0), DuplicateReplica)
+        assert machine.generations.ranks.impostor(replace(RANK, rank=RankId(0, "x"), secret=THEIRS), 1.0) is None
 
     def test_after_a_restart_of_the_lighthouse_it_is_kept_for_a_while(self):
         machine = RunMachine(RunConfig(), record=parse_run(dump_run(self.entered().record(5.0))), now=5.0)
         another = replace(RANK, rank=RankId(0, "x"), attempt=3, secret=THEIRS)
-        assert isinstance(machine.impostor(another, 5 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
-        assert machine.impostor(RANK, 5 + 0.9 * NAMES_KEPT_S) is None
-        assert machine.impostor(another, 5.1 + NAMES_KEPT_S) is None
+        assert isinstance(machine.generations.ranks.impostor(another, 5 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
+        assert machine.generations.ranks.impostor(RANK, 5 + 0.9 * NAMES_KEPT_S) is None
+        assert machine.generations.ranks.impostor(another, 5.1 + NAMES_KEPT_S) is None
         machine.handle(WasLate(9.0), 14.0)
-        assert isinstance(machine.impostor(another, 14 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
+        assert isinstance(machine.generations.ranks.impostor(another, 14 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
 
     @pytest.mark.parametrize("by", ["another", "nobody", ""])
     def test_only_its_own_supervisor_can_say_that_it_is_lost(self, by: str):
@@ -234,7 +234,7 @@ class TestDriver:
 
     def test_a_stranger_ends_no_stream_of_a_rank_and_sets_no_key(self):
         loop = VirtualLoop()
-        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), loop)
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time))
         rank, stranger = Listener(), Listener()
         driver.open_rank(RANK, rank)
         number = driver.open_rank(replace(RANK, attempt=1, secret=THEIRS), stranger)
@@ -249,7 +249,7 @@ class TestDriver:
                 driver.put_key(0, KeyKind.ITERATION, "a", b"", slot=slot, secret=secret)
 
     def test_nor_does_one_that_says_it_supervises_them(self):
-        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), VirtualLoop())
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(VirtualLoop(), float))
         ours, stranger = Listener(), Listener()
         driver.open_supervisor(SUPERVISOR, ours)
         driver.open_rank(RANK, Listener())

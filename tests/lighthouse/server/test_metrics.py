@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount
-from lighthouse.job.records import Verdict
+from lighthouse.job.records import Group, Verdict
 from lighthouse.job.restarts import Supervisors
 from lighthouse.server.metrics import (
     METHODS,
@@ -218,7 +218,7 @@ def scrape_account(account: JobAccount, now: float = 0.0) -> dict[tuple[str, ...
 
 
 def test_all_counters_begin_at_zero():
-    seen = scrape_account(JobAccount())
+    seen = scrape_account(JobAccount({}))
     for name in ("commits", "heals", "heal_bytes", "committed_step_seconds", "group_seconds"):
         assert seen[f"lighthouse_{name}_total", "j"] == 0
     for reason in ("group_lost", "rank_lost", "revoked", "voted_no"):
@@ -228,17 +228,17 @@ def test_all_counters_begin_at_zero():
 
 
 def test_goodput_is_there_once_a_group_has_trained():
-    account = JobAccount()
+    account = JobAccount({"a": Group("a", "i1", 0.0)})
     for commits in range(2):
         held = HeldQuorum(1, HoldState.STANDING, commits)
-        account.take("a", GroupReport(held, counts=GroupCounts(commits, step_s=6.0 * commits)), 10.0 * commits)
+        account.add_report("a", GroupReport(held, counts=GroupCounts(commits, step_s=6.0 * commits)), 10.0 * commits)
     seen = scrape_account(account, now=12.0)
     assert (seen["lighthouse_commits_total", "j"], seen["lighthouse_committed_step_seconds_total", "j"]) == (1, 6.0)
     assert (seen["lighthouse_group_seconds_total", "j"], seen["lighthouse_goodput_ratio", "j"]) == (12.0, 0.5)
 
 
 def test_the_wait_for_a_quorum_is_a_histogram():
-    account = JobAccount()
+    account = JobAccount({})
     for seconds in (0.001, 0.3, 0.5, 1000.0):
         account.waits.add(seconds)
     seen = scrape_account(account)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 import lighthouse.store.sqlite
-from lighthouse.job.records import Former, JoinState, QuorumRecord, RestartRecord, RunRecord, SupervisorRecord
+from lighthouse.job.records import Former, JoinState, QuorumRecord, RestartRecord, RunRecord, Supervisor
 from lighthouse.job.store import MemoryStore
 from lighthouse.store import sqlite
 from lighthouse.store.sqlite import Journal, default_path
@@ -572,7 +572,7 @@ FULL = RunRecord(
     ending={"s": "enough"},
     finished=(B,),
     completed=3,
-    supervisors=(SupervisorRecord(SupervisorHello("g", "2", "h", (0, 1)), ("1",)),),
+    supervisors=(Supervisor(SupervisorHello("g", "2", "h", (0, 1)), former=("1",)),),
     excluded=(ExcludedHost("h7", "broken", 5.0),),
     former=Former(1, ("old",)),
 )

@@ -6,12 +6,15 @@ A new life has what the journal kept, and waits for the holders of what an earli
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
 from lighthouse.job.driver import Answer, JobDriver
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import QuorumConfig, QuorumRecord, dump_quorum, parse_quorum
 from lighthouse.job.registry import JobRegistry
+from lighthouse.job.run_driver import Ports
+from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import Hello, JoinAccepted, JoinRejected, QuorumChanged
 from lighthouse_protocol.refusals import LighthouseError, WrongState
@@ -144,7 +147,12 @@ class QuorumLighthouse(LighthouseProcess):
         record = site.journal.record
         self.log(f"starts with {record and record.quorum_id}")
         site.ledger.starts(record, self.config.lease_s, site.world.now)
-        self.jobs = JobRegistry(self._config, Timers(self), self, self._give_up, wall=site.wall)
+        self.jobs = JobRegistry(
+            self._config,
+            Ports(Timers(self), site.wall, draw_secret=lambda: token_hex(SECRET_BYTES)),
+            self,
+            self._give_up,
+        )
         self.jobs.remember(self.load())
         self._scrape()
 

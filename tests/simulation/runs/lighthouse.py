@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from lighthouse.job import events
 from lighthouse.job.records import Row, RunConfig, RunName, RunRecord, SavedRun, dump_run, parse_run
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse_protocol.messages.run import HelloRejected, KeyKind, RankHello, RankId, SupervisorHello
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted
 from tests.simulation.checks import Checks, observe
@@ -81,7 +81,7 @@ class RunLighthouse(LighthouseProcess):
         record = None if site.record is None else parse_run(site.record)
         self.machine = RunMachine(config, record=record, keys=tuple(site.rows.values()), now=self.clock())
         observe(self.machine, RunChecks(self))
-        self.driver = RunDriver(NAME, self.machine, self, Timers(self))
+        self.driver = RunDriver(NAME, self.machine, self, Ports(Timers(self), lambda: 0.0))
         self._sessions: dict[End, tuple[int, bool]] = {}
         self._undurable: Sequence[events.RunEffect] = ()
         self.checkers.lighthouse_started(self.machine)
