@@ -1,1 +1,1 @@
-"""Evidence of a hang: what the processes of ranks are doing, from inside and from outside."""
+"""Collects evidence of a hang: what the ranks' processes are doing, seen from inside and from outside."""
