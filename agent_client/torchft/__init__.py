@@ -1,4 +1,4 @@
-"""Replacement for torchft's native module that uses our daemons. Requires neither torch nor torchft.
+"""Replaces torchft's native module with one that uses our daemons. Requires neither torch nor torchft.
 
     from agent_client.torchft import install
     install()

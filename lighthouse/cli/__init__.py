@@ -19,7 +19,7 @@ _VERBS = {
     "doctor": LazyCommand("lighthouse.cli.doctor:doctor", "Check that this host can use the lighthouse."),
     "members": LazyCommand("lighthouse.cli.listings:members", "List the replica groups.", _INSPECT),
     "ranks": LazyCommand(
-        "lighthouse.cli.listings:ranks", "List where every rank is, ranks that are behind first.", _INSPECT
+        "lighthouse.cli.listings:ranks", "List what every rank is doing, ranks that are behind first.", _INSPECT
     ),
     "runs": LazyCommand(
         "lighthouse.cli.listings:runs", "List the runs, their supervised groups and restarts.", _INSPECT

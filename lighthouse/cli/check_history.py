@@ -259,11 +259,17 @@ def summary(history: History) -> str:
 
 @click.command()
 @click.argument("folder", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option("--clock-skew", type=Duration(), default="1s", show_default=True, help="Difference of the hosts' clocks.")
+@click.option(
+    "--clock-skew",
+    type=Duration(),
+    default="1s",
+    show_default=True,
+    help="Largest difference between the hosts' clocks.",
+)
 def check_history(folder: Path, clock_skew: float) -> None:
     """Check a job's logs against what Lighthouse promises.
 
-    FOLDER has the ranks' traces (--trace-dir) and the logs of lighthouses, in any order and depth. Exits
+    FOLDER contains the ranks' traces (--trace-dir) and the logs of lighthouses, in any order and depth. Exits
     with status 1 if the logs contradict a promise, and with 2 if they contain no commits.
     """
     history = read(folder)

@@ -18,7 +18,7 @@ from lighthouse_protocol.messages.status import LighthouseStatus, MemberState
 def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
     """Ask a replica group to leave after its current step.
 
-    Returns as soon as the group has the request; `lighthouse members` shows when it has left.
+    Returns as soon as the group has received the request; `lighthouse members` shows when it has left.
     """
     with given.connect() as client:
         client.drain(replica_id, reason, timeout_s=given.timeout)
@@ -27,7 +27,12 @@ def drain(given: ClientOptions, replica_id: str, reason: str) -> None:
 
 
 @click.command()
-@click.option("--force", "-f", is_flag=True, help="Do not ask, even if it is the last live replica group of the job.")
+@click.option(
+    "--force",
+    "-f",
+    is_flag=True,
+    help="Do not ask for confirmation, even if it is the last live replica group of the job.",
+)
 @control_options
 def kill(given: ClientOptions, replica_id: str, reason: str, force: bool) -> None:
     """Kill a replica group through its manager."""

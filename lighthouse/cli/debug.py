@@ -81,21 +81,21 @@ def debug() -> None:
     "--http",
     "http_side",
     metavar="HOST:PORT",
-    help=f"HTTP address of the lighthouse.  [default: its host; the port it reports, else {LIGHTHOUSE_HTTP_PORT}]",
+    help=f"HTTP address of the lighthouse.  [default: its host; the port that it reports, else {LIGHTHOUSE_HTTP_PORT}]",
 )
 @click.option(
     "--journal",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Journal of the lighthouse, if it is on this host.  [default: the one for its port]",
+    help="Journal of the lighthouse, if it is on this host.  [default: the one for the lighthouse's port]",
 )
 @client_options(job_help=EVERY_JOB, timeout="10s")
 def bundle(given: ClientOptions, out: Path | None, http_side: str | None, journal: Path | None) -> None:
     """Write a summary, status, incidents, log, metrics, journal, checks and versions to one file.
 
-    If a part fails or takes longer than --timeout, a text file gives the reason. Join strings, tokens and values of
-    variables with a secret's name are removed. Read the file before you share it: it contains output and stacks of
-    ranks.
+    If a part fails or takes longer than --timeout, a text file in its place gives the reason. Join strings, tokens and
+    the values of variables whose names suggest a secret are removed. Read the file before you share it: it contains
+    output and stacks of ranks.
     """
     path = out or Path(time.strftime("lighthouse-debug-%Y%m%dT%H%M%SZ.tar.gz", time.gmtime()))
     target = functools.cache(lambda: _http_address(given, http_side))

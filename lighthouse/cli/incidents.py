@@ -60,7 +60,7 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
 
 @click.command()
 @click.argument("id", metavar="ID")
-@client_options(job_help="Ignored: an ID names its job.", timeout="10s")
+@client_options(job_help="Ignored, because an incident's ID identifies its job.", timeout="10s")
 def incident(given: ClientOptions, id: str) -> None:
     """Show an incident: its timeline and what each rank was doing.
 

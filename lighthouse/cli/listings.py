@@ -50,7 +50,7 @@ _STYLES = {RankState.BEHIND: "red", RankState.LOST: "red", RankState.WAITING: "c
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def ranks(given: ClientOptions) -> None:
-    """List where every rank is, ranks that are behind first.
+    """List what every rank is doing, ranks that are behind first.
 
     During a stall, the first line names the ranks that are behind.
 

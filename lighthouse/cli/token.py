@@ -45,7 +45,7 @@ PORTS_NAMED = 8
     metavar="FOLDER",
     envvar=f"{ENV_PREFIX}_CREDENTIALS",
     show_envvar=True,
-    help="Credentials folder of the lighthouse.  [default: that of the lighthouse on --port]",
+    help="Credentials folder of the lighthouse.  [default: the one of the lighthouse on --port]",
 )
 @click.option(
     "--journal",
@@ -63,7 +63,7 @@ def token(
     """Print the join string of a role, or rotate its token.
 
     Training hosts, operators and viewers set LIGHTHOUSE_ADDRESS to the join string of their role. Treat it as a
-    password. `rotate ROLE` makes a new token; the previous one stays valid until the next rotation, and open sessions
+    password. `rotate ROLE` creates a new token; the previous one stays valid until the next rotation, and open sessions
     stay open.
     """
     serving = _serving(port, folder, journal, make=make)

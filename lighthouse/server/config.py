@@ -136,8 +136,9 @@ class LighthouseConfig:
     )
     stall_timeout_s: float = setting(
         FLOOR_S,
-        "Time that ranks may wait for each other before the log names those that are behind. For runs without managers "
-        "also the time that a rank may work without progress; with managers, that is the manager's setting.",
+        "Time that ranks may wait for each other before the log names those that are behind. For runs without "
+        "managers, it also limits how long a rank may work without progress; otherwise the manager's --stall-timeout "
+        "does.",
         kind=Duration(),
     )
     on_stall: str = setting(
@@ -154,8 +155,8 @@ class LighthouseConfig:
     )
     credentials: Path | None = setting(
         None,
-        "Folder of certificates and tokens; the first start creates them. Default: one for this port in the user's "
-        "state directory; none on a loopback address.",
+        "Folder of certificates and tokens, which the first start creates; not used on a loopback address. "
+        "Default: one for this port in the user's state directory.",
         kind=click.Path(file_okay=False, path_type=Path),
         metavar="FOLDER",
     )

@@ -104,7 +104,7 @@ class LighthouseCollector(Collector):
         )
         yield GaugeMetricFamily(
             "lighthouse_clock_seconds",
-            "This host's clock, in seconds since 1970; quorum ids begin with it",
+            "This host's clock, in seconds since 1970; new quorum ids start from it",
             self._wall(),
         )
         yield from _quorum_families(status.jobs)
@@ -156,7 +156,9 @@ def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     participants = _gauge("lighthouse_participants", "Replica groups in the current quorum")
     members = _gauge("lighthouse_members", "Replica groups known, by state", "state")
     steps = _gauge("lighthouse_quorum_step", "The highest step among the participants")
-    stalled = _gauge("lighthouse_stalled_seconds", "How long no rank has moved; 0 while one does")
+    stalled = _gauge(
+        "lighthouse_stalled_seconds", "Time for which a stalled job has made no progress; 0 if not stalled"
+    )
     heal_left = _gauge("lighthouse_heal_remaining_bytes", "Bytes that healing replica groups still have to receive")
     heal_rate = _gauge("lighthouse_heal_bytes_per_second", "Rate at which healing replica groups receive state")
     for job in jobs:
@@ -237,11 +239,14 @@ class IncidentCollector(Collector):
             opened.add_metric([job, kind.value], times.opened.get((job, kind), 0))
         yield opened
         yield _family(
-            "lighthouse_incident_detection_seconds", "From a fault until the lighthouse detects it", times.detect, keys
+            "lighthouse_incident_detection_seconds",
+            "Time from a fault until the lighthouse detects it",
+            times.detect,
+            keys,
         )
         yield _family(
             "lighthouse_incident_recovery_seconds",
-            "From a fault until the first step that is committed after it",
+            "Time from a fault to the first step that is committed after it",
             times.recover,
             keys,
         )
@@ -267,7 +272,7 @@ class PhaseCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         family = CounterMetricFamily(
             "lighthouse_rank_phase_seconds",
-            "Time of all ranks in each phase that scripts name; step: outside of any phase",
+            "Time that ranks spent in each phase that scripts name; `step` is the time outside all phases",
             labels=["job", "phase"],
         )
         for job, phases in self._seconds().items():
@@ -292,13 +297,13 @@ class AccountCollector(Collector):
         discards = _counter("lighthouse_discards", "Discarded steps, summed over replica groups, by reason", "reason")
         heals = _counter("lighthouse_heals", "Number of times that a replica group copied the state of another one")
         heal_bytes = _counter("lighthouse_heal_bytes", "Bytes of the states that healing groups received")
-        step_s = _counter("lighthouse_committed_step_seconds", "Time of replica groups in committed steps")
-        group_s = _counter("lighthouse_group_seconds", "Time of replica groups since their first quorum")
+        step_s = _counter("lighthouse_committed_step_seconds", "Time that replica groups spent in committed steps")
+        group_s = _counter("lighthouse_group_seconds", "Time since each replica group's first quorum, summed")
         goodput = GaugeMetricFamily(
             "lighthouse_goodput_ratio", "Time in committed steps over the time of all replica groups", labels=["job"]
         )
-        heal_s = _histogram("lighthouse_heal_seconds", "From the request for a state until it was received")
-        waits = _histogram("lighthouse_quorum_wait_seconds", "From a join to its quorum")
+        heal_s = _histogram("lighthouse_heal_seconds", "Time from the request for a state until it was received")
+        waits = _histogram("lighthouse_quorum_wait_seconds", "Time from a join to its quorum")
         for job, account in accounts.items():
             commits.add_metric([job], account.commits)
             for reason, count in account.discards.items():
@@ -342,6 +347,6 @@ class LeadershipCollector(Collector):
         )
         yield GaugeMetricFamily(
             "lighthouse_leader_term",
-            "The term that this lighthouse led last, 0 if none",
+            "Term in which this lighthouse last led; 0 if none",
             float(status.term if status else 0),
         )

@@ -1,1 +1,1 @@
-"""Durable stores of a lighthouse's records (a SQLite journal or etcd), and leader election on etcd."""
+"""Durable stores for the lighthouse's records (a SQLite journal or etcd), and leader election on etcd."""

@@ -12,7 +12,9 @@ from lighthouse_protocol import VERSION
 
 _VERBS = {
     "run": LazyCommand("manager.cli.run:run", "Run the ranks of a replica group and restart them when they die."),
-    "serve": LazyCommand("manager.cli.serve:serve", "Serve a replica group whose ranks something else starts."),
+    "serve": LazyCommand(
+        "manager.cli.serve:serve", "Serve a replica group whose ranks are started by another program."
+    ),
     "status": LazyCommand(
         "manager.cli.status:status", "Show a manager: its step, its quorum, and the ranks it waits for."
     ),

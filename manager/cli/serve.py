@@ -22,10 +22,11 @@ from manager.server.service import secret_from
 @click.option("--parent-pid", type=int, hidden=True, help="Exit when this process exits.")
 @click.option("--announce-fd", type=int, hidden=True, help="Write the address to this descriptor when ready.")
 def serve(parent_pid: int | None, announce_fd: int | None, **values: Any) -> None:
-    """Serve a replica group whose ranks something else starts.
+    """Serve a replica group whose ranks are started by another program.
 
-    Runs until SIGTERM. The ranks find it by LIGHTHOUSE_MANAGER_ADDRESS. If LIGHTHOUSE_MANAGER_SECRET is set, here and
-    for the ranks, only callers with this secret are served; else only callers on this host.
+    Runs until SIGTERM. The ranks find the manager through LIGHTHOUSE_MANAGER_ADDRESS. If you set
+    LIGHTHOUSE_MANAGER_SECRET here and for the ranks, the manager serves only callers that send this secret. Otherwise
+    it serves only callers on this host.
     """
     config = from_options(ManagerConfig, values)
     if parent_pid is not None:

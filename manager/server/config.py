@@ -56,8 +56,8 @@ class ManagerConfig:
     )
     advertise: str | None = setting(
         None,
-        "Address at which peers reach this host. Default: the host of --bind; if that is a wildcard, the address that "
-        "routes to the lighthouse.",
+        "Address at which peers reach this host; if --bind is a wildcard, the address that routes to the lighthouse. "
+        "Default: the host of --bind.",
         metavar="HOST",
     )
     http: str | None = setting(

@@ -50,10 +50,10 @@ log = logging.getLogger(__name__)
 
 
 _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
-    "uptime_seconds": ("Since the manager started.", lambda s: s.uptime_s),
+    "uptime_seconds": ("Time since the manager started.", lambda s: s.uptime_s),
     "lighthouse_reachable": ("1 while the lighthouse answers.", lambda s: float(s.lighthouse_reachable)),
-    "quorum_id": ("The quorum last answered.", lambda s: float(s.quorum_id)),
-    "step": ("The step last asked for.", lambda s: float(s.step)),
+    "quorum_id": ("Id of the last quorum that the ranks received.", lambda s: float(s.quorum_id)),
+    "step": ("Newest step that the ranks requested or were granted.", lambda s: float(s.step)),
     "ranks_waiting": ("Ranks that wait for a quorum.", lambda s: float(len(s.ranks_waiting))),
 }
 _COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
@@ -74,7 +74,7 @@ class _Snapshot(Collector):
         for name, (text, read) in _COUNTERS.items():
             yield CounterMetricFamily(f"lighthouse_manager_{name}", text, value=read(self._status))
         modes = GaugeMetricFamily(
-            "lighthouse_manager_mode", "1 for how the quorum is held, 0 for the others.", labels=["mode"]
+            "lighthouse_manager_mode", "1 for the manager's mode, 0 for the other modes.", labels=["mode"]
         )
         for mode in _MODES:
             modes.add_metric([mode], self._status.mode == mode)

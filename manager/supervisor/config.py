@@ -63,7 +63,9 @@ class SupervisorConfig:
         "Consecutive deaths, each within --startup-time of the start, after which the group ends; 0: no limit.",
         kind=_COUNT_OR_NONE,
     )
-    startup_time_s: float = setting(10.0, "A death this early counts as a start-up failure.", kind=Duration())
+    startup_time_s: float = setting(
+        10.0, "Time after its start in which a rank's death is a start-up failure.", kind=Duration()
+    )
     restart_scope: str | None = setting(
         None,
         "What restarts when a rank dies: the whole replica group, or only that rank. Default: rank with "
@@ -125,7 +127,9 @@ class SupervisorConfig:
         "Slot of this group's first rank, if wrapped ranks of several groups share a run.",
         kind=_COUNT_OR_NONE,
     )
-    run_world_size: int | None = setting(None, "Slots of the whole run. Default: those of this group.", kind=_COUNT)
+    run_world_size: int | None = setting(
+        None, "Number of slots in the whole run. Default: the ranks of this group.", kind=_COUNT
+    )
 
     def __post_init__(self) -> None:
         try:

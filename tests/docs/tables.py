@@ -97,7 +97,7 @@ def _code(text: str) -> str:
 def _limits(limits: PeerLimits) -> str:
     rates = [(resource.value, limits.rate(resource)) for resource in Resource]
     rows = [(name, _amount(name, rate.at_once), _amount(name, rate.per_s)) for name, rate in rates]
-    return _table(("of one peer", "at once", "a second after that"), rows)
+    return _table(("limit of one peer", "burst", "per second after the burst"), rows)
 
 
 def _amount(name: str, amount: float) -> str:
