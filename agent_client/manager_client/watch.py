@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from agent_client.errors import AgentError
 from agent_client.progress import script_groups as self_report
 from agent_client.progress.progress import Progress, ScriptProgress
+from lighthouse_protocol.messages.chaos import FaultKind, FaultOrder
 from lighthouse_protocol.messages.incident import EvidenceAsked
 from lighthouse_protocol.messages.membership import Decision, World
 from lighthouse_protocol.messages.progress import ProgressSample
@@ -164,6 +165,7 @@ class RankWatch:
         self._revoked: dict[int, Revoked] = {}
         self._changed = threading.Condition()
         self._why_group_lost: str | None = None
+        self._faults: dict[FaultKind, float] = {}  # ends of the faults that `lighthouse chaos` has ordered
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
         """Open the watch unless it is open.
@@ -235,6 +237,13 @@ class RankWatch:
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 
+    def has_fault(self, kind: FaultKind) -> bool:
+        """Return whether `lighthouse chaos` has ordered this fault, and it has not ended."""
+        return bool(self._faults) and time.monotonic() < self._faults.get(kind, 0.0)
+
+    def end_fault(self, kind: FaultKind) -> None:
+        self._faults.pop(kind, None)
+
     # -- on its thread
 
     def _follow(self, stream: Watch) -> None:
@@ -303,6 +312,9 @@ class RankWatch:
             case EvidenceAsked(number):
                 stream.repeat_now()  # the decision about this rank needs its present position
                 self._reporter.answer(number, stream.send)
+            case FaultOrder(_, kind, _, seconds):
+                log.warning("lighthouse chaos: %s %s", kind, f"for up to {seconds:g} s" if seconds else "ends")
+                self._faults[kind] = time.monotonic() + seconds
             case Killed(reason):
                 log.error("killed by the manager: %s", reason)
                 sys.stdout.flush()

@@ -38,6 +38,7 @@ from lighthouse_protocol.messages.progress import (
     OTHER,
     STEP,
     ProgressSample,
+    StateDigest,
 )
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,8 @@ class Progress:
         self._times = PhaseTimes(root, clock())
         self._reckoning = threading.Lock()
         self.own = Activity(clock)
+        self.compared: StateDigest | None = None
+        """Newest state that was compared with the peers."""
 
     # -- marks, on the script's thread
 
@@ -165,7 +168,7 @@ class Progress:
     def sample(self) -> ProgressSample:
         with self._reckoning:
             self._reckon()
-            return self._times.sample(self.own.read(), self.clock())
+            return replace(self._times.sample(self.own.read(), self.clock()), compared=self.compared)
 
     def _reckon(self) -> None:
         for _ in range(len(self.marks)):

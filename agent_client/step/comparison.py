@@ -44,6 +44,7 @@ from agent_client.step.rules.comparison import (
 )
 from agent_client.step.rules.machine import StepMachine
 from lighthouse_protocol.messages.membership import Assignment, DistrustKind, Tag
+from lighthouse_protocol.messages.progress import StateDigest
 
 log = logging.getLogger(__name__)
 
@@ -193,10 +194,13 @@ class Comparison:
         digest, self.digest = self.digest, None
         is_up_to_date = not (self.machine.must_install or assignment.catches_up)
         own = digest.digest.read() if is_up_to_date and digest and digest.tag == self.machine.tag else None
+        state = None
         if own is not None:
             digest_text = "".join(f"{part % 2**64:016x}" for part in own)
             self.progress.has_state(assignment.max_step, assignment.quorum_id, digest_text)
+            state = StateDigest(assignment.max_step, assignment.quorum_id, digest_text)
         wrong = outliers(self._exchange_digests(Kind.STATE, own))
+        self.progress.compared = state or self.progress.compared
         if digest is not None and own is not None:
             names = [assignment.replica_ids[place] for place in wrong]
             times = self._divergences.compared(names, digest.windows)

@@ -7,6 +7,7 @@ compare each collective before they run it (comparison.py).
 
 import functools
 import logging
+import math
 import queue
 import threading
 import time
@@ -35,6 +36,7 @@ from agent_client.step.rules.machine import StepMachine
 from agent_client.step.rules.news import Loss, Patience, StepNews
 from agent_client.step.script_check import may_skip
 from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.chaos import FaultKind
 from lighthouse_protocol.messages.membership import PLAIN, Assignment
 from lighthouse_protocol.messages.progress import HEAL
 from lighthouse_protocol.refusals import LighthouseError
@@ -233,12 +235,20 @@ class StepRunner:
         contributes, skips_batch, flags = self.machine.contributes, self.machine.skips_batch, Flag.NONE
         if contributes and skips_batch:
             flags = Flag.SKIPS_BATCH
-        elif contributes and self.comparison.checks_finite and not is_finite(summed):
+        elif contributes and self.comparison.checks_finite and not is_finite(self._with_fault(summed)):
             flags = Flag.NOT_FINITE
         if not contributes or skips_batch:
             summed.zero_()
         self._reduce_over_peers(summed, entry, name, flags, following, divides_first=divides_first)
         return tensor if summed is tensor else tensor.copy_(summed)
+
+    def _with_fault(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Put a NaN into the gradient if `lighthouse chaos` has ordered it. The step is then discarded."""
+        watch = self.manager.watch
+        if watch.has_fault(FaultKind.NAN) and gradient.is_floating_point() and gradient.numel():
+            watch.end_fault(FaultKind.NAN)
+            gradient.view(-1)[0] = math.nan
+        return gradient
 
     def receive_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
         """Replace the content of `packed` with that of the first participant that counts.

@@ -43,6 +43,7 @@ from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import CorruptState, State
 from agent_client.step.agent import Agent
 from agent_client.step.stop_signals import close_with
+from lighthouse_protocol.messages.chaos import FaultKind
 from lighthouse_protocol.messages.membership import Tag
 
 log = logging.getLogger(__name__)
@@ -350,6 +351,8 @@ class CheckpointFolder:
         if part.exists() or (self._folder / _name(tag)).exists():
             return
         self._own.append(staging)
+        if self._agent.internals.manager.watch.has_fault(FaultKind.DISK):
+            raise OSError(errno.ENOSPC, "the disk is full, as `lighthouse chaos` has ordered")
         write_part(
             part,
             state,

@@ -34,6 +34,9 @@ _VERBS = {
     ),
     "kill": LazyCommand("lighthouse.cli.control:kill", "Kill a replica group through its manager.", _CONTROL),
     "stop": LazyCommand("lighthouse.cli.control:stop", "Stop a run until it is resumed.", _CONTROL),
+    "chaos": LazyCommand(
+        "lighthouse.cli.chaos:chaos", "Inject faults into a running job, and check that it survives them.", _CONTROL
+    ),
     "resume": LazyCommand("lighthouse.cli.control:resume", "Undo `stop` and re-admit excluded hosts.", _CONTROL),
     "token": LazyCommand(
         "lighthouse.cli.token:token", "Print the join string of a role, or rotate its token.", _ACCESS

@@ -57,12 +57,12 @@ class ClientOptions:
     def job_name(self) -> str:
         return self.job or DEFAULT_JOB
 
-    def connect(self, job: str | None = None) -> "LighthouseClient":
+    def connect(self, job: str | None = None, role: Role = Role.OPERATE) -> "LighthouseClient":
         # gRPC takes long to import, and --help does not need it
         from lighthouse_runtime.client.clients import LighthouseClient
 
         name, run = job or self.job_name, self.run or DEFAULT_RUN
-        return LighthouseClient(self.coordinator, job=name, run=run, role=Role.OPERATE)
+        return LighthouseClient(self.coordinator, job=name, run=run, role=role)
 
     def status(self, *, ranks: bool = False) -> "LighthouseStatus":
         """Request the status of the job, or of all jobs without --job.

@@ -496,9 +496,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         ranks = self.progress.ranks() if has_ranks else ()
         timeline = self._timeline.timeline.entries if has_ranks else ()
         rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
-        return job_status(
+        status = job_status(
             self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.known.data, rate
         )
+        return replace(status, discards=sum(self.account.discards.values()))
 
     def sample(self) -> None:
         """Take a sample for `pace`. Call this every EVERY_S seconds."""

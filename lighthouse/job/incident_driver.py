@@ -435,6 +435,15 @@ class IncidentDriver:
         """Record that an operator killed a member of this quorum."""
         self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), self._wall()))
 
+    def injected(self, replica_id: str, text: str, target: str, step: int) -> str:
+        """Open the incident of a fault of `lighthouse chaos`. Return its id, to be passed to `fault_ended`."""
+        opened = self._incidents.injected(replica_id, text, target, step, self._clock(), self._wall())
+        self._perform([opened])
+        return opened.incident.id
+
+    def fault_ended(self, id: str) -> None:
+        self._perform(self._incidents.fault_ended(id))
+
     def lost(self, loss: MemberLost) -> None:
         """Record a loss. The loss of a group that was in no quorum is not an incident."""
         if loss.quorum_id is None:

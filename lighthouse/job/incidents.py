@@ -14,7 +14,9 @@
 5. A step that a group discards because of non-finite gradients is an incident.
 6. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
    and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.
-7. An incident is tracked until a later step is committed, which the steps that managers grant and that groups join with
+7. A fault of `lighthouse chaos` is an incident. Losses of its target while it lasts belong to it: its cost is then the
+   time until a step is committed without or with the target. Steps that were already granted do not count.
+8. An incident is tracked until a later step is committed, which the steps that managers grant and that groups join with
    show. A loss is also tracked until all lost groups have been in a quorum again.
 
 The module does no I/O, and time is an argument. `EvidenceRound` plans one collection of evidence, `IncidentArchive`
@@ -176,6 +178,7 @@ class _Case:
     killed: frozenset[str] = frozenset()
     losses: "_Lost | None" = None
     away: set[str] = field(default_factory=set[str])
+    is_injected: bool = False  # by `lighthouse chaos`, and the fault has not ended
 
     def note(self, **changes: object) -> Incident:
         summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
@@ -190,7 +193,8 @@ class _Case:
     def is_over(self) -> bool:
         summary = self.incident.summary
         is_still = summary.kind is IncidentKind.STALL and summary.over_s is None
-        return summary.step_s is not None and not is_still and not self.is_looking and not self.away
+        is_open = is_still or self.is_looking or self.is_injected
+        return summary.step_s is not None and not is_open and not self.away
 
 
 @dataclass(slots=True)
@@ -318,6 +322,10 @@ class IncidentMachine:
 
     def lost(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
         """Record a loss. It becomes an incident now if a group is waiting for the next quorum (`is_asked`)."""
+        if (injected := self._injected(loss.replica_id)) is not None:
+            injected.base = None
+            injected.away.add(loss.replica_id)
+            return [Changed(injected.note(step_s=None, quorum_s=None, quorum_id=0))]
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
         before = self._lost
@@ -372,6 +380,9 @@ class IncidentMachine:
             None if the group is not a member of the present quorum (`is_member`) and is not among the tracked losses.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
+        if (injected := self._injected(replica_id)) is not None:
+            self._attach(injected, replica_id, [exit_])
+            return [Changed(injected.incident)]
         for case in reversed(self._cases.values()):
             if case.losses is not None and replica_id in case.away:
                 case.losses.explain(replica_id, exit_)
@@ -408,6 +419,26 @@ class IncidentMachine:
     def _attach(self, case: _Case, replica_id: str, exits: list[_Exit]) -> None:
         evidence = (*case.incident.evidence, *(MemberEvidence(replica_id, each.evidence) for each in exits))
         case.incident = replace(case.incident, evidence=evidence[:MAX_EVIDENCE])
+
+    # -- faults of lighthouse chaos
+
+    def injected(self, replica_id: str, text: str, target: str, step: int, now: float, unix_s: float) -> Opened:
+        """Open the incident of a fault that begins while the group works at `step`."""
+        case = self._begin(IncidentKind.CHAOS, text, (target,), now, 0.0, unix_s)
+        case.base, case.killed, case.is_injected = step, frozenset({replica_id}), True
+        return Opened(case.incident)
+
+    def fault_ended(self, id: str) -> list[Effect]:
+        case = self._cases.get(id)
+        if case is None:
+            return []
+        case.is_injected = False
+        self._drop_if_over(case)
+        return [Recovered(case.incident)] if case.incident.summary.step_s is not None else []
+
+    def _injected(self, replica_id: str) -> _Case | None:
+        cases = (case for case in reversed(self._cases.values()) if case.is_injected and replica_id in case.killed)
+        return next(cases, None)
 
     # -- groups without a valid state
 
@@ -479,7 +510,8 @@ class IncidentMachine:
             summary = case.incident.summary
             if case.base is None or step <= case.base or quorum_id < summary.quorum_id or summary.step_s is not None:
                 continue
-            effects.append(Recovered(case.note(step_s=now - case.fault_at)))
+            incident = case.note(step_s=now - case.fault_at)
+            effects.append(Changed(incident) if case.is_injected else Recovered(incident))
             self._drop_if_over(case)
         return effects
 

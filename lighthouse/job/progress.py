@@ -452,5 +452,6 @@ def _place(rank: RankView, state: RankState, generation: int | None) -> RankPlac
         host=rank.host,
         pid=rank.pid,
         at=sample.at,
+        compared=sample.compared,
         generation=generation,
     )

@@ -188,6 +188,10 @@ class LighthouseConfig:
         "Second listen address without TLS, for torchft clients only: anyone who can reach it can join. Default: none.",
         metavar="HOST:PORT",
     )
+    allow_chaos: bool = setting(
+        False,
+        "Let `lighthouse chaos` inject faults into jobs. A group takes part only if it has --allow-chaos, too.",
+    )
     shutdown_timeout_s: float = setting(2.0, "Time that open calls have to end after SIGTERM.", kind=Duration())
     log_level: str = setting("info", "Minimum log level.", kind=click.Choice(LEVELS))
     log_format: str = setting("text", "Log format.", kind=click.Choice(FORMATS))

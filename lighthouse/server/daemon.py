@@ -25,6 +25,7 @@ from lighthouse.job.incidents import OnStall
 from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.job.registry import JobRegistry
 from lighthouse.job.run_driver import Ports
+from lighthouse.server.chaos import ChaosService
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import (
@@ -105,6 +106,7 @@ class LighthouseDaemon:
         self._runs = self._jobs.runs
         peers, self._security = Peers(PeerLimits.for_open(config.max_open_per_peer)), ListenerSecurity(config)
         security = self._security
+        chaos = ChaosService(self._jobs, is_allowed=config.allow_chaos)
         service = LighthouseService(
             self._jobs,
             counters,
@@ -112,6 +114,7 @@ class LighthouseDaemon:
             is_insecure=security.is_insecure,
             store=self._store_status,
             http_port=lambda: self.http_port,
+            report_fault=chaos.receive,
         )
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
@@ -123,7 +126,7 @@ class LighthouseDaemon:
         registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
         incidents = IncidentService(self._jobs, self._incidents)
         runs = RunService(self._runs, security.audit, peers=peers)
-        more = {**runs.methods(), **incidents.methods()}
+        more = {**runs.methods(), **incidents.methods(), **chaos.methods()}
         gate = None if shared is None else shared.gate
         self._grpc = GrpcServer(
             service.services(more),

@@ -21,6 +21,7 @@ from lighthouse.server.metrics import Counters
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import check_name, group_of_supervisor, read_identity
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
+from lighthouse_protocol.messages.chaos import FaultReport
 from lighthouse_protocol.messages.incident import Gathered, Incident
 from lighthouse_protocol.messages.membership import Participant, Quorum, QuorumChange
 from lighthouse_protocol.messages.run import (
@@ -380,6 +381,7 @@ class LighthouseService:
         is_insecure: bool = False,
         store: Callable[[], StoreStatus] = StoreStatus,
         http_port: Callable[[], int] = int,
+        report_fault: Callable[[str, str, FaultReport], None] = lambda job, replica_id, report: None,
     ) -> None:
         """Create the service.
 
@@ -391,7 +393,9 @@ class LighthouseService:
             is_insecure: Whether other hosts can connect without TLS, for the status.
             store: Returns the store's state, for the status.
             http_port: Returns the HTTP port, for the status.
+            report_fault: Receives the reports on faults of `lighthouse chaos`, with their job and group.
         """
+        self._report_fault = report_fault
         self._is_insecure = is_insecure
         self._store = store
         self._http_port = http_port
@@ -491,7 +495,9 @@ class LighthouseService:
         number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
         try:
             async for message in requests:
-                if message is not None:
+                if isinstance(message, FaultReport):
+                    self._report_fault(driver.job, hello.participant.replica_id, message)
+                elif message is not None:
                     driver.receive(number, message)
         finally:
             driver.end_session(number)

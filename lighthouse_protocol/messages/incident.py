@@ -142,6 +142,7 @@ class IncidentKind(StrEnum):
     NONFINITE = "nonfinite"  # a step was discarded, gradients are not finite; fault time: a group's report
     RESTART = "restart"  # a fault ended a generation of a run; fault time: its detection
     EXIT = "exit"  # a supervised process ended outside any generation
+    CHAOS = "chaos"  # `lighthouse chaos` injected a fault; fault time: the manager's report that it begins
 
 
 @dataclass(frozen=True, slots=True)

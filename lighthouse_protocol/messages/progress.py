@@ -157,6 +157,15 @@ class DataUse:
 
 
 @dataclass(frozen=True, slots=True)
+class StateDigest:
+    """Digest of a part of a rank's state, which the rank has compared with its peers."""
+
+    step: Count
+    quorum_id: QuorumId
+    digest: Text
+
+
+@dataclass(frozen=True, slots=True)
 class ProgressSample:
     """A rank's report about its progress: step, open phases, newest collective and times."""
 
@@ -175,6 +184,7 @@ class ProgressSample:
     heal: Advisory[HealProgress] = None  # current heal, or one that has just succeeded
     rejected: Advisory[RejectedStep] = None  # recently discarded step
     data: Advisory[DataUse] = None  # None unless our sampler has drawn a batch
+    compared: Advisory[StateDigest] = None  # newest comparison, None before the first
 
     @property
     def innermost(self) -> OpenPhase:

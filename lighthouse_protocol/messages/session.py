@@ -24,6 +24,7 @@ from lighthouse_protocol.constraints import (
     Text,
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.messages.chaos import FaultCancelled, FaultOrder, FaultReport
 from lighthouse_protocol.messages.incident import EvidenceAsked, RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, QuorumChange, World
 from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
@@ -172,7 +173,7 @@ class EvidenceDone:
     progress: Advisory[GroupView] = None  # newest view, by which the lighthouse decides whether to restart ranks
 
 
-ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
+ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone | FaultReport
 
 
 # Lighthouse to manager.
@@ -274,6 +275,8 @@ ToManager = (
     | EvidenceRequest
     | World
     | QuorumChanged
+    | FaultOrder
+    | FaultCancelled
 )
 
 
@@ -380,4 +383,6 @@ class VoteAnswer:
 
 
 FromRank = WatchHello | Vote | ProgressSample | SelfReport | Leaving
-ToRank = WatchOpened | Revoked | RankGone | Released | Waiting | Killed | VoteAnswer | EvidenceAsked | World
+ToRank = (
+    WatchOpened | Revoked | RankGone | Released | Waiting | Killed | VoteAnswer | EvidenceAsked | World | FaultOrder
+)

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from lighthouse_protocol.constraints import Count, Offset, Text
 from lighthouse_protocol.messages.incident import IncidentSummary
-from lighthouse_protocol.messages.progress import DataUse
+from lighthouse_protocol.messages.progress import DataUse, StateDigest
 from lighthouse_protocol.messages.run import RunStatus
 
 
@@ -85,6 +85,7 @@ class RankPlace:
     pid: int
     generation: int | None = None  # last generation in which a run's rank was active
     at: str = ""  # line of a script without an Agent
+    compared: StateDigest | None = None  # newest state that was compared with the peers
 
 
 class TimelineKind(StrEnum):
@@ -133,6 +134,7 @@ class JobStatus:
     incidents: tuple[IncidentSummary, ...] = ()
     data: DataUse | None = None
     ended_step: int | None = None
+    discards: int = 0  # each group's discarded steps count
 
 
 class StoreKind(StrEnum):

@@ -19,12 +19,13 @@ from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 
 
 class Role(StrEnum):
-    """Role of a credential. OPERATE includes all others; VIEW and JOIN include PROBE but not each other."""
+    """Role of a credential. OPERATE includes all others except CHAOS. All include PROBE, and CHAOS includes VIEW."""
 
     PROBE = "probe"  # check that a daemon is running
     VIEW = "view"  # read status and metrics
     JOIN = "join"  # train as a group, a rank or a supervisor
     OPERATE = "operate"  # kill, drain and stop; read the output and the stacks of ranks
+    CHAOS = "chaos"  # inject faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,19 +39,23 @@ class Principal:
 
     def is_allowed(self, needed: frozenset[Role]) -> bool:
         """Return whether one of the principal's roles is in `needed` or includes a role in `needed`."""
-        return Role.OPERATE in self.roles or Role.PROBE in needed or not needed.isdisjoint(self.roles)
+        held = self.roles | _VIEW if Role.CHAOS in self.roles else self.roles
+        return (Role.OPERATE in held and needed != _CHAOS) or Role.PROBE in needed or not needed.isdisjoint(held)
 
 
 NOBODY = Principal("none", frozenset())  # a caller without a credential
 
 Needed = frozenset[Role]  # any one of these roles is enough
-_ACTS = frozenset({"Kill", "Drain", "StopRun", "ResumeRun", "POST /kill", "POST /drain", "POST /stop", "POST /resume"})
+_ACTS = frozenset(
+    {"Kill", "Drain", "StopRun", "ResumeRun", "Inject", "POST /kill", "POST /drain", "POST /stop", "POST /resume"}
+)
 
 _PROBE: Needed = frozenset({Role.PROBE})
 _VIEW: Needed = frozenset({Role.VIEW})
 _JOIN: Needed = frozenset({Role.JOIN})
 _MEMBER_OR_VIEW: Needed = frozenset({Role.JOIN, Role.VIEW})  # the answer does not contain output of ranks
 _OPERATE: Needed = frozenset({Role.OPERATE})
+_CHAOS: Needed = frozenset({Role.CHAOS})
 
 _LIGHTHOUSE: Mapping[str, Needed] = {
     "Quorum": _JOIN,
@@ -69,6 +74,7 @@ _LIGHTHOUSE: Mapping[str, Needed] = {
     "Drain": _OPERATE,
     "StopRun": _OPERATE,
     "ResumeRun": _OPERATE,
+    "Inject": _CHAOS,
 }
 _MANAGER: Mapping[str, Needed] = {
     "Quorum": _JOIN,
@@ -128,8 +134,8 @@ def needed(path: str) -> Needed:
 
 
 def is_control(path: str) -> bool:
-    """Return whether only operators may use `path`. The audit log records refused calls to such paths."""
-    return POLICY[path] == _OPERATE
+    """Return whether `path` needs the role OPERATE or CHAOS. The audit log records refused calls to such paths."""
+    return POLICY[path] in (_OPERATE, _CHAOS)
 
 
 def method_name(path: str) -> str:
@@ -173,7 +179,9 @@ def _remedy(path: str, wanted: Needed, port: int) -> str:
             f"set {MANAGER_SECRET_VARIABLE} to the secret of this group, which its ranks and supervisors have; "
             "operators ask the lighthouse, by `lighthouse kill`"
         )
-    verb = "operate" if wanted == _OPERATE else "join" if Role.JOIN in wanted else "view"
+    verb = (
+        "chaos" if wanted == _CHAOS else "operate" if wanted == _OPERATE else "join" if Role.JOIN in wanted else "view"
+    )
     return f"run {token_command(port, verb)} on the lighthouse's host, and {_way_to_show(path)}"
 
 
@@ -226,7 +234,7 @@ _SPIFFE = "spiffe://"
 _TERMS = {"role", "job", "replica_id"}
 _HOLE = re.compile(r"\*|\{(job|replica_id)\}")
 _DNS = re.compile(r"[a-z0-9_*{}-]+(\.[a-z0-9_*{}-]+)*")
-_ROLES = (Role.JOIN, Role.VIEW, Role.OPERATE)
+_ROLES = (Role.JOIN, Role.VIEW, Role.OPERATE, Role.CHAOS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,13 @@ from google.protobuf.message_factory import GetMessageClass
 from lighthouse_protocol import refusals
 from lighthouse_protocol.constraints import DroppedIfInvalid, Shortened, WireForm
 from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.chaos import FaultOrder
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary, RankEvidence
 from lighthouse_protocol.messages.membership import Distrust, World
 from lighthouse_protocol.messages.run import Keys, RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.pb.extensions import evidence_pb2, incident_pb2, refusal_pb2, run_pb2
+from lighthouse_protocol.pb.extensions import chaos_pb2, evidence_pb2, incident_pb2, refusal_pb2, run_pb2
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
 
 M = TypeVar("M")
@@ -325,3 +326,4 @@ LIGHTHOUSE_STATUS = compiled(LighthouseStatus, lighthouse_pb2.LighthouseStatusRe
 MANAGER_STATUS = compiled(ManagerStatus, manager_pb2.ManagerStatusResponse)
 RUN_STATUS = compiled(RunStatus, run_pb2.RunStatus)
 KEYS = compiled(Keys, run_pb2.GetKeysResponse)
+FAULT_ORDER = compiled(FaultOrder, chaos_pb2.FaultOrder)

@@ -50,6 +50,7 @@ class _LighthouseMethods:
     incidents = Method(rpcs.incidents)
     incident = Method(rpcs.incident)
     stacks = Method(rpcs.stacks)
+    inject = Method(rpcs.inject)
     put_key = Method(rpcs.put_key)
     get_keys = Method(rpcs.get_keys)
     runs = Method(rpcs.runs)

@@ -11,12 +11,13 @@ from typing import Any, Generic, Literal, TypeVar
 from google.protobuf.message import Message
 from grpc_health.v1.health_pb2 import HealthCheckRequest, HealthCheckResponse
 
+from lighthouse_protocol.messages.chaos import FaultKind
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentSummary
 from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Decision, Distrust, Participant, Quorum
 from lighthouse_protocol.messages.run import KeyKind, RunStatus
 from lighthouse_protocol.messages.status import LighthouseStatus, ManagerStatus
 from lighthouse_protocol.pb.documented import lighthouse_pb2, manager_pb2
-from lighthouse_protocol.pb.extensions import incident_pb2, run_pb2
+from lighthouse_protocol.pb.extensions import chaos_pb2, incident_pb2, run_pb2
 from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.rules.access import ADDRESS_WORD, prove
 from lighthouse_protocol.wire import codec as codecs
@@ -204,6 +205,26 @@ def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathere
     """Collect evidence, such as stack traces, from ranks (b/1) or replica groups (b). Empty for the whole quorum."""
     request = incident_pb2.StacksRequest(ranks=ranks)
     return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, codecs.GATHERED.read, timeout_s)
+
+
+def inject(
+    replica_id: str,
+    kind: FaultKind,
+    group_rank: int | None = None,
+    *,
+    seconds: float = 0.0,
+    delay_s: float = 0.0,
+    timeout_s: float = 90.0,
+) -> Rpc[str]:
+    """Inject a fault into a rank or a replica group. Returns the id of its incident when the fault has ended.
+
+    If the call is cancelled, the fault ends.
+    """
+    request = chaos_pb2.InjectRequest(
+        replica_id=replica_id, group_rank=group_rank, kind=kind, seconds=seconds, delay_s=delay_s
+    )
+    read = lambda answer: str(answer.incident)  # noqa: E731
+    return Rpc(LIGHTHOUSE + "Inject", request, chaos_pb2.InjectResponse, read, timeout_s)
 
 
 def quorum(

@@ -26,7 +26,7 @@ from lighthouse_runtime.process.files import WatchedFile
 from lighthouse_runtime.security.credentials import TokenFile
 
 PROXIED = "a proxy"
-LOCAL = Principal("local", frozenset({Role.OPERATE}))
+LOCAL = Principal("local", frozenset({Role.OPERATE, Role.CHAOS}))
 REMOTE = Principal("remote", frozenset({Role.JOIN, Role.VIEW}))
 ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))  # without a token, under --insecure
 

@@ -42,7 +42,8 @@ log = logging.getLogger(__name__)
 
 FILE = "tokens.json"
 VALID_AT_A_TIME = 2
-ROLES: Mapping[Role, str] = {Role.JOIN: "lhj_", Role.OPERATE: "lho_", Role.VIEW: "lhv_"}  # token prefixes by role
+# Token prefixes by role.
+ROLES: Mapping[Role, str] = {Role.JOIN: "lhj_", Role.OPERATE: "lho_", Role.VIEW: "lhv_", Role.CHAOS: "lhc_"}
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,13 +62,15 @@ class Tokens:
         path = folder / FILE
         try:
             found = json.loads(path.read_text())
+            found.setdefault(Role.CHAOS.value, ())  # earlier versions had no such role
             tokens = cls({role: tuple(map(str, found[role.value])) for role in ROLES})
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise InvalidRequest(
                 f"cannot read {path} ({type(e).__name__}: {e}); remove the folder; the next start recreates it",
                 field="--credentials",
             ) from None
-        if not all(tokens.by_role.values()) or not all(map(_is_token, tokens.all())):
+        has_all = all(found for role, found in tokens.by_role.items() if role is not Role.CHAOS)
+        if not has_all or not all(map(_is_token, tokens.all())):
             raise InvalidRequest(f"{path} has a role without a token, or an empty one", field="--credentials")
         return tokens
 
@@ -82,6 +85,9 @@ class Tokens:
         return Tokens({**self.by_role, role: (_new(role), *kept)})
 
     def newest(self, role: Role) -> str:
+        """Return the newest token of `role`. Raise InvalidRequest if there is none."""
+        if not self.by_role[role]:
+            raise InvalidRequest(f"there is no token of role {role} yet; `lighthouse token rotate {role}` creates one")
         return self.by_role[role][0]
 
     def all(self) -> tuple[str, ...]:

@@ -465,6 +465,14 @@ class GroupDriver:
             case None:
                 pass
 
+    def send_to_rank(self, group_rank: int, message: ToRank) -> bool:
+        """Send a message to the Agent of a rank. Return False if none is connected."""
+        for watch in self._watches.values():
+            if watch.hello.group_rank == group_rank and watch.is_newest and not watch.hello.is_observer:
+                watch.peer.send(message)
+                return True
+        return False
+
     def end_watch(self, number: int) -> None:
         """Close a watch because its stream or its process has ended. Repeated calls do nothing."""
         watch = self._watches.pop(number, None)

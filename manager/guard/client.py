@@ -115,6 +115,10 @@ class GuardClient:
         """Send a signal to the processes of this tree that handle it."""
         self._send(**{"signal": number, "pass": signal_number})
 
+    def strike(self, number: int, signal_number: int, *, is_largest: bool) -> None:
+        """Send a signal to all processes of a tree, or only to the one with the most memory."""
+        self._send(strike=number, is_largest=is_largest, **{"with": signal_number})
+
     async def tail(self, number: int) -> tuple[str, ...]:
         """Return the last output lines of a process, or an empty tuple if the process or the guard has ended."""
         if self._has_ended:

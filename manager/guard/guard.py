@@ -7,6 +7,7 @@ orders and sends results as lines of JSON on a socket:
     {"start": 1, "argv": [...], "env": {...}, "label": "a/0", "log": "...", "is_shown": true, "has_input": false}
     {"halt": 1, "grace_s": 10}
     {"signal": 1, "pass": 10}             for the processes of number 1 that handle signal 10
+    {"strike": 1, "with": 9, "is_largest": false}   a signal to the whole tree, or to its process with the most memory
     {"tail": 1}
     -> {"tail": 1, "output": [...]}                                                last lines
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   end of the whole tree
@@ -101,6 +102,9 @@ class Guard:
                 self._start(order)
             elif "pass" in order:
                 self._pass_on(order["signal"], order["pass"])
+            elif "strike" in order:
+                if (child := self._children.get(order["strike"])) is not None:
+                    self._strike(child, order["with"], is_largest=order["is_largest"])
             elif "tail" in order:
                 child = self._children.get(order["tail"])
                 self._send({"tail": order["tail"], "output": child.lines.current_tail if child is not None else []})
@@ -129,6 +133,12 @@ class Guard:
             reached = process_tree.pass_on(child.pid, signal_number)
             name = signal.Signals(signal_number).name
             self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
+
+    def _strike(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
+        """Send a signal for `lighthouse chaos`. Processes that the child starts meanwhile may miss it."""
+        pids = process_tree.marked(os.getpid(), child.mark, child.pid)
+        process_tree.send([process_tree.largest(pids)] if is_largest and pids else pids, signal_number)
+        self._print(child.label, f"lighthouse chaos: {signal.Signals(signal_number).name}")
 
     def _halt(self, child: Child, grace_s: float) -> None:
         if child.status is None and child.kill_at is None and grace_s > 0:

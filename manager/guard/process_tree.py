@@ -122,9 +122,18 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def kill(pids: list[int]) -> None:
+    send(pids, signal.SIGKILL)
+
+
+def send(pids: list[int], number: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # a process that has changed its user
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
+
+
+def largest(pids: list[int]) -> int:
+    """Return the process with the most resident memory, which the kernel would kill first if memory runs out."""
+    return max(pids, key=lambda pid: int(fields[21]) if (fields := _stat(pid)) else -1)
 
 
 def _children() -> Mapping[int, list[int]]:

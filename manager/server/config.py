@@ -100,6 +100,10 @@ class ManagerConfig:
         30.0, "Time that ranks have to finish their step after SIGTERM or a drain.", kind=Duration()
     )
     shutdown_timeout_s: float = setting(2.0, "Time that open calls have to end after SIGTERM.", kind=Duration())
+    allow_chaos: bool = setting(
+        False,
+        "Let `lighthouse chaos` inject faults into this group. The lighthouse needs --allow-chaos, too.",
+    )
     log_level: str = setting("info", "Minimum log level.", kind=click.Choice(LEVELS))
     log_format: str = setting("text", "Log format.", kind=click.Choice(FORMATS))
 

@@ -42,6 +42,7 @@ from manager.evidence import EvidenceCollector, probe_alone
 from manager.group.driver import GroupDriver, Outcome
 from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
+from manager.server.chaos import FaultInjector
 from manager.server.config import ManagerConfig
 from manager.server.service import REFLECTED, GroupAccess, ManagerService, encode_handles
 from manager.store.process import StoreProcess
@@ -104,6 +105,10 @@ class Supervisor(Protocol):
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed) -> None: ...
 
+    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if it is not running."""
+        ...
+
 
 class ManagerDaemon:
     """Manager of one replica group. `address` is the advertised address once `start` has returned."""
@@ -140,14 +145,15 @@ class ManagerDaemon:
         self._search = LeaderSearch(config.coordinator.addresses)
         self._link = LighthouseLink(self._client, self._search)
         timers = SuspensionTimers(asyncio.get_running_loop())
+        self._faults = FaultInjector(config.replica_id, self._link, supervisor, is_allowed=config.allow_chaos)
         self._lag = LoopLag(timers, "no rank counts as lost or stalled for that time")
         self._driver = GroupDriver(
             Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_),
             secrets.token_hex(6),
             timers,
-            self._link,
+            self._faults,
             EvidenceCollector(
-                config.group_world_size, self._link.send, supervisor.probe if supervisor is not None else probe_alone
+                config.group_world_size, self._faults.send, supervisor.probe if supervisor is not None else probe_alone
             ),
             self._handle,
             secret=session_secret or secrets.token_hex(SECRET_BYTES),
@@ -186,7 +192,7 @@ class ManagerDaemon:
     async def _run(self) -> None:
         driver = self._driver
         try:
-            await self._link.run(driver.opened, driver.received, driver.closed)
+            await self._link.run(*self._faults.between(driver))
         except LighthouseError as e:
             log.error(
                 "cannot use the lighthouse: %s; fix LIGHTHOUSE_ADDRESS or --lighthouse", e, extra=event("no_lighthouse")
@@ -234,6 +240,7 @@ class ManagerDaemon:
             await self._grpc.set_serving(False)
         self._driver.close(f"the manager of {self._config.replica_id} is shutting down")
         self._lag.stop()
+        self._faults.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

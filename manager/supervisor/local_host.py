@@ -24,6 +24,7 @@ from lighthouse_protocol.messages.hosts import GroupEnded
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.run import ProcessLost, RankId, SupervisorHello
 from lighthouse_protocol.messages.session import WatchHello
+from lighthouse_protocol.refusals import WrongState
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import resolves_to_loopback
 from lighthouse_runtime.process.loop import ServiceManager, on_signals
@@ -108,6 +109,22 @@ class LocalHost:
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)
+
+    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
+        """Send a signal to all processes of a rank, or of all ranks if None. With torchrun, to those of its host.
+
+        Raises:
+            WrongState: The rank is not running on this host.
+        """
+        name = None if rank is None else self.plan.process_of(rank)
+        struck = [live.process for each, live in self._live.items() if name in (None, each) and not live.is_halted]
+        if not struck or None in struck:
+            what = "no rank" if rank is None else f"rank {rank} is restarting, or not"
+            raise WrongState(
+                f"{self.plan.replica_id}: {what} on host {self.plan.host} of its group, whose ranks it hits"
+            )
+        for process in struck:
+            self._guard.strike(process or 0, number, is_largest=is_largest)
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
         """Inspect a rank's process on this host, and read its last output."""

@@ -12,6 +12,7 @@ import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import lighthouse_protocol.pb.extensions.chaos_pb2
 import lighthouse_protocol.pb.extensions.evidence_pb2
 import lighthouse_protocol.pb.extensions.incident_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
@@ -440,6 +441,7 @@ class JobStatus(google.protobuf.message.Message):
     INCIDENTS_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     ENDED_STEP_FIELD_NUMBER: builtins.int
+    DISCARDS_FIELD_NUMBER: builtins.int
     job: builtins.str
     quorum_id: builtins.int
     """0: no quorum was formed yet"""
@@ -466,6 +468,8 @@ class JobStatus(google.protobuf.message.Message):
     """for so long nobody has moved"""
     ended_step: builtins.int
     """the step at which the job has ended; absent while it has not"""
+    discards: builtins.int
+    """steps that its groups have discarded, each group counted"""
     @property
     def members(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___MemberStatus]: ...
     @property
@@ -506,9 +510,10 @@ class JobStatus(google.protobuf.message.Message):
         incidents: collections.abc.Iterable[lighthouse_protocol.pb.extensions.incident_pb2.IncidentSummary] | None = ...,
         data: lighthouse_protocol.pb.extensions.progress_pb2.DataUse | None = ...,
         ended_step: builtins.int | None = ...,
+        discards: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["_ended_step", b"_ended_step", "data", b"data", "ended_step", b"ended_step"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_ended_step", b"_ended_step", "data", b"data", "ended_step", b"ended_step", "explanation", b"explanation", "incidents", b"incidents", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["_ended_step", b"_ended_step", "data", b"data", "discards", b"discards", "ended_step", b"ended_step", "explanation", b"explanation", "incidents", b"incidents", "job", b"job", "members", b"members", "phase", b"phase", "quorum_age_s", b"quorum_age_s", "quorum_id", b"quorum_id", "quorums_formed", b"quorums_formed", "ranks", b"ranks", "recalls", b"recalls", "revokes", b"revokes", "rounds", b"rounds", "sessions", b"sessions", "stall", b"stall", "stall_s", b"stall_s", "timeline", b"timeline", "verdict", b"verdict"]) -> None: ...
     def WhichOneof(self, oneof_group: typing.Literal["_ended_step", b"_ended_step"]) -> typing.Literal["ended_step"] | None: ...
 
 global___JobStatus = JobStatus
@@ -569,6 +574,7 @@ class RankPlace(google.protobuf.message.Message):
     PID_FIELD_NUMBER: builtins.int
     GENERATION_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
+    COMPARED_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     group_rank: builtins.int
     state: builtins.str
@@ -599,6 +605,10 @@ class RankPlace(google.protobuf.message.Message):
     """of its run, the last one in which it was active; absent: none, or it is of no run"""
     at: builtins.str
     """the script's line; only of a rank without an Agent"""
+    @property
+    def compared(self) -> lighthouse_protocol.pb.extensions.progress_pb2.StateDigest:
+        """the newest state that was compared; absent: none was"""
+
     def __init__(
         self,
         *,
@@ -620,9 +630,10 @@ class RankPlace(google.protobuf.message.Message):
         pid: builtins.int = ...,
         generation: builtins.int | None = ...,
         at: builtins.str = ...,
+        compared: lighthouse_protocol.pb.extensions.progress_pb2.StateDigest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "generation", b"generation", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "at", b"at", "beat_age_s", b"beat_age_s", "collective", b"collective", "done", b"done", "generation", b"generation", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "compared", b"compared", "generation", b"generation", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "at", b"at", "beat_age_s", b"beat_age_s", "collective", b"collective", "compared", b"compared", "done", b"done", "generation", b"generation", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload
@@ -815,6 +826,7 @@ class SessionRequest(google.protobuf.message.Message):
     LEAVE_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     EVIDENCE_DONE_FIELD_NUMBER: builtins.int
+    FAULT_REPORT_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first, and once"""
@@ -835,6 +847,8 @@ class SessionRequest(google.protobuf.message.Message):
 
     @property
     def evidence_done(self) -> global___EvidenceDone: ...
+    @property
+    def fault_report(self) -> lighthouse_protocol.pb.extensions.chaos_pb2.FaultReport: ...
     def __init__(
         self,
         *,
@@ -845,10 +859,11 @@ class SessionRequest(google.protobuf.message.Message):
         leave: global___Leave | None = ...,
         evidence: global___Evidence | None = ...,
         evidence_done: global___EvidenceDone | None = ...,
+        fault_report: lighthouse_protocol.pb.extensions.chaos_pb2.FaultReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "join", "withdraw", "leave", "evidence", "evidence_done"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "fault_report", b"fault_report", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "fault_report", b"fault_report", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "join", "withdraw", "leave", "evidence", "evidence_done", "fault_report"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -867,6 +882,8 @@ class SessionResponse(google.protobuf.message.Message):
     EVIDENCE_FIELD_NUMBER: builtins.int
     WORLD_FIELD_NUMBER: builtins.int
     QUORUM_CHANGED_FIELD_NUMBER: builtins.int
+    FAULT_FIELD_NUMBER: builtins.int
+    FAULT_CANCELLED_FIELD_NUMBER: builtins.int
     DEFLATED_FIELD_NUMBER: builtins.int
     deflated: builtins.bytes
     """the rest of this message, to be merged into it, in zlib's form (RFC 1950)"""
@@ -894,6 +911,10 @@ class SessionResponse(google.protobuf.message.Message):
     def world(self) -> global___World: ...
     @property
     def quorum_changed(self) -> global___QuorumChanged: ...
+    @property
+    def fault(self) -> lighthouse_protocol.pb.extensions.chaos_pb2.FaultOrder: ...
+    @property
+    def fault_cancelled(self) -> lighthouse_protocol.pb.extensions.chaos_pb2.FaultCancelled: ...
     def __init__(
         self,
         *,
@@ -908,11 +929,13 @@ class SessionResponse(google.protobuf.message.Message):
         evidence: global___EvidenceRequest | None = ...,
         world: global___World | None = ...,
         quorum_changed: global___QuorumChanged | None = ...,
+        fault: lighthouse_protocol.pb.extensions.chaos_pb2.FaultOrder | None = ...,
+        fault_cancelled: lighthouse_protocol.pb.extensions.chaos_pb2.FaultCancelled | None = ...,
         deflated: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["deflated", b"deflated", "drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed"] | None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "fault", b"fault", "fault_cancelled", b"fault_cancelled", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deflated", b"deflated", "drain", b"drain", "evidence", b"evidence", "fault", b"fault", "fault_cancelled", b"fault_cancelled", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed", "fault", "fault_cancelled"] | None: ...
 
 global___SessionResponse = SessionResponse
 

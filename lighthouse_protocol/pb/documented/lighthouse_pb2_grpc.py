@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from lighthouse_protocol.pb.documented import lighthouse_pb2 as lighthouse__protocol_dot_pb_dot_documented_dot_lighthouse__pb2
+from lighthouse_protocol.pb.extensions import chaos_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2
 from lighthouse_protocol.pb.extensions import incident_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2
 from lighthouse_protocol.pb.extensions import run_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_run__pb2
 
@@ -111,6 +112,11 @@ class LighthouseServiceStub(object):
                 request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentRequest.SerializeToString,
                 response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentResponse.FromString,
                 _registered_method=True)
+        self.Inject = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/Inject',
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2.InjectRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2.InjectResponse.FromString,
+                _registered_method=True)
         self.Stacks = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/Stacks',
                 request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.StacksRequest.SerializeToString,
@@ -217,6 +223,13 @@ class LighthouseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Inject(self, request, context):
+        """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stacks(self, request, context):
         """What ranks are doing now. Who may ask is as for Kill.
         """
@@ -301,6 +314,11 @@ def add_LighthouseServiceServicer_to_server(servicer, server):
                     servicer.Incident,
                     request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentRequest.FromString,
                     response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentResponse.SerializeToString,
+            ),
+            'Inject': grpc.unary_unary_rpc_method_handler(
+                    servicer.Inject,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2.InjectRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2.InjectResponse.SerializeToString,
             ),
             'Stacks': grpc.unary_unary_rpc_method_handler(
                     servicer.Stacks,
@@ -713,6 +731,33 @@ class LighthouseService(object):
             '/lighthouse.v1.LighthouseService/Incident',
             lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentRequest.SerializeToString,
             lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Inject(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/Inject',
+            lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2.InjectRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2.InjectResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -10,6 +10,7 @@ import collections.abc
 import grpc
 import grpc.aio
 import lighthouse_protocol.pb.documented.lighthouse_pb2
+import lighthouse_protocol.pb.extensions.chaos_pb2
 import lighthouse_protocol.pb.extensions.incident_pb2
 import lighthouse_protocol.pb.extensions.run_pb2
 import typing
@@ -104,6 +105,12 @@ class LighthouseServiceStub:
         lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse,
     ]
 
+    Inject: grpc.UnaryUnaryMultiCallable[
+        lighthouse_protocol.pb.extensions.chaos_pb2.InjectRequest,
+        lighthouse_protocol.pb.extensions.chaos_pb2.InjectResponse,
+    ]
+    """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos."""
+
     Stacks: grpc.UnaryUnaryMultiCallable[
         lighthouse_protocol.pb.extensions.incident_pb2.StacksRequest,
         lighthouse_protocol.pb.extensions.incident_pb2.StacksResponse,
@@ -191,6 +198,12 @@ class LighthouseServiceAsyncStub:
         lighthouse_protocol.pb.extensions.incident_pb2.IncidentRequest,
         lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse,
     ]
+
+    Inject: grpc.aio.UnaryUnaryMultiCallable[
+        lighthouse_protocol.pb.extensions.chaos_pb2.InjectRequest,
+        lighthouse_protocol.pb.extensions.chaos_pb2.InjectResponse,
+    ]
+    """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos."""
 
     Stacks: grpc.aio.UnaryUnaryMultiCallable[
         lighthouse_protocol.pb.extensions.incident_pb2.StacksRequest,
@@ -309,6 +322,14 @@ class LighthouseServiceServicer(metaclass=abc.ABCMeta):
         request: lighthouse_protocol.pb.extensions.incident_pb2.IncidentRequest,
         context: _ServicerContext,
     ) -> typing.Union[lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse]]: ...
+
+    @abc.abstractmethod
+    def Inject(
+        self,
+        request: lighthouse_protocol.pb.extensions.chaos_pb2.InjectRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.chaos_pb2.InjectResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.chaos_pb2.InjectResponse]]:
+        """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos."""
 
     @abc.abstractmethod
     def Stacks(

@@ -177,6 +177,7 @@ class ProgressSample(google.protobuf.message.Message):
     HEAL_FIELD_NUMBER: builtins.int
     REJECTED_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
+    COMPARED_FIELD_NUMBER: builtins.int
     step: builtins.int
     waits_for: builtins.str
     """empty: nobody has declared a wait"""
@@ -218,6 +219,10 @@ class ProgressSample(google.protobuf.message.Message):
     def data(self) -> global___DataUse:
         """absent: no sampler of ours has drawn a batch"""
 
+    @property
+    def compared(self) -> global___StateDigest:
+        """the newest state that was compared; absent: none was"""
+
     def __init__(
         self,
         *,
@@ -235,11 +240,38 @@ class ProgressSample(google.protobuf.message.Message):
         heal: global___HealProgress | None = ...,
         rejected: global___RejectedStep | None = ...,
         data: global___DataUse | None = ...,
+        compared: global___StateDigest | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["collective", b"collective", "data", b"data", "heal", b"heal", "healed", b"healed", "rejected", b"rejected"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "data", b"data", "entered", b"entered", "heal", b"heal", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "rejected", b"rejected", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "compared", b"compared", "data", b"data", "heal", b"heal", "healed", b"healed", "rejected", b"rejected"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "compared", b"compared", "data", b"data", "entered", b"entered", "heal", b"heal", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "rejected", b"rejected", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
 global___ProgressSample = ProgressSample
+
+@typing.final
+class StateDigest(google.protobuf.message.Message):
+    """A part of a rank's state that it has compared with its peers."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: builtins.int
+    QUORUM_ID_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
+    step: builtins.int
+    """of the state"""
+    quorum_id: builtins.int
+    """under which it was compared"""
+    digest: builtins.str
+    """of that part, the same part at all peers"""
+    def __init__(
+        self,
+        *,
+        step: builtins.int = ...,
+        quorum_id: builtins.int = ...,
+        digest: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["digest", b"digest", "quorum_id", b"quorum_id", "step", b"step"]) -> None: ...
+
+global___StateDigest = StateDigest
 
 @typing.final
 class RejectedStep(google.protobuf.message.Message):

@@ -73,13 +73,18 @@ def test_a_role_that_is_added_takes_nothing_away(principal: Principal, path: str
 
 @given(PATHS)
 def test_operate_may_all_and_nobody_may_only_probe(path: str) -> None:
-    assert may(of(Role.OPERATE), path)
+    assert may(of(Role.OPERATE), path) == (not path.endswith("/Inject"))
     assert may(NOBODY, path) == (Role.PROBE in POLICY[path]) == may(of(Role.PROBE), path)
 
 
 @given(PATHS.filter(is_control))
 def test_neither_join_nor_view_acts_or_reads_output(path: str) -> None:
     assert not may(of(Role.JOIN, Role.VIEW), path)
+
+
+@given(PATHS)
+def test_chaos_injects_and_views_and_nothing_else(path: str) -> None:
+    assert may(of(Role.CHAOS), path) == (path.endswith("/Inject") or may(of(Role.VIEW), path))
 
 
 def test_who_views_does_not_join_and_who_joins_sees_no_page() -> None:

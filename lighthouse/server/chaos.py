@@ -1,0 +1,88 @@
+"""Serves `lighthouse chaos`: orders faults from managers, and records each as an incident.
+
+The call that injects a fault lasts as long as the fault. When the caller cancels it or loses its connection, the fault
+ends. All faults are refused unless the lighthouse was started with --allow-chaos.
+"""
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Mapping
+
+from lighthouse.job.registry import JobRegistry
+from lighthouse.server.services import job_of, live_member
+from lighthouse_protocol.identity import check_name
+from lighthouse_protocol.messages.chaos import FaultCancelled, FaultKind, FaultOrder, FaultReport
+from lighthouse_protocol.pb.extensions import chaos_pb2 as pb
+from lighthouse_protocol.refusals import InvalidRequest, NotPermitted, Unreachable, WrongState
+from lighthouse_protocol.wire.codec import FAULT_ORDER
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.server.grpc_server import Call, Entry, Method
+
+log = logging.getLogger(__name__)
+
+REPORTED_WITHIN_S = 5.0
+# The loss of a killed rank arrives after the kill, and belongs to its incident.
+MIN_HELD_S = 2.0
+
+
+class ChaosService:
+    """Serves the RPC Inject, and receives the reports of the managers."""
+
+    def __init__(self, jobs: JobRegistry, *, is_allowed: bool) -> None:
+        self._jobs = jobs
+        self._is_allowed = is_allowed
+        self._numbers = itertools.count(1)
+        self._pending: dict[tuple[str, str, int], asyncio.Future[FaultReport]] = {}  # by job, replica_id and number
+
+    def methods(self) -> Mapping[str, Entry]:
+        return {"Inject": Method(pb.InjectRequest, self.inject)}
+
+    def receive(self, job: str, replica_id: str, report: FaultReport) -> None:
+        """Handle a report from the session of `replica_id`. Reports about unknown faults are ignored."""
+        pending = self._pending.get((job, replica_id, report.number))
+        if pending is not None and not pending.done():
+            pending.set_result(report)
+
+    async def inject(self, request: pb.InjectRequest, call: Call) -> pb.InjectResponse:
+        if not self._is_allowed:
+            raise NotPermitted("this lighthouse was started without --allow-chaos")
+        if request.kind not in set(FaultKind):
+            raise InvalidRequest(f"{request.kind!r} is not one of {', '.join(FaultKind)}", field="kind")
+        number = next(self._numbers)
+        rank = request.group_rank if request.HasField("group_rank") else None
+        order = FaultOrder(number, FaultKind(request.kind), rank, request.seconds, request.delay_s)
+        FAULT_ORDER.read(FAULT_ORDER.write(order))  # checks the limits
+        driver = self._jobs.find(job_of(call, request.job, check_name(request.replica_id)))
+        member = live_member(driver, request.replica_id)
+        name = member.replica_id
+        key = driver.job, name, number
+        pending = self._pending[key] = asyncio.get_running_loop().create_future()
+        incident = ""
+        try:
+            if not driver.send(member, order):
+                raise WrongState(f"{name} has no session with this lighthouse, so it cannot receive the fault")
+            try:
+                report = await asyncio.wait_for(pending, REPORTED_WITHIN_S)
+            except TimeoutError:
+                raise Unreachable(
+                    f"{name} did not confirm the fault within {REPORTED_WITHIN_S:g} s; a manager of an older version "
+                    "knows no faults"
+                ) from None
+            if report.error is not None:
+                raise report.error
+            if not order.seconds and order.kind not in (FaultKind.KILL, FaultKind.OOM):
+                return pb.InjectResponse()  # the caller only asks whether faults are allowed
+            target = name if rank is None else f"{name}/{rank}"
+            text = f"{order.kind} {target}" + (f" for {order.seconds:.3g} s" if order.seconds else "")
+            fields = event("chaos", job=driver.job, kind=order.kind.value, target=target, peer=call.caller)
+            log.warning("lighthouse chaos by %s: %s", call.caller, text, extra=fields)
+            incident = driver.incidents.injected(name, text, target, report.step)
+            await asyncio.sleep(max(order.seconds, MIN_HELD_S))
+            return pb.InjectResponse(incident=incident)
+        finally:
+            del self._pending[key]
+            if (member := driver.member(name)) is not None:
+                driver.send(member, FaultCancelled(number))
+            if incident:
+                driver.incidents.fault_ended(incident)

@@ -1,0 +1,68 @@
+"""Faults that `lighthouse chaos` injects into a running job, and their limits. No protobuf.
+
+The lighthouse orders a fault from the manager of its target. The manager reports that the fault begins, or refuses it.
+It ends the fault after its duration, even if nothing more arrives.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from lighthouse_protocol.constraints import Age, Count, GroupRank
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError
+
+
+class FaultKind(StrEnum):
+    KILL = "kill"  # SIGKILL to all processes of a rank, or of all ranks of the group
+    STOP = "stop"  # SIGSTOP, and SIGCONT at the end
+    CUT = "cut"  # nothing passes between the manager and the lighthouse
+    SLOW = "slow"  # messages between the manager and the lighthouse arrive late
+    NAN = "nan"  # the rank's next gradient contains a NaN
+    OOM = "oom"  # SIGKILL to the rank's process with the most memory, as the kernel does
+    DISK = "disk"  # the rank's checkpoints cannot be written
+
+
+IN_RANK = frozenset({FaultKind.NAN, FaultKind.DISK})  # done by the rank's Agent
+ON_LINK = frozenset({FaultKind.CUT, FaultKind.SLOW})  # hit the manager, so there is no rank
+# A guard kills a process that has been stopped for 12 s, so that a fault of a longer time would be another one.
+MAX_STOP_S = 10.0
+MAX_FAULT_S = 60.0
+MAX_DELAY_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class FaultOrder:
+    """Order to begin a fault."""
+
+    number: Count
+    kind: FaultKind
+    group_rank: GroupRank | None = None  # None for the whole group
+    seconds: Age = 0.0
+    delay_s: Age = 0.0  # of each message, for SLOW
+
+    def check(self) -> None:
+        """Raise InvalidRequest if the fault exceeds a limit, or has a target that its kind cannot have."""
+        most_s = MAX_STOP_S if self.kind is FaultKind.STOP else MAX_FAULT_S
+        if self.seconds > most_s:
+            raise InvalidRequest(f"{self.seconds:g} s; {self.kind} may last up to {most_s:g} s", field="seconds")
+        if self.delay_s > MAX_DELAY_S:
+            raise InvalidRequest(f"{self.delay_s:g} s; a delay is at most {MAX_DELAY_S:g} s", field="delay_s")
+        if self.kind in ON_LINK and self.group_rank is not None:
+            raise InvalidRequest(f"{self.kind} hits the manager of a group, not a rank", field="group_rank")
+        if self.group_rank is None and self.kind in IN_RANK | {FaultKind.OOM}:
+            raise InvalidRequest(f"{self.kind} hits one rank; name it", field="group_rank")
+
+
+@dataclass(frozen=True, slots=True)
+class FaultCancelled:
+    """Order to end a fault now. Ignored if it has ended."""
+
+    number: Count
+
+
+@dataclass(frozen=True, slots=True)
+class FaultReport:
+    """Answer to a FaultOrder: the fault begins, or is refused with an error."""
+
+    number: Count
+    step: Count = 0  # step at which the group was working
+    error: LighthouseError | None = None
