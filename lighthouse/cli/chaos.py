@@ -188,26 +188,27 @@ class _Run:
             )
 
 
+_Row = tuple[str, dict[str, Any]]  # a kind, and what its faults have cost
+_PLAN_COLUMNS: Sequence[Column[PlannedFault]] = (
+    Column("AT", lambda fault: f"{fault.at_s:.1f}s", is_number=True),
+    Column("FAULT", str),
+)
+_RESULT_COLUMNS: Sequence[Column[_Row]] = (
+    Column("KIND", lambda row: row[0]),
+    Column("FAULTS", lambda row: str(row[1]["faults"]), is_number=True),
+    Column("SURVIVED", lambda row: str(row[1]["survived"]), is_number=True),
+    Column("NEXT COMMIT", lambda row: _duration(row[1]["next_commit_median_s"]), is_number=True),
+    Column("P99", lambda row: _duration(row[1]["next_commit_p99_s"]), is_number=True),
+)
+
+
 def _plan_lines(seed: int, faults: Sequence[PlannedFault], width: int) -> list[Text]:
-    columns = (
-        Column[PlannedFault]("AT", lambda fault: f"{fault.at_s:.1f}s", is_number=True),
-        Column[PlannedFault]("FAULT", lambda fault: str(fault)),
-    )
-    return [Text(f"seed {seed}: {len(faults)} faults"), *(table(columns, faults, width) if faults else ())]
+    return [Text(f"seed {seed}: {len(faults)} faults"), *(table(_PLAN_COLUMNS, faults, width) if faults else ())]
 
 
 def _result_lines(seed: int, result: dict[str, Any], width: int) -> Iterator[Text]:
     rows = [*result["kinds"].items(), ("all", result["all"])]
-    columns = (
-        Column[tuple[str, dict[str, Any]]]("KIND", lambda row: row[0]),
-        Column[tuple[str, dict[str, Any]]]("FAULTS", lambda row: str(row[1]["faults"]), is_number=True),
-        Column[tuple[str, dict[str, Any]]]("SURVIVED", lambda row: str(row[1]["survived"]), is_number=True),
-        Column[tuple[str, dict[str, Any]]](
-            "NEXT COMMIT", lambda row: _duration(row[1]["next_commit_median_s"]), is_number=True
-        ),
-        Column[tuple[str, dict[str, Any]]]("P99", lambda row: _duration(row[1]["next_commit_p99_s"]), is_number=True),
-    )
-    yield from table(columns, rows, width)
+    yield from table(_RESULT_COLUMNS, rows, width)
     yield Text()
     base = result["baseline_steps_per_s"]
     goodput = "-" if result["goodput"] is None else f"{result['goodput']:.1%}"

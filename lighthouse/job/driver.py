@@ -51,6 +51,7 @@ from lighthouse.job.run_driver import FROM_TIMER, MachineDriver, Ports, RunDrive
 from lighthouse.job.status import TimelineWriter, explain, job_status
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
+from lighthouse_protocol.messages.chaos import FaultReport
 from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, Participant, Quorum, QuorumChange, World
 from lighthouse_protocol.messages.session import (
     Evidence,
@@ -463,6 +464,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 self.incidents.received(number, message)
             case Hello():
                 self._sessions.end(number, None, "a session has one hello")
+            case FaultReport():
+                pass  # read by ChaosService
 
     def end_session(self, number: int) -> None:
         session = self._sessions.pop(number, None)

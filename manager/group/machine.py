@@ -500,6 +500,8 @@ class GroupMachine:
                 self._add(events.WorldChanged(replace(message, group_world_size=self.group.size)))
             case session.EvidenceRequest():
                 self._add(events.EvidenceWanted(message))
+            case session.FaultOrder() | session.FaultCancelled():
+                pass  # carried out by FaultInjector
             case session.Goodbye(reason):
                 self._session_end = reason if self._has_left else ""
 
