@@ -6,7 +6,6 @@ the lighthouse's order, when the manager stops, and, except for a cut, when the 
 stopped rank is continued by the timer of this process. If this process dies, the guard kills the rank.
 """
 
-import asyncio
 import logging
 import signal
 from collections import deque
@@ -19,6 +18,7 @@ from lighthouse_protocol.messages.chaos import FaultCancelled, FaultKind, FaultO
 from lighthouse_protocol.messages.session import ToLighthouse, ToManager
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, WrongState
 from lighthouse_runtime.log_event import event
+from lighthouse_runtime.ports import Timer, Timers
 from manager.group.driver import GroupDriver, LighthousePort
 
 log = logging.getLogger(__name__)
@@ -36,19 +36,20 @@ class Ranks(Protocol):
 class _Fault:
     kind: FaultKind
     end: Callable[[], None]
-    timer: asyncio.TimerHandle
+    timer: Timer
 
 
 class FaultInjector:
     """A LighthousePort that injects faults. It passes all messages on while no fault hits the link."""
 
-    def __init__(self, replica_id: str, link: LighthousePort, ranks: Ranks | None, *, is_allowed: bool) -> None:
+    def __init__(
+        self, replica_id: str, link: LighthousePort, ranks: Ranks | None, timers: Timers, *, is_allowed: bool
+    ) -> None:
         self._replica_id = replica_id
         self._link = link
         self._ranks = ranks
         self._is_allowed = is_allowed
-        self._driver: GroupDriver | None = None
-        self._loop = asyncio.get_running_loop()
+        self._timers = timers
         self._faults: dict[int, _Fault] = {}
         self._is_cut = False
         self._delay_s = 0.0
@@ -78,7 +79,6 @@ class FaultInjector:
         self, driver: GroupDriver
     ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[], None]]:
         """Return the callbacks for LighthouseLink.run."""
-        self._driver = driver
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session
@@ -111,7 +111,7 @@ class FaultInjector:
             deliver(message)
             return
         self._late.append((deliver, message))
-        self._loop.call_later(self._delay_s, self._deliver_late)
+        self._timers.call_later(self._delay_s, self._deliver_late)
 
     def _deliver_late(self) -> None:
         if self._late:
@@ -131,7 +131,7 @@ class FaultInjector:
         fields = event("fault", kind=order.kind.value, target=target, seconds=order.seconds)
         log.warning("lighthouse chaos: %s %s for %.3g s", order.kind, target, order.seconds, extra=fields)
         self._link.send(report)  # a cut or a delay does not affect it
-        timer = self._loop.call_later(order.seconds, self._end, order.number)
+        timer = self._timers.call_later(order.seconds, self._end, order.number)
         self._faults[order.number] = _Fault(order.kind, end, timer)
 
     def _end(self, number: int) -> None:

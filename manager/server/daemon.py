@@ -145,7 +145,9 @@ class ManagerDaemon:
         self._search = LeaderSearch(config.coordinator.addresses)
         self._link = LighthouseLink(self._client, self._search)
         timers = SuspensionTimers(asyncio.get_running_loop())
-        self._faults = FaultInjector(config.replica_id, self._link, supervisor, is_allowed=config.allow_chaos)
+        self._faults = FaultInjector(
+            config.replica_id, self._link, supervisor, asyncio.get_running_loop(), is_allowed=config.allow_chaos
+        )
         self._lag = LoopLag(timers, "no rank counts as lost or stalled for that time")
         self._driver = GroupDriver(
             Participant(config.replica_id, group_world_size=config.group_world_size, continues=config.continue_),
