@@ -53,14 +53,14 @@ class ChaosService:
         rank = request.group_rank if request.HasField("group_rank") else None
         order = FaultOrder(number, FaultKind(request.kind), rank, request.seconds, request.delay_s)
         FAULT_ORDER.read(FAULT_ORDER.write(order))  # checks the limits
-        driver = self._jobs.find(job_of(call, request.job, check_name(request.replica_id)))
+        driver = self._jobs.find_job(job_of(call, request.job, check_name(request.replica_id)))
         member = live_member(driver, request.replica_id)
         name = member.replica_id
         key = driver.job, name, number
         pending = self._pending[key] = asyncio.get_running_loop().create_future()
         incident = ""
         try:
-            if not driver.send(member, order):
+            if not driver.send_to_member(member, order):
                 raise WrongState(f"{name} has no session with this lighthouse, so it cannot receive the fault")
             try:
                 report = await asyncio.wait_for(pending, REPORTED_WITHIN_S)
@@ -77,12 +77,12 @@ class ChaosService:
             text = f"{order.kind} {target}" + (f" for {order.seconds:.3g} s" if order.seconds else "")
             fields = event("chaos", job=driver.job, kind=order.kind.value, target=target, peer=call.caller)
             log.warning("lighthouse chaos by %s: %s", call.caller, text, extra=fields)
-            incident = driver.incidents.injected(name, text, target, report.step)
+            incident = driver.incidents.open_fault(name, text, target, report.step)
             await asyncio.sleep(max(order.seconds, MIN_HELD_S))
             return pb.InjectResponse(incident=incident)
         finally:
             del self._pending[key]
-            if (member := driver.member(name)) is not None:
-                driver.send(member, FaultCancelled(number))
+            if (member := driver.find_member(name)) is not None:
+                driver.send_to_member(member, FaultCancelled(number))
             if incident:
-                driver.incidents.fault_ended(incident)
+                driver.incidents.end_fault(incident)
