@@ -61,8 +61,7 @@ class Tokens:
         """Read the tokens in a folder. Raise InvalidRequest if the file is missing or malformed."""
         path = folder / FILE
         try:
-            found = json.loads(path.read_text())
-            found.setdefault(Role.CHAOS.value, ())  # earlier versions had no such role
+            found = {Role.CHAOS.value: (), **json.loads(path.read_text())}  # earlier versions had no role chaos
             tokens = cls({role: tuple(map(str, found[role.value])) for role in ROLES})
         except (OSError, ValueError, KeyError, TypeError) as e:
             raise InvalidRequest(

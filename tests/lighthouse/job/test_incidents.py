@@ -403,7 +403,7 @@ class TestAFaultOfChaos:
         [changed] = stage.exited("b") or ()
         assert isinstance(changed, Changed)
         assert (changed.incident.id, changed.incident.evidence[0].rank.process) == (id, "ended: SIGKILL")
-        stage.told(stage.machine.expire(math.inf))
+        stage.told(stage.machine.open_unexplained_exits(math.inf))
         assert len(stage.opened) == 1
 
     def test_losses_of_others_and_later_ones_are_not_its_own(self, stage: Stage, id: str):

@@ -89,6 +89,15 @@ def test_the_newest_two_are_valid() -> None:
     assert third.newest(Role.OPERATE) == first.newest(Role.OPERATE), "one role's rotation is no other's"
 
 
+def test_a_folder_of_an_earlier_version_has_no_token_of_chaos(tmp_path: Path) -> None:
+    Tokens({role: tokens for role, tokens in Tokens.make().by_role.items() if role is not Role.CHAOS}).write(tmp_path)
+    tokens = Tokens.read(tmp_path)
+    with pytest.raises(InvalidRequest, match="`lighthouse token rotate chaos` creates one"):
+        tokens.newest(Role.CHAOS)
+    rotated = tokens.rotated(Role.CHAOS)
+    assert rotated.principal(rotated.newest(Role.CHAOS)).roles == {Role.CHAOS}
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_a_token_is_of_its_role_and_its_name_does_not_show_it(role: Role) -> None:
     tokens = Tokens.make()
