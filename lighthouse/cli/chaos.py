@@ -158,12 +158,13 @@ class _Run:
         return self._stop.is_set()
 
     def _begin(self, fault: PlannedFault) -> None:
-        outcome = Outcome(fault, self._watcher.step)
-        self._watcher.outcomes.append(outcome)
-        if not has_others(self._watcher.job, fault.target.replica_id):
-            outcome.refused = "no other group holds the state"
+        watcher = self._watcher
+        outcome = Outcome(fault, watcher.step)
+        if not has_others(watcher.job, fault.target.replica_id, watcher.at_risk):
+            outcome.refused = "no other group certainly holds the state"
         else:
             self._calls.add(asyncio.create_task(self._inject(outcome)))
+        watcher.outcomes.append(outcome)
         click.echo(f"{fault.at_s:8.1f} s  {fault}" + (f": {outcome.refused}" if outcome.refused else ""), err=True)
 
     async def _inject(self, outcome: Outcome) -> None:

@@ -6,7 +6,7 @@ its ranks compare, and what each fault has cost. Its `document` is the result, f
 
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -97,9 +97,10 @@ def ranks_of(job: JobStatus) -> tuple[Target, ...]:
     return tuple(Target(group.replica_id, rank) for group in groups for rank in range(group.world_size))
 
 
-def has_others(job: JobStatus, replica_id: str) -> bool:
-    """Return whether another group holds the state, so that it survives the loss of `replica_id`."""
-    return any(m.state is MemberState.PARTICIPANT and m.replica_id != replica_id for m in job.members)
+def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -> bool:
+    """Return whether another group holds the state, so that it survives the loss of `replica_id` and all `at_risk`."""
+    safe = {member.replica_id for member in job.members if member.state is MemberState.PARTICIPANT}
+    return not safe <= {replica_id, *at_risk}
 
 
 @dataclass(slots=True)
@@ -130,6 +131,11 @@ class Watcher:
     @property
     def step(self) -> int:
         return max((rank.step for rank in self.job.ranks), default=0)
+
+    @property
+    def at_risk(self) -> set[str]:
+        """Groups that a fault has hit, and that may be lost although the status does not show it yet."""
+        return {each.fault.target.replica_id for each in self.outcomes if not each.refused and not each.is_survived}
 
     def is_settled(self, *, verifies: bool) -> bool:
         """Return whether the job has survived all faults and, if `verifies`, has compared its states since."""

@@ -119,10 +119,8 @@ class LocalHost:
         name = None if rank is None else self.plan.process_of(rank)
         struck = [live.process for each, live in self._live.items() if name in (None, each) and not live.is_halted]
         if not struck or None in struck:
-            what = "no rank" if rank is None else f"rank {rank} is restarting, or not"
-            raise WrongState(
-                f"{self.plan.replica_id}: {what} on host {self.plan.host} of its group, whose ranks it hits"
-            )
+            who = self.plan.replica_id if rank is None else self.plan.label(rank)
+            raise WrongState(f"{who} is restarting, or runs on another host than host {self.plan.host} of its group")
         for process in struck:
             self._guard.strike(process or 0, number, is_largest=is_largest)
 

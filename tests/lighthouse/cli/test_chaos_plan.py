@@ -142,6 +142,13 @@ class TestVerdict:
         assert (watched.is_settled(verifies=False), watched.is_settled(verifies=True)) == (True, False)
         assert verdict(watched)["verified"] == 0
 
+    def test_the_target_of_a_fault_is_at_risk_until_it_is_back(self) -> None:
+        watched = watcher()
+        assert watched.at_risk == {"b"}
+        watched.outcomes.append(Outcome(KILL, 10, refused="it restarts"))
+        watched.update(training(step=29, incidents=(incident("i", step_s=0.5),)))
+        assert watched.at_risk == set()
+
     def test_a_group_that_is_not_back_has_not_survived(self) -> None:
         watched = watcher()
         away = training(step=29, compared=20, incidents=(incident("i", step_s=0.5),))
@@ -208,6 +215,8 @@ def test_targets_are_the_ranks_of_groups_that_train() -> None:
 
 def test_the_last_group_with_the_state_is_spared() -> None:
     assert has_others(training(), "a")
+    assert has_others(training(), "a", {"a"})
+    assert not has_others(training(), "a", {"b"})
     a, b = training().members
     healing = replace(training(), members=(a, replace(b, state=MemberState.HEALING)))
     assert not has_others(healing, "a")
