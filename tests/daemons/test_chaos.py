@@ -170,7 +170,8 @@ class TestTraining:
             assert kinds.count(IncidentKind.NONFINITE) == 1
             client.inject("a", FaultKind.DISK, 0, seconds=5.0)
             supervisor.wait_for_log("the disk is full, as `lighthouse chaos` has ordered")
-            supervisor.wait_for_log("the part of rank 0 of step [0-9]+ was written")
+            before = _checkpoints(tmp_path / "a")
+            eventually(lambda: _checkpoints(tmp_path / "a") - before, "a checkpoint after the fault")
 
     def test_a_group_that_adds_noise_is_found(self, tmp_path: Path) -> None:
         options = ("--for", "10s", "--mtbf", "5s", "--baseline", "2s", "--kinds", "slow", "--verify", "--json")
@@ -190,6 +191,10 @@ class TestTraining:
                 assert '"problems": []' in command.log()
             for supervisor in supervisors:
                 eventually(lambda: not any(map(is_stopped, supervisor.below)), "it continues", within_s=5.0)  # noqa: B023
+
+
+def _checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
 
 
 def _trains(client: LighthouseClient, step: int) -> bool:
