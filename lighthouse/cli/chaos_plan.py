@@ -28,6 +28,7 @@ SECONDS = {  # shortest and longest duration
     FaultKind.DISK: (10.0, 60.0),
 }
 DELAY_S = (0.05, 0.5)
+LOSES_GROUP = frozenset({FaultKind.KILL, FaultKind.OOM, FaultKind.STOP, FaultKind.CUT})
 WRONG_STATE = (IncidentKind.DIVERGENCE, IncidentKind.NOT_APPLIED)
 MAX_DIGESTS = 4096
 
@@ -135,7 +136,8 @@ class Watcher:
     @property
     def at_risk(self) -> set[str]:
         """Groups that a fault has hit, and that may be lost although the status does not show it yet."""
-        return {each.fault.target.replica_id for each in self.outcomes if not each.refused and not each.is_survived}
+        hit = [each for each in self.outcomes if not each.refused and not each.is_survived]
+        return {each.fault.target.replica_id for each in hit if each.fault.kind in LOSES_GROUP}
 
     def is_settled(self, *, verifies: bool) -> bool:
         """Return whether the job has survived all faults and, if `verifies`, has compared its states since."""

@@ -42,7 +42,7 @@ from manager.evidence import EvidenceCollector, probe_alone
 from manager.group.driver import GroupDriver, Outcome
 from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
-from manager.server.chaos import FaultInjector
+from manager.server.chaos import FaultInjector, Ranks
 from manager.server.config import ManagerConfig
 from manager.server.service import REFLECTED, GroupAccess, ManagerService, encode_handles
 from manager.store.process import StoreProcess
@@ -94,7 +94,7 @@ MISCONFIGURED = 2
 NOT_WAITED_S = 0.01
 
 
-class Supervisor(Protocol):
+class Supervisor(Ranks, Protocol):
     def entries(self) -> Mapping[str, Entry]:
         """Return the RPCs to serve on the manager's port."""
         ...
@@ -104,10 +104,6 @@ class Supervisor(Protocol):
         ...
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed) -> None: ...
-
-    def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if it is not running."""
-        ...
 
 
 class ManagerDaemon:

@@ -145,6 +145,8 @@ class TestVerdict:
     def test_the_target_of_a_fault_is_at_risk_until_it_is_back(self) -> None:
         watched = watcher()
         assert watched.at_risk == {"b"}
+        watched.outcomes.append(Outcome(replace(KILL, kind=FaultKind.NAN, target=Target("a", 0)), 10))
+        assert watched.at_risk == {"b"}, "a NaN loses no group"
         watched.outcomes.append(Outcome(KILL, 10, refused="it restarts"))
         watched.update(training(step=29, incidents=(incident("i", step_s=0.5),)))
         assert watched.at_risk == set()
