@@ -144,6 +144,7 @@ function fillRankPhase(cell, rank) {
 
 function fillRankStep(cell, rank) {
   setText(child(cell, 'span', 0), rank.step);
+  setTitle(cell, rank.compared ? `state compared with the peers at step ${rank.compared.step}` : '');
 }
 
 function fillRankBeat(cell, rank) {
