@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -382,6 +383,7 @@ class Place:
         self.barrier = threading.Barrier(ranks, timeout=60)
         self.group_store = HashStore()
         self.brought: list[torch.Tensor] = [torch.empty(0)] * ranks
+        self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
 
 
 class GroupRank:
