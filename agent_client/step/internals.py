@@ -123,8 +123,6 @@ class Internals:
         self.optimizer_watch = OptimizerWatch(state, self.applying)
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
-        self.requests_late = False
-        """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
         """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
         self.parts: list[StepPart] = []
@@ -179,13 +177,9 @@ class Internals:
         self.parts.append(part)
 
     def request_late(self) -> None:
-        """Request each quorum when its step begins. Use this if steps are long, as with LocalSGD.
-
-        A group that heals in such a step contributes zeros, because it has not computed anything in it.
-        """
+        """Request each quorum when its step begins. Use this if steps are long, as with LocalSGD."""
         self.manager.asks_ahead = False
-        self.runner.requester.counts_at_once = False
-        self.requests_late = True
+        self.runner.requests_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
         """Return the driver that steps `optimizer` after a commit, or None unless `heal_mode` is "catch_up"."""
@@ -313,7 +307,7 @@ class Internals:
         if wrong := self.applying.begins(may_skip):
             self.tear(wrong)
         self.call_on_commit()
-        may_heal = self.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
+        may_heal = self.runner.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
         self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
         if not machine.was_committed and not has_computed:  # otherwise the loss may already be scaled
             self.scalers.restore()
@@ -453,7 +447,7 @@ class Internals:
         if not self._is_checked:
             refuse_live_objects(self.state, has_reduced=self.progress.numbers.over_groups > 0)
             self._is_checked = True
-        if not self.requests_late and (moved := self.state.find_moved()):
+        if not self.runner.requests_late and (moved := self.state.find_moved()):
             self.refuse_catch_up(f"{moved}, which changes in the forward pass")
             log.info("%s changes in the forward pass, so each forward pass now waits for its quorum", moved)
             assignment = self.machine.assignment

@@ -184,13 +184,15 @@ def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], p
         announced = rows[other].announced
         return _plural(announced, count) + ("" if has_one_step else f" of step {announced.step}")
 
-    where = f"where {_list([names[other] for other in right])} {announces(right[0], len(right))}"
+    where = f"where {join_names([names[other] for other in right])} {announces(right[0], len(right))}"
     if place in faulty:
         return f"this group ({names[place]}) {announces(place, 1)} {where}"
     parties: dict[tuple[int, ...], list[int]] = {}
     for other in sorted(faulty):
         parties.setdefault(rows[other].words, []).append(other)
-    texts = [f"{_list([names[other] for other in each])} {announces(each[0], len(each))}" for each in parties.values()]
+    texts = [
+        f"{join_names([names[other] for other in each])} {announces(each[0], len(each))}" for each in parties.values()
+    ]
     return f"{'; '.join(texts)}, {where}"
 
 
@@ -199,11 +201,10 @@ def _plural(announced: Announced, count: int) -> str:
     return f"{verb[:-1] if count > 1 else verb} {rest}"
 
 
-def _list(names: Sequence[str]) -> str:
-    *others, last = names[:NAMES_SHOWN]
+def join_names(names: Sequence[str]) -> str:
+    """Format names, at most NAMES_SHOWN of them, as "a, b and c"."""
     more = len(names) - NAMES_SHOWN
-    if more > 0:
-        return f"{', '.join(names[:NAMES_SHOWN])} and {more} more"
+    *others, last = (*names[:NAMES_SHOWN], f"{more} more") if more > 0 else names
     return f"{', '.join(others)} and {last}" if others else last
 
 
