@@ -462,18 +462,14 @@ class Internals:
         if comparison.compares_end or not (machine.has_reduced and self.thread.is_idle):
             self._reach_all()
         if comparison.compares_gradients:
-            self._compare_gradients()
+            digest = self._gradient_digests.take(self.state.gradients_of(), machine.step, lambda each: each.grad)
+            reason = self._wait_for("peers", self.thread.submit(lambda: comparison.compare_gradients(digest)))
+            if reason and self.catch_up is not None:
+                self.catch_up.reject(reason)
         is_committed = self.runner.finish()
         if is_committed:
             self.applying.committed(machine.step - 1)
         return is_committed
-
-    def _compare_gradients(self) -> None:
-        digest = self._gradient_digests.take(self.state.gradients_of(), self.machine.step, lambda each: each.grad)
-        done = self.thread.submit(lambda: self.runner.comparison.compare_gradients(digest))
-        reason = self._wait_for("peers", done)
-        if reason and self.catch_up is not None:
-            self.catch_up.reject(reason)
 
     def _note_data(self) -> None:
         machine, assignment = self.machine, self.runner.last
@@ -531,19 +527,16 @@ class Internals:
 
     def _discard_left_out(self, reason: str) -> None:
         if reason is UNVOTED or self.contribute_nothing():
-            self._finish_with_peers()
+            # Take part in all remaining collectives of this step, so that the peers can commit it.
+            for part in self.parts:
+                part.agree()
+            if self.runner.comparison.compares_end:
+                self._reach_all()
+                self.runner.comparison.compares_end = False
         self.fail_step(f"{reason}{self.runner.samples_text()}. {SKIP_HINT}")
         self.vote()
         for part in self.parts:
             part.order.gave_up()
-
-    def _finish_with_peers(self) -> None:
-        """Take part in all remaining collectives of this step, so that the peers can commit it."""
-        for part in self.parts:
-            part.agree()
-        if self.runner.comparison.compares_end:
-            self._reach_all()
-            self.runner.comparison.compares_end = False
 
     def _starts_over(self) -> bool:
         """Return whether the script has reset the gradients that were reduced in this step.
