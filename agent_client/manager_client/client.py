@@ -64,7 +64,7 @@ class Presence:
     def __exit__(self, *_: object) -> None:
         self._closed.set()
         if self._watch is not None:
-            self._watch.give_up()
+            self._watch.close_unannounced()
         if self._client is not None:
             self._client.close()
 

@@ -139,7 +139,7 @@ class RankWatch:
             self._has_ended.wait(LEFT_WITHIN_S)
         stream.cancel()
 
-    def give_up(self) -> None:
+    def close_unannounced(self) -> None:
         """Close the stream without announcing an exit, because the rank will open another watch."""
         self.is_closing = True
         if self._stream is not None:

@@ -347,12 +347,12 @@ class Internals:
 
     def _request_quorum(self, *, heals_first: bool = False) -> None:
         self.machine.ask(heals_first=heals_first)
-        self._quorum = self.thread.submit(lambda n=self.progress.numbers.over_groups: self.runner.begin(n))
+        self._quorum = self.thread.submit(lambda n=self.progress.numbers.over_groups: self.runner.prepare_step(n))
 
     def _heal_first(self) -> None:
         try:
             self.wait_quorum()
-            if self.runner.install():
+            if self.runner.install_state():
                 self._begin_with_state()
         except GroupDrained:
             raise
@@ -390,7 +390,7 @@ class Internals:
         self.begin_step()
         self._sync_order(part)
         if not accumulates:
-            part.order.forward()
+            part.pass_order.forward()
         self.machine.computes(accumulates=accumulates)
 
     @never_compiled
@@ -427,7 +427,7 @@ class Internals:
             machine.abandon_backward()
             self.peers.drop()
             for part in self.parts:
-                part.give_up()
+                part.abandon_backward()
         self.begin_step(has_computed=True)
         self._check_script()
         while not (is_committed := self._end_attempt()) and self._reduce_again and machine.is_salvageable:
@@ -458,7 +458,7 @@ class Internals:
         machine, comparison = self.machine, self.runner.comparison
         self.wait_quorum()
         for part in self.parts:
-            part.agree()
+            part.share_buffers()
         if comparison.compares_end or not (machine.has_reduced and self.thread.is_idle):
             self._reach_all()
         if comparison.compares_gradients:
@@ -466,7 +466,7 @@ class Internals:
             reason = self._wait_for("peers", self.thread.submit(lambda: comparison.compare_gradients(digest)))
             if reason and self.catch_up is not None:
                 self.catch_up.reject(reason)
-        is_committed = self.runner.finish()
+        is_committed = self.runner.finish_step()
         if is_committed:
             self.applying.committed(machine.step - 1)
         return is_committed
@@ -499,7 +499,7 @@ class Internals:
     # -- steps that the script abandons
 
     def _discard_if_left_out(self, part: StepPart, *, accumulates: bool) -> None:
-        machine, order = self.machine, part.order
+        machine, order = self.machine, part.pass_order
         self._sync_order(part)
         if machine.phase is Phase.IDLE or machine.is_in_backward or is_in_backward():
             return
@@ -511,13 +511,13 @@ class Internals:
 
     def _sync_order(self, part: StepPart) -> None:
         machine = self.machine
-        part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
+        part.pass_order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
         """Discard the step if drawing a batch twice shows that the script has abandoned it. Return whether it has."""
         for part in self.parts:
             self._sync_order(part)
-        if not any(part.order.has_reduced for part in self.parts):
+        if not any(part.pass_order.has_reduced for part in self.parts):
             is_left_out, reason = bool(self.parts), LEFT_OUT
         else:
             is_left_out, reason = self._starts_over(), UNVOTED
@@ -529,14 +529,14 @@ class Internals:
         if reason is UNVOTED or self.contribute_nothing():
             # Take part in all remaining collectives of this step, so that the peers can commit it.
             for part in self.parts:
-                part.agree()
+                part.share_buffers()
             if self.runner.comparison.compares_end:
                 self._reach_all()
                 self.runner.comparison.compares_end = False
         self.fail_step(f"{reason}{self.runner.samples_text()}. {SKIP_HINT}")
         self.vote()
         for part in self.parts:
-            part.order.gave_up()
+            part.pass_order.gave_up()
 
     def _starts_over(self) -> bool:
         """Return whether the script has reset the gradients that were reduced in this step.
@@ -544,7 +544,7 @@ class Internals:
         A loop that accumulates still has them. If the parameters have changed, as with SAM, or if a GradScaler skipped
         the step, the script may have reset them on purpose, so the result is False.
         """
-        reduced = [part for part in self.parts if part.order.has_reduced]
+        reduced = [part for part in self.parts if part.pass_order.has_reduced]
         gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
         if any(gradient is not None and (is_sharded(gradient) or bool(gradient.any())) for gradient in gradients):
             return False

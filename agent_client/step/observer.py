@@ -90,11 +90,11 @@ class Observer:
         try:
             address = self._environment.manager or self._find_manager()
             if address:
-                self._follow(address)
+                self._report_until_closed(address)
         except Exception:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
-    def _follow(self, address: str) -> None:
+    def _report_until_closed(self, address: str) -> None:
         with ManagerClient(address) as client:
             rank, incarnation = self._environment.group_rank, secrets.token_hex(6)
             watch = RankWatch(client, rank, incarnation, ScriptProgress(), is_observer=True)

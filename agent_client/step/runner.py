@@ -1,8 +1,8 @@
 """Runs one step of a rank: requests the quorum, connects to the peers, heals, reduces and votes.
 
-`begin`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted. `install` and
-`finish` run on the script's thread: `install` after `begin`, and `finish` after everything else. The participants
-compare each collective before they run it (comparison.py).
+`prepare_step`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted.
+`install_state` and `finish_step` run on the script's thread: `install_state` after `prepare_step`, and `finish_step`
+after everything else. The participants compare each collective before they run it (comparison.py).
 """
 
 import logging
@@ -78,7 +78,7 @@ class StepRunner:
         self._last_discard = ""
         self._news = StepNews()
 
-    def begin(self, reductions_before: int) -> None:
+    def prepare_step(self, reductions_before: int) -> None:
         """Request the quorum, connect to its participants, serve this rank's state, and heal if necessary.
 
         The script has submitted `reductions_before` reductions before this step.
@@ -329,7 +329,7 @@ class StepRunner:
 
     # -- on the script's thread
 
-    def finish(self) -> bool:
+    def finish_step(self) -> bool:
         self.comparison.end_step()
         if self.comparison.mismatch is not None:
             raise self.comparison.mismatch
@@ -352,7 +352,7 @@ class StepRunner:
                 self._log_for_group(line, logging.INFO)
         return commit
 
-    def install(self) -> bool:
+    def install_state(self) -> bool:
         machine = self.machine
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:

@@ -73,9 +73,9 @@ class StopSignals:
         elif asked_at is None:
             self._asked_at = now
             # A handler may interrupt the script within a call over the same connection, so use a thread.
-            threading.Thread(target=self._ask, args=(number,), name="drain", daemon=True).start()
+            threading.Thread(target=self._request_drain, args=(number,), name="drain", daemon=True).start()
 
-    def _ask(self, number: int) -> None:
+    def _request_drain(self, number: int) -> None:
         name = signal.Signals(number).name
         try:
             log.warning("%s: the group finishes its step and leaves; a second signal ends this rank at once", name)

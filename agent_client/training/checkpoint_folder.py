@@ -59,7 +59,7 @@ _UNFINISHED = re.compile(rf"\.{_STEP}\.[0-9a-f]+(\.\d+)?")
 _REMOVED = re.compile(r"\.removed-.*")
 
 _running: dict[tuple[Path, int], threading.Thread] = {}
-"""Threads of the last saves by (folder, rank). Global, because a wrapped function may open the folder again meanwhile."""
+"""Threads of the last saves by (folder, rank). Global, because a wrapped function may open the folder again."""
 
 os.register_at_fork(after_in_child=_running.clear)
 
@@ -101,7 +101,7 @@ class CheckpointFolder:
         self._keep = keep
         self._rank, self._ranks = agent.group_rank, agent.group_world_size
         self._disk: list[int] = []
-        """Ranks that share this folder. Empty before `_begin`."""
+        """Ranks that share this folder. Empty before `_prepare`."""
         self._nonce = ""
         self._given_up: set[Tag] = set()
         """Checkpoints of later steps than the one at which the group has resumed. Training will replace them."""
@@ -135,7 +135,7 @@ class CheckpointFolder:
             return None
         try:
             if not self._disk:
-                self._begin()
+                self._prepare()
                 self._foreign = set(self._held())
                 if self._foreign:
                     log.warning(
@@ -186,7 +186,7 @@ class CheckpointFolder:
             StateMismatch: The checkpoint belongs to a different model.
             OSError: The folder cannot be read or written.
         """
-        self._begin()
+        self._prepare()
         held, reasons = self._held(), list[str]()
         usable = self._usable(held, reasons)
         while True:
@@ -210,7 +210,7 @@ class CheckpointFolder:
 
     # -- called by all ranks together, before the first step or at the first save
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
         """Find out which ranks share the folder, and remove incomplete saves of earlier processes."""
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
