@@ -198,14 +198,8 @@ class ManagerConnection:
     ) -> None:
         """Prepare the connection without contacting the manager.
 
-        Args:
-            address: Address of the manager, which may be a join string with its secret.
-            group_rank: Rank inside the replica group.
-            rank_incarnation: Unique name of this process.
-            on_revoked: See RankWatch.
-            on_group_lost: See RankWatch.
-            returns_within_s: Seconds for which the loss of the manager is tolerated.
-            progress: Progress to report.
+        `address` may be a join string with the manager's secret. The loss of the manager is tolerated for
+        `returns_within_s` seconds. RankWatch describes the other arguments.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -335,11 +329,9 @@ class ManagerConnection:
         return vote
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
-        """Report to the manager that this rank is about to exit. Further calls do nothing.
+        """Report to the manager why this rank is about to exit. Further calls do nothing.
 
-        Args:
-            reason: Why it exits, for logs and for the other ranks.
-            ends_group: The other ranks of the group cannot continue either.
+        With `ends_group`, the other ranks of the group cannot continue either.
         """
         if self._has_reported:
             return

@@ -107,12 +107,9 @@ class RankRound:
         }
 
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
-        """Return the bytes of all ranks as [replica_rank][group_rank].
+        """Return the bytes of all ranks as [replica_rank][group_rank]. `lighthouse ranks` shows `operation`.
 
-        Args:
-            own: The bytes of this rank.
-            operation: Name under which the collective is shown in `lighthouse ranks`.
-            waits_for: If not empty, this rank declares that it is waiting for this.
+        If `waits_for` is not empty, this rank declares that it is waiting for this.
 
         Raises:
             EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise it or none.

@@ -260,14 +260,9 @@ class Internals:
 
     @never_compiled
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record that this rank has drawn a batch.
+        """Record that this rank has drawn batch `number`. `batch` returns its sample indices.
 
-        Args:
-            number: Number of the batch.
-            batch: Returns the sample indices, a one-dimensional tensor.
-
-        Returns:
-            False if the batch shows that the script had abandoned the current step, which is discarded now.
+        Return False if this shows that the script had abandoned the current step, which is discarded now.
         """
         machine = self.machine
         if self._drawn[0] != machine.ended:
@@ -405,10 +400,9 @@ class Internals:
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
-        """Replace the content of a tensor with that of the first participant that counts.
+        """Replace the content of `packed` with that of the first participant that counts.
 
-        Args:
-            packed: One-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
+        `packed` is a one-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
         """
         entry = self.progress.numbers.over()
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))

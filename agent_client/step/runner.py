@@ -198,13 +198,9 @@ class StepRunner:
     ) -> torch.Tensor:
         """Average `tensor` over the contributing groups, in place, and return it.
 
-        Args:
-            tensor: The tensor.
-            within_group: Whether to average over the ranks of this group first. This is done even after a failure,
-                because the other ranks are waiting in the same collective.
-            entry: Entry of the reduction in the progress report.
-            name: Name of the tensor.
-            following: Reductions that are certain to follow with nothing in between. They are announced together.
+        With `within_group`, average over the ranks of this group first, even after a failure, because the other ranks
+        are waiting in the same collective. The reductions in `following` are certain to follow with nothing in between,
+        and are announced together with this one. `entry` is the reduction's entry in the progress report.
         """
         group, divides_first = self.place.group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))

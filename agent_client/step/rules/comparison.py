@@ -305,14 +305,9 @@ class Divergences:
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Record a comparison.
+        """Record a comparison in which the participants `wrong`, or none, differed. Return their highest count, or 0.
 
-        Args:
-            wrong: Names of the participants that differ, or none.
-            windows: Number of windows in a full round.
-
-        Returns:
-            The highest count among these participants, or 0 if there are none.
+        `windows` is the number of windows in a full round.
         """
         if not wrong:
             self._equal += 1
