@@ -17,7 +17,7 @@ from agent_client.collectives.observed import never_compiled
 from agent_client.errors import AgentError
 from agent_client.state.shards import is_sharded
 from agent_client.step.agent import Agent
-from agent_client.step.rules.loop_order import PassOrder, StepPart
+from agent_client.step.rules.loop_order import PassOrder
 from agent_client.step.script_check import find_fsdp1
 
 
@@ -78,7 +78,7 @@ def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tenso
     agent.all_reduce(gradients, within_group=False, name=name).result()
 
 
-class _ShardedPart(StepPart):
+class _ShardedPart:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
         self.pass_order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
@@ -102,3 +102,9 @@ class _ShardedPart(StepPart):
             "a backward pass of a sharded model was abandoned (it raised, and the script continued): the other ranks "
             "of the group wait for its shards. Let the error end this process so that its group restarts"
         )
+
+    def share_buffers(self) -> None:
+        pass
+
+    def end_step(self, *, is_committed: bool) -> None:
+        pass
