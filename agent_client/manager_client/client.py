@@ -20,7 +20,6 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
 
 from agent_client.errors import AgentError, GroupDrained
 from agent_client.manager_client.watch import RankWatch
@@ -38,7 +37,7 @@ CHECKED_EVERY_S = 1.0  # interval at which a waiting rank checks what it waits f
 class Presence:
     """Shows the manager that this rank waits for the other ranks of its group, and logs which ranks are missing.
 
-    Leaving the `with` block closes the watch. The Agent then opens its own watch with the same `rank_incarnation`.
+    The Agent closes it when it has opened its own watch, with the same `rank_incarnation`.
     """
 
     def __init__(self, group_rank: int, meeting_place: str) -> None:
@@ -58,10 +57,7 @@ class Presence:
         self._watch.ensure_open(wait_for_ready=True)
         threading.Thread(target=self._log, args=(self._watch,), name="lighthouse presence", daemon=True).start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._closed.set()
         if self._watch is not None:
             self._watch.close_unannounced()

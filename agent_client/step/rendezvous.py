@@ -64,11 +64,11 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         return address, GroupPlace(manager_process=process)
     os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch does not accept brackets
     presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
-    with contextlib.ExitStack() as until_connected:
-        until_connected.enter_context(presence)
-        connected = _connect_ranks(env, config, presence)
-        until_connected.pop_all()  # the Agent's own watch takes its place
-        return connected
+    try:
+        return _connect_ranks(env, config, presence)
+    except BaseException:
+        presence.close()
+        raise
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
