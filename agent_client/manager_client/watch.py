@@ -106,14 +106,16 @@ class RankWatch:
         """
         if self._stream is not None and not self._has_ended.is_set():
             return
-        self._has_ended.clear()
-        self._has_opened.clear()
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
         offer = self_report.offer()
         request = WatchHello(self._group_rank, self._rank_incarnation, pid, *where, offer, self._is_observer)
-        self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
-        threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
+        stream = self._client.watch(request, wait_for_ready=wait_for_ready)
+        with self._changed:
+            self._stream = stream
+            self._has_ended.clear()
+            self._has_opened.clear()
+        threading.Thread(target=self._follow, args=(stream,), name="lighthouse watch", daemon=True).start()
         self._has_opened.wait(OPENED_WITHIN_S)
 
     @property
