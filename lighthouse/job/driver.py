@@ -505,7 +505,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         )
 
     def take_sample(self) -> None:
-        """Take a sample for `pace`. Call this every EVERY_S seconds."""
+        """Take a sample for `current_pace`. Call this every EVERY_S seconds."""
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:

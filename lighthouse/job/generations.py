@@ -11,8 +11,8 @@ Its *active* ranks run the function; the *spares* wait. When a generation breaks
    enlarge the generation, the generation is broken instead, which is not an incident.
 5. A rank of the present generation that has not received it is sent it again. A rank that reports another number is
    notified that its generation has ended, so no rank waits for a past one.
-6. `settle` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the function
-   fails more often than the restart budget allows.
+6. `form_if_ready` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the
+   function fails more often than the restart budget allows.
 7. Once a rank has finished a generation, a newcomer no longer breaks it. When all its ranks have finished, the run is
    completed. A rank of an elastic run may close the run, which completes it for all ranks, finished or not.
 
@@ -449,7 +449,7 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def lapsed_ranks(self, now: float) -> list[Rank]:
-        """Return the ranks without a stream whose timeout has passed. The caller must call `lose` for each."""
+        """Return the ranks without a stream whose timeout has passed. The caller calls `mark_rank_lost` for each."""
         if not self._without_stream or now < self._lapses_from:
             return []
         ranks = [self._slots[slot] for slot in sorted(self._without_stream)]
@@ -642,7 +642,7 @@ class Generations:
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_decision_due(self, now: float) -> bool:
-        """Return whether time alone may have changed the result of `settle`."""
+        """Return whether time alone may have changed the result of `form_if_ready`."""
         next_at = self._decision.next_at
         return not self._is_over and next_at is not None and next_at <= now
 

@@ -137,7 +137,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Requests evidence from all members of the quorum. The driver passes the result to `took`."""
+    """Requests evidence from all members of the quorum. The driver passes the result to `add_evidence`."""
 
     id: str
     suspects: tuple[str, ...]
@@ -145,7 +145,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class ActionDue:
-    """Requests an action. The driver passes its result to `acted`."""
+    """Requests an action. The driver passes its result to `record_action`."""
 
     id: str
     decision: Decision

@@ -185,10 +185,11 @@ def is_loopback(participant: Participant) -> bool | None:
     Peers on other hosts would connect to themselves, so a loopback member and a routable one cannot share a quorum.
     Host names are not resolved here: each manager reports what its own name resolves to.
     """
-    addresses = [text for text in (participant.address, participant.store_address) if text]
-    if not addresses:
+    address, store = participant.address, participant.store_address
+    if not address and not store:
         return None
-    return participant.resolves_to_loopback or any(map(_is_literal_loopback, addresses))
+    is_literal = _is_literal_loopback(address) if address else False
+    return participant.resolves_to_loopback or is_literal or (bool(store) and _is_literal_loopback(store))
 
 
 def unreachable(hidden: Participant, routable: Participant) -> WrongState:
@@ -284,7 +285,10 @@ class KeySpaces:
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return each key's value from the newest earlier generation that set it. Raise WrongState as in `present`."""
+        """Return each key's value from the newest earlier generation that set it.
+
+        Raise WrongState as in `present_keys`.
+        """
         if generation is not None:
             self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -296,7 +300,7 @@ class KeySpaces:
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
         """Return all keys of generation `number`. Raise UnknownName if they are no longer kept.
 
-        Raise WrongState as in `present`.
+        Raise WrongState as in `present_keys`.
         """
         if generation is not None:
             self._present_space(generation)

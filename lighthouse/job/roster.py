@@ -125,11 +125,6 @@ class Job:
         effects, self._effects, self._has_grid_changed = self._effects, [], False
         return effects
 
-    @property
-    def replica_ids(self) -> Set[str]:
-        """Participants of the quorum."""
-        return self.members.keys()
-
     def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
         """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
         own = self.groups.get(replica_id)
@@ -165,16 +160,12 @@ class Job:
             if group.is_reported or group.drains or is_working != (group.is_healthy and group.is_participant):
                 self.update_counts(group)
 
-    def start_clock(self, now: float) -> None:
-        if self.formed_at is None and self.quorum is not None:
-            self.formed_at = now
-
     def _set_quorum(self, quorum: Quorum, secrets: Sequence[str]) -> None:
         self.quorum = quorum
         self.members = {p.replica_id: Member(p, s) for p, s in zip(quorum.participants, secrets, strict=True)}
-        self.max_step = max(member.step for member in quorum.participants)
-        sources = (member for member in quorum.participants if member.step == self.max_step)
-        self.tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
+        self.max_step = max([member.step for member in quorum.participants])
+        sources = [member for member in quorum.participants if member.step == self.max_step]
+        self.tags = {quorum.quorum_id, *[source.tag_quorum_id for source in sources]}
 
     def last_secret(self, replica_id: str) -> str:
         """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
@@ -183,15 +174,16 @@ class Job:
         group = self.groups.get(replica_id)
         return group.former_secret if group is not None else ""
 
-    def consists_of(self, members: Sequence[Group]) -> bool:
-        """Return whether this lighthouse formed the quorum from these members at the same addresses."""
-        participants = self.quorum.participants if self.quorum is not None and self.rounds else ()
-        return len(members) == len(participants) and all(
-            member.is_participant
-            and member.participant is not None
-            and member.participant.identity == participant.identity
-            for member, participant in zip(members, participants, strict=True)
-        )
+    def can_repeat(self, members: Sequence[Group]) -> bool:
+        """Return whether this lighthouse formed the quorum from these members, and none moved or failed a commit."""
+        before = self.quorum.participants if self.quorum is not None and self.rounds else ()
+        if len(before) != len(members):
+            return False
+        for member, old in zip(members, before, strict=True):
+            new = member.participant if member.is_participant else None
+            if new is None or new.identity != old.identity or new.commit_failures:
+                return False
+        return True
 
     # -- presence
 
@@ -211,6 +203,7 @@ class Job:
             return None
         if member is None or member.incarnation != incarnation:
             member = self._add_group(replica_id, incarnation, now)
+            self._schedule_check(member, now)
         self.record_message(member, now)
         return member
 
@@ -222,12 +215,14 @@ class Job:
         member = self.groups.get(participant.replica_id)
         if member is None or is_reborn(participant, member):
             member = self._add_group(participant.replica_id, participant.incarnation, now)
+            self._schedule_check(member, now)
         if member.down:
             self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
             self.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         self.set_missing_ranks(member, NO_RANKS)
-        self._set_participant(member, participant)
+        if self._set_participant(member, participant):
+            self.update_counts(member)
         self.record_message(member, now)
         return member
 
@@ -355,7 +350,6 @@ class Job:
             member.reports = old.reports
         self.groups[replica_id] = member
         self.emit(MemberJoined(replica_id))
-        self._schedule_check(member, now)
         return member
 
     def update_counts(self, member: Group) -> None:
@@ -412,20 +406,19 @@ class Job:
         member.lapsed_at = now
         self.update_counts(member)
 
-    def _set_participant(self, member: Group, participant: Participant) -> None:
-        before, member.step = member.participant, participant.step
+    def _set_participant(self, member: Group, participant: Participant) -> bool:
+        """Store the description of a group. Return whether the caller must update the counts."""
+        before, member.participant, member.step = member.participant, participant, participant.step
         if (
             before
             and before.identity == participant.identity
             and before.group_world_size == participant.group_world_size
             and before.resolves_to_loopback == participant.resolves_to_loopback
         ):
-            member.participant = participant
-            return
+            return False
         self.emit(GridChanged())
-        member.participant = participant
         member.is_loopback = is_loopback(participant)
-        self.update_counts(member)
+        return True
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
@@ -580,8 +573,9 @@ def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | 
 def _misfit(participant: Participant, job: Job) -> WrongState | None:
     if participant.group_world_size == 0:
         return None
-    others = (size for size in job.counts if isinstance(size, int) and size != participant.group_world_size)
-    for size in others:
+    for size in list(job.counts):
+        if not isinstance(size, int) or size == participant.group_world_size:
+            continue
         trains = (other for other in job.other_groups(participant.replica_id, size) if not _awaits_first_ranks(other))
         if other := next(trains, None):
             return WrongState(
@@ -688,10 +682,10 @@ class JoinQueue:
             assert member.call is not None
             calls.append(member.call)
             member.call = None
-        self._set_deadlines()
         self._participants = self._shrinking = 0  # the rest are newcomers
         self.anyone.restart_wait(len(self) - len(calls), now)
         self.members.restart_wait(0, now)
+        self._set_deadlines()
         return tuple(calls)
 
     @property
@@ -726,7 +720,7 @@ class JoinQueue:
         return [group for group in self._job.groups.values() if group.call is not None]
 
     def _set_deadlines(self) -> None:
-        joined = self._joined_groups()
+        joined = self._joined_groups() if self.anyone.asking else []
         members = [group.deadline_at for group in joined if group.replica_id in self._job.members]
         self.anyone.deadline_at = min([group.deadline_at for group in joined], default=None)
         self.members.deadline_at = min(members, default=None)
