@@ -29,7 +29,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from lighthouse.job.events import MemberLost
-from lighthouse.job.records import RestartRecord, RunName
+from lighthouse.job.records import Group, RestartRecord, RunName
 from lighthouse_protocol.messages.incident import (
     Gathered,
     Incident,
@@ -39,7 +39,7 @@ from lighthouse_protocol.messages.incident import (
     RankEvidence,
     suspects_first,
 )
-from lighthouse_protocol.messages.membership import Distrust, Participant
+from lighthouse_protocol.messages.membership import Distrust
 from lighthouse_protocol.messages.progress import RankName, RejectedStep
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from lighthouse_protocol.rules.quorum_change import MAX_LISTED, list_names
@@ -118,7 +118,6 @@ MAX_LOOKS = 3
 MAX_FOLLOWED = 8
 UNCONFIRMED_S = 60.0
 MAX_NAMED = 16  # losses named in a text
-MAX_DISTRUSTED = 256  # groups with a remembered report
 MAX_SUSPECTS = 64
 EXIT_KEPT_S = 10.0  # longest time from the report of a dead process to the loss that it explains
 MAX_EXITS = 256
@@ -246,8 +245,6 @@ class IncidentMachine:
         self._stall: _Case | None = None
         self._lost: _Lost | None = None
         self._loss: _Case | None = None  # incident of the losses
-        self._distrusted: dict[str, Distrust] = {}  # last report, by replica_id
-        self._rejected: dict[str, int] = {}  # step, by replica_id
         self._exits: dict[str, list[_Exit]] = {}  # by replica_id
 
     @property
@@ -413,38 +410,24 @@ class IncidentMachine:
 
     # -- groups without a valid state
 
-    def is_news(self, participant: Participant) -> bool:
-        """Return whether the group's report about its state is news."""
-        return self._distrusted.get(participant.replica_id) != participant.distrust
-
-    def record_distrust(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
+    def record_distrust(self, group: Group, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
         """Handle what a join reports about its group's state: why it is invalid, or None if it is valid."""
-        if distrust is None:
-            self._distrusted.pop(replica_id, None)
+        before, group.reports.distrust = group.reports.distrust, distrust
+        if distrust is None or distrust == before:
             return []
-        if self._distrusted.get(replica_id) == distrust:
-            return []
-        self._distrusted[replica_id] = distrust
-        while len(self._distrusted) > MAX_DISTRUSTED:
-            del self._distrusted[next(iter(self._distrusted))]
-        text = f"{replica_id}: {distrust.text}"
-        case = self._open_case(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
+        text = f"{group.replica_id}: {distrust.text}"
+        case = self._open_case(IncidentKind(distrust.kind), text, (group.replica_id,), now, 0.0, unix_s)
         return [Opened(case.incident)]
 
     # -- non-finite gradients
 
     def record_rejected_step(
-        self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
+        self, group: Group, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
     ) -> list[Effect]:
         """Open an incident for a step discarded because of its gradients. Groups repeat the report for a while."""
-        if rejected is None:
-            self._rejected.pop(rank.replica_id, None)
+        before, group.reports.rejected_step = group.reports.rejected_step, None if rejected is None else rejected.step
+        if rejected is None or rejected.step == before:
             return []
-        if self._rejected.get(rank.replica_id) == rejected.step:
-            return []
-        self._rejected[rank.replica_id] = rejected.step
-        while len(self._rejected) > MAX_DISTRUSTED:
-            del self._rejected[next(iter(self._rejected))]
         suspects = (str(rank),) if rejected.is_own else ()
         text = f"{rank}: step {rejected.step} discarded: {rejected.reason}"
         case = self._open_case(IncidentKind.NONFINITE, text, suspects, now, 0.0, unix_s)

@@ -25,7 +25,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S
-from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.membership import Distrust, Participant, Quorum, Tag
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.run import (
     ExcludedHost,
@@ -635,6 +635,10 @@ class GroupReports:
     """Progress of the heal that its ranks report. None while they report none."""
     counts: GroupCounts | None = None
     """Totals of its manager since that manager started."""
+    distrust: Distrust | None = None
+    """Why its state is invalid, as its last join reported. None if it is valid."""
+    rejected_step: int | None = None
+    """Step that its ranks report as discarded because of non-finite gradients."""
     trains_since: float | None = None
     """Since when its time counts (`JobAccount`). None until it holds a quorum, and after it has left."""
 
