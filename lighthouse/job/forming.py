@@ -379,9 +379,9 @@ class QuorumMachine:
     def _make_record(self, stands: bool) -> QuorumRecord:
         quorum, history = self.job.quorum, self.job.history.ranges
         assert quorum is not None
-        entries, lease_s = self.standing.join_states, self.config.lease_s
+        entries = {name: lease.entry for name, lease in self.standing.leases.items()}
         ended, absent = self.job_end.step, self.job_end.absent
-        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, history, ended, absent)
+        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, self.config.lease_s, history, ended, absent)
 
 
 def _can_stand(member: Group) -> bool:

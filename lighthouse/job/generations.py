@@ -587,15 +587,11 @@ def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """Return whether the next generation should wait for more ranks."""
     if current.survivors:
-        return bool(current.running) or _is_torn(ranks, current)
+        # Live ranks whose unit has lost a rank are about to be restarted together with it.
+        return bool(current.running) or any(r.is_here and r.rank.unit in current.lost_units for r in ranks)
     if len(ranks.ready) < terms.target:
         return True
     return not terms.is_elastic and any(slot not in ranks.ready for slot in range(terms.target))
-
-
-def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
-    """Return whether live ranks are about to be restarted together with a lost one. O(n)."""
-    return any(rank.is_here and rank.rank.unit in current.lost_units for rank in ranks)
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
@@ -755,12 +751,9 @@ class Generations:
         rank.generation = rank.generation if generation is None else generation
         self.ranks.add_ready(rank, now)
         self.current.mark_ready(rank.rank)
-        self._admit_ready_rank(rank, now)
-
-    def _admit_ready_rank(self, rank: Rank, now: float) -> None:
-        """Apply rule 4 to a ready rank."""
         if not self.current.is_standing:
             return
+        # Rule 4.
         size = len(self.current.active)
         may_grow = size < self.terms.target and not self.current.finished
         if may_grow and len(assign(self.ranks, self.current.slots, self.terms, self.current.running)) > size:

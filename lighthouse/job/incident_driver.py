@@ -407,7 +407,7 @@ class IncidentDriver:
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
 
-    def handle_session_end_of(self, session: int) -> None:
+    def end_session_rounds(self, session: int) -> None:
         for number in list(self._rounds):
             self._rounds[number].round.drop_session(session)
             self._finish_if_complete(number)

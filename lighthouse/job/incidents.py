@@ -263,7 +263,10 @@ class IncidentMachine:
         """Open or update the incident of a stall. `step` is the highest step that a rank has been granted."""
         case = self._stall
         if case is None:
-            return self._open_stall(verdict, step, now, unix_s)
+            suspects, still_s = _suspects(verdict), verdict.still_s
+            case = self._open_case(IncidentKind.STALL, verdict.text, suspects, now - still_s, still_s, unix_s)
+            case.verdict, case.base, self._stall = verdict, step, case
+            return [Opened(case.incident), *self._request_evidence(case)]
         if case.is_final or verdict.is_same_as(case.verdict):
             return []  # nothing new, or a consequence of the kill
         if case.incident.summary.suspects and not verdict.behind:
@@ -448,16 +451,12 @@ class IncidentMachine:
                 effects.append(Changed(case.update_summary(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
             if is_new or case.base is None:
                 case.base = step
-            effects += self._record_returns(case, members, now)
+            if case.away.intersection(members):
+                case.away.difference_update(members)
+                effects += [] if case.away else [Changed(case.update_summary(back_s=now - case.fault_at))]
         for id in [id for id, case in self._cases.items() if case.is_case_over]:
             del self._cases[id]
         return effects
-
-    def _record_returns(self, case: _Case, members: Collection[str], now: float) -> list[Effect]:
-        if not case.away or not case.away.intersection(members):
-            return []
-        case.away.difference_update(members)
-        return [] if case.away else [Changed(case.update_summary(back_s=now - case.fault_at))]
 
     def record_step_reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
         """Handle that a rank has reached `step` under the quorum, so all earlier steps are committed."""
@@ -471,13 +470,6 @@ class IncidentMachine:
         return effects
 
     # -- internals
-
-    def _open_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
-        still_s = verdict.still_s
-        case = self._open_case(IncidentKind.STALL, verdict.text, _suspects(verdict), now - still_s, still_s, unix_s)
-        case.verdict, case.base = verdict, step
-        self._stall = case
-        return [Opened(case.incident), *self._request_evidence(case)]
 
     def _request_evidence(self, case: _Case) -> list[Effect]:
         if case.is_looking or case.is_final or case.looks >= MAX_LOOKS:

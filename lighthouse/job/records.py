@@ -194,19 +194,15 @@ def is_loopback(participant: Participant) -> bool | None:
 
 def unreachable(hidden: Participant, routable: Participant) -> WrongState:
     """Return the error for `hidden`, a member with a loopback address in a job with a routable member."""
+    addresses = [text for text in (hidden.address, hidden.store_address) if text]
+    literal = next(filter(_is_literal_loopback, addresses), None)
+    is_name, place = literal is None, literal or addresses[0]
+    what = f"a name that is a loopback on its own host ({place})" if is_name else f"a loopback ({place})"
     return WrongState(
-        f"address: {hidden.replica_id} advertises {_what_is_hidden(hidden)} beside "
+        f"address: {hidden.replica_id} advertises {what} beside "
         f"{routable.replica_id} ({routable.address or routable.store_address}); its peers cannot reach it: "
         "start its manager with --advertise ADDRESS, an address of its host"
     )
-
-
-def _what_is_hidden(participant: Participant) -> str:
-    addresses = [text for text in (participant.address, participant.store_address) if text]
-    literal = next(filter(_is_literal_loopback, addresses), None)
-    if literal is not None:
-        return f"a loopback ({literal})"
-    return f"a name that is a loopback on its own host ({addresses[0]})"
 
 
 @lru_cache(maxsize=4096)  # a group joins with the same addresses each time

@@ -485,8 +485,15 @@ class RunMachine:
             if rank.secret and rank.secret != self.supervisors.supervisor_secret(event.by):
                 return
             self.generations.lose_rank(rank, event.reason, now)
-        if not self._is_over:
-            self._record_exit(event, now)
+        if not self._is_over:  # rule 2
+            generations = self.generations
+            generations.restarts.add_exit(
+                ProcessLost(event.rank, event.reason, event.output),
+                event.by,
+                generations.current.number,
+                generations.wall_time(now),
+                is_rank=generations.ranks.is_newest(event.rank),
+            )
 
     @property
     def _may_begin_launch(self) -> bool:
@@ -574,17 +581,6 @@ class RunMachine:
             return RunStopped(reason, "the run, which was resumed since", self.generations.current.number)
         error = self.supervisors.check_supervisor(entry, now)
         return None if error is None else HelloRejected(error)
-
-    def _record_exit(self, event: events.RankLost, now: float) -> None:
-        """Add the report on a dead process to the incidents (rule 2)."""
-        generations = self.generations
-        generations.restarts.add_exit(
-            ProcessLost(event.rank, event.reason, event.output),
-            event.by,
-            generations.current.number,
-            generations.wall_time(now),
-            is_rank=generations.ranks.is_newest(event.rank),
-        )
 
     def counts_for_all(self, session: int, membership: Membership) -> bool:
         """Return whether this supervisor's stop counts for the whole run (rule 4 of `Supervisors`)."""

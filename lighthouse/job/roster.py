@@ -456,7 +456,14 @@ def why_impostor(participant: Participant, secret: str, job: Job, *, is_cut: boo
     old, lease = job.groups.get(name), job.standing.leases.get(name)
     kept = old.secret if old is not None else ""
     if old is not None and old.is_connected:
-        return None if is_shown(secret, kept) else _in_use(participant, old)
+        if is_shown(secret, kept):
+            return None
+        address = old.participant.address if old.participant is not None else ""
+        return DuplicateReplica(
+            f"replica_id: {name} is in use: {address or 'no address'} holds a session, "
+            f"{participant.address or 'no address'} asks for one; give each replica group its own ID. If the "
+            "other one died, the name is free as soon as the lighthouse has detected that"
+        )
     if is_cut and not is_shown(secret, kept):
         return Unreachable(
             f"replica_id: the connection of {name} was cut together with most others, and its manager may reconnect; "
@@ -479,15 +486,6 @@ def why_impostor(participant: Participant, secret: str, job: Job, *, is_cut: boo
                 f"{participant.address or 'no address'}; restart this one, so that it gets its own"
             )
     return None
-
-
-def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
-    address = old.participant.address if old.participant is not None else ""
-    return DuplicateReplica(
-        f"replica_id: {participant.replica_id} is in use: {address or 'no address'} holds a session, "
-        f"{participant.address or 'no address'} asks for one; give each replica group its own ID. If the "
-        "other one died, the name is free as soon as the lighthouse has detected that"
-    )
 
 
 def refusal(
@@ -576,8 +574,10 @@ def _misfit(participant: Participant, job: Job) -> WrongState | None:
     for size in list(job.counts):
         if not isinstance(size, int) or size == participant.group_world_size:
             continue
-        trains = (other for other in job.other_groups(participant.replica_id, size) if not _awaits_first_ranks(other))
-        if other := next(trains, None):
+        for other in job.other_groups(participant.replica_id, size):
+            # A starting group has no peers yet. Groups that run wrapped functions without an Agent stay in this state.
+            if other.is_starting and other.down != RESTARTING:
+                continue
             return WrongState(
                 f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, "
                 f"{other.replica_id} has {size}: their ranks hold different shards and cannot be peers; "
@@ -586,14 +586,6 @@ def _misfit(participant: Participant, job: Job) -> WrongState | None:
                 "if these are two jobs, give each its own --job"
             )
     return None
-
-
-def _awaits_first_ranks(member: Group) -> bool:
-    """Return whether no Agent has joined for the group, which then has no peers.
-
-    This includes groups that run wrapped functions without an Agent.
-    """
-    return member.is_starting and member.down != RESTARTING
 
 
 def _loopback(participant: Participant, job: Job) -> WrongState | None:

@@ -31,7 +31,7 @@ Members repeat what they hold in every message, so no single message is essentia
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lighthouse.job.records import Group, JoinState, Lease, QuorumRecord
@@ -80,10 +80,6 @@ class Standing:
     def blocks_forming(self) -> bool:
         """True while no new quorum may form."""
         return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
-
-    @property
-    def join_states(self) -> Mapping[str, JoinState]:
-        return {name: lease.entry for name, lease in self.leases.items()}
 
     @property
     def members_at_work(self) -> list[str]:
