@@ -46,7 +46,7 @@ from lighthouse.job.presence import JobEnd, Presence
 from lighthouse.job.records import Group, Kind, LastAssignment, QuorumConfig, QuorumRecord, Verdict
 from lighthouse.job.roster import Job
 from lighthouse.job.standing import lease_of
-from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.membership import Quorum, Tag
 from lighthouse_protocol.messages.session import LEFT, QuorumPhase
 
 END_KEPT_S = 7 * 86400.0
@@ -156,7 +156,23 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
 
 def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
     """Return what each candidate reports about its state, for `foreign`."""
-    return [_claim(job, member, member.participant) for member in candidates if member.participant]
+    claims: list[Claim] = []
+    for member in candidates:
+        participant, last = member.participant, member.last_assignment
+        assert participant is not None
+        tag = tag_of(participant, last)
+        is_member = member.is_participant and not (last is not None and last.has_not_healed(participant))
+        was_assigned = tag is not None and (
+            (last is not None and tag in (last.quorum_id, last.formed_from))
+            or (tag in job.tags and member.replica_id in job.members)
+        )
+        # A step needs all members of a quorum, so they are at most one step apart.
+        may_be_ahead: int | None = int(was_assigned)
+        if tag is not None and job.numbering.is_unknown(tag):
+            may_be_ahead = None
+        disagree, works_at = participant.ranks_disagree, participant.works_at
+        claims.append(Claim(participant.step, tag, is_member, may_be_ahead, disagree, works_at))
+    return claims
 
 
 def known_history(job: Job, now: float) -> History:
@@ -168,20 +184,6 @@ def known_history(job: Job, now: float) -> History:
         if member.participant and job.numbering.is_unknown(member.participant.seen_quorum_id):
             history.add_quorum(member.participant.seen_quorum_id)
     return history
-
-
-def _claim(job: Job, member: Group, participant: Participant) -> Claim:
-    last, tag = member.last_assignment, tag_of(participant, member.last_assignment)
-    is_member = member.is_participant and not (last is not None and last.has_not_healed(participant))
-    was_assigned = tag is not None and (
-        (last is not None and tag in (last.quorum_id, last.formed_from))
-        or (tag in job.tags and member.replica_id in job.members)
-    )
-    # A step needs all members of a quorum, so they are at most one step apart.
-    may_be_ahead: int | None = int(was_assigned)
-    if tag is not None and job.numbering.is_unknown(tag):
-        may_be_ahead = None
-    return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree, participant.works_at)
 
 
 class QuorumMachine:

@@ -515,9 +515,9 @@ class IncidentDriver:
         """
         if len(self._rounds) >= MAX_ROUNDS:
             raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
-        self._begin_round(EvidenceRound(self._targets()) if ranks is None else self._round_for(ranks), reply.answer)
+        self._begin_round(EvidenceRound(self._targets()) if ranks is None else self._plan_round(ranks), reply.answer)
 
-    def _round_for(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
+    def _plan_round(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._state.groups.get(name) for name in ranks)
         members = [self._target(member) for member in found if member is not None]
         runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._all_runs() if run.run_id in ranks]

@@ -317,7 +317,7 @@ class RunRegistry:
         """Return the status of `run`, of the runs of `job`, or of all, including runs without processes."""
         self.forget_quiet()
         names = [(job, run)] if run else [name for name in self._run_names() if not job or name[0] == job]
-        found = [self._status_of(name) for name in names]
+        found = [self._load_status(name) for name in names]
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
@@ -398,7 +398,7 @@ class RunRegistry:
     def _run_names(self) -> list[RunName]:
         return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})
 
-    def _status_of(self, name: RunName) -> RunStatus | None:
+    def _load_status(self, name: RunName) -> RunStatus | None:
         if (driver := self._drivers.get(name)) is not None:
             return driver.status()
         saved = self._store.load_run(name)

@@ -630,6 +630,9 @@ class JoinTimer:
         self._quiet_at = now
 
 
+_BY_CALL = attrgetter("call")
+
+
 class JoinQueue:
     """Pending joins in call order. "Member" means a member of the present quorum."""
 
@@ -645,7 +648,7 @@ class JoinQueue:
 
     def __iter__(self) -> Iterator[Group]:
         """Iterate over the waiting groups in call order. O(n log n)."""
-        return iter(sorted(self._joined_groups(), key=attrgetter("call")))
+        return iter(sorted(self._joined_groups(), key=_BY_CALL))
 
     def add_join(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
@@ -696,7 +699,8 @@ class JoinQueue:
         return self._participants if self._shrinking else len(self)
 
     def list_candidates(self) -> list[Group]:
-        return [member for member in self if member.is_participant] if self._shrinking else list(self)
+        waiting = self._joined_groups()
+        return sorted([m for m in waiting if m.is_participant] if self._shrinking else waiting, key=_BY_CALL)
 
     def list_newcomers(self) -> list[str]:
         return [member.replica_id for member in self if member.replica_id not in self._job.members]
