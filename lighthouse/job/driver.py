@@ -514,7 +514,6 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return levels_of(self.machine.job, ranks, self.account.goodput(self._clock()))
 
     def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
-        """Add an entry to the timeline."""
         self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
 
     def _handle_verdict(self, verdict: StallVerdict | None) -> None:

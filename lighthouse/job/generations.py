@@ -313,7 +313,6 @@ class Ranks:
 
     @property
     def has_no_live_rank(self) -> bool:
-        """True if no rank is alive."""
         return not any(rank.is_here for rank in self)
 
     @property
@@ -434,13 +433,11 @@ class Ranks:
         self._watch_lapse(rank)
 
     def add_ready(self, rank: Rank, now: float) -> None:
-        """Mark a rank as ready."""
         if rank.waits_since is None:
             rank.waits_since = now
         self.ready[rank.rank.slot] = rank
 
     def remove_ready(self, rank: Rank) -> None:
-        """Mark a rank as not ready."""
         rank.waits_since = None
         self.ready.pop(rank.rank.slot, None)
 
@@ -799,7 +796,6 @@ class Generations:
 
     @property
     def live_rank_ids(self) -> tuple[RankId, ...]:
-        """All live ranks, sorted."""
         return tuple(sorted(rank.rank for rank in self.ranks.live_ranks))
 
     def _break_generation(

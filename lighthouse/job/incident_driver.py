@@ -242,7 +242,6 @@ class IncidentTimes:
         self.recover: dict[Key, Histogram] = {}
 
     def count_opened(self, job: str, kind: IncidentKind) -> None:
-        """Count a new incident."""
         key = job, kind
         if key not in self.opened and len(self.opened) >= MAX_JOBS * len(IncidentKind):
             del self.opened[next(iter(self.opened))]

@@ -695,7 +695,6 @@ class IncidentArchive:
         return name
 
     def store_incident(self, incident: Incident) -> None:
-        """Add or update an incident."""
         self._by_id[incident.id] = incident
         self._taken.add(incident.id)
         if len(self._by_id) > LIMIT:

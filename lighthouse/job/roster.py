@@ -268,7 +268,6 @@ class Job:
         self.update_counts(member)
 
     def set_missing_ranks(self, member: Group, missing: Set[int]) -> None:
-        """Record which ranks are not connected."""
         if member.missing != missing:
             member.missing = missing
             self.emit(GridChanged())
