@@ -410,13 +410,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._feed(joined)
 
     def _expire_request(self, joined: Joined, time_left_s: float) -> None:
-        self._waiting.refuse_call(joined.call, self._too_late(time_left_s))
+        reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
+        self._waiting.refuse_call(joined.call, DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}"))
         with FROM_TIMER:
             self._feed(Withdrawn(joined.participant.replica_id, joined.call))
-
-    def _too_late(self, time_left_s: float) -> DeadlinePassed:
-        reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
-        return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
 
     def receive_heartbeat_call(self, replica_id: str, incarnation: str) -> None:
         self._feed(HeartbeatReceived(replica_id, incarnation))
@@ -505,7 +502,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         )
 
     def take_sample(self) -> None:
-        """Take a sample for `pace`. Call this every EVERY_S seconds."""
+        """Take a sample for `current_pace`. Call this every EVERY_S seconds."""
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:
@@ -517,7 +514,6 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return levels_of(self.machine.job, ranks, self.account.goodput(self._clock()))
 
     def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
-        """Add an entry to the timeline."""
         self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
 
     def _handle_verdict(self, verdict: StallVerdict | None) -> None:
@@ -566,7 +562,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             case _ if self._is_closed:
                 pass
             case SessionEnded(session):
-                self.incidents.handle_session_end_of(session)
+                self.incidents.end_session_rounds(session)
             case Joined(_, participant):
                 self.incidents.handle_participant(participant)
             case SessionHeartbeatReceived(_, beat) if beat.levels.held is not None:
@@ -642,13 +638,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 if session == self._opening and error is not None:
                     self._opening = 0
                     self._ports.refused(error)
-                self._end_session_stream(session, error, reason)
+                if (ended := self._sessions.get(session)) is not None:
+                    self._waiting.drop_call(ended.join)
+                self._sessions.end_session_stream(session, error, reason)
             case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberForgotten() | MemberDraining():
                 pass  # read by the timeline and the incidents
             case GridChanged() | NewcomersChanged():
                 pass  # read by the world broadcast
-
-    def _end_session_stream(self, number: int, error: LighthouseError | None, reason: str) -> None:
-        if (session := self._sessions.get(number)) is not None:
-            self._waiting.drop_call(session.join)
-        self._sessions.end_session_stream(number, error, reason)
