@@ -5,102 +5,70 @@ All numbers of `lighthouse report` come from `add_up`. No I/O.
 
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_left
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
+from typing import NamedTuple
 
 from lighthouse.job.ledger import CAUSES, Cause
+from lighthouse_protocol.messages.incident import IncidentSummary, from_document
 
 Seconds = dict[Cause, float]
 
-# Causes that cost time because of failures. Waits are included: groups wait for lost and healing ones, and for slow ones.
+# Causes that cost time because of failures. Groups wait for lost and healing groups, but also for slow ones.
 LOST = (Cause.WAIT, Cause.REPEATED, Cause.HEAL, Cause.RESTART, Cause.DOWN)
-COLUMNS = 60  # of the graph over time
+COLUMNS = 60
 RESTART_S = 300.0  # if no fault of the period shows how long a restart takes
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
-    """An incident that interrupted training. Times are seconds since the fault, and None if that has not happened."""
-
-    id: str
-    kind: str
-    text: str
-    groups: tuple[str, ...]
-    at_unix_s: float
-    noticed_s: float
-    step_s: float | None  # the other groups committed their next step
-    back_s: float | None  # the lost groups were in a quorum again
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Time of one host or replica group."""
-
-    seconds: Seconds
-    faults: int
-
-
-@dataclass(frozen=True, slots=True)
-class Checkpoints:
-    """Cost of the same faults without Lighthouse, if every fault restarts all groups from the last checkpoint.
-
-    Each fault costs every group half of the interval between two checkpoints and one restart. On average a fault
-    strikes in the middle of an interval. The time to write checkpoints is left out, and faults do not overlap.
-    """
-
-    every_s: float
-    restart_s: float
-    is_restart_measured: bool
-    lost_s: float  # summed over groups
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
-    """Costs of a period. Seconds are summed over replica groups, except where they describe a period or one fault."""
+    """Costs of a period. Seconds of causes are summed over replica groups."""
 
-    job: str  # "" for all jobs
+    job: str  # empty for all jobs
     since_unix_s: float
     until_unix_s: float
     recorded_s: float  # part of the period for which there are records
     group_s: float  # time of all groups, the sum of `seconds`
     groups: float  # mean number of groups
-    seconds: Seconds
+    goodput: float | None
     lost_s: float  # sum over LOST
-    commits: int  # summed over groups
-    hosts: dict[str, Share]
-    by_group: dict[str, Share]
-    columns: list[tuple[float, Seconds]]  # time from each moment (Unix time) on, of equal length
-    faults: list[Fault]
+    seconds: Seconds
+    by_host: dict[str, Seconds]
+    by_group: dict[str, Seconds]
+    faults_by_host: dict[str, int]
+    faults_by_group: dict[str, int]
+    columns: list[Seconds]  # equal parts of the period, for a graph
+    faults: list[IncidentSummary]
     mttf_s: float | None  # recorded time per fault
-    mttr_s: float | None  # mean time from a fault until the other groups committed their next step
-    back_s: float | None  # mean time from a loss until the lost groups were in a quorum again
-    notice_s: float | None
-    checkpoints: Checkpoints
-    price_per_h: float | None = None  # of one rank
-    money: dict[Cause, float] = field(default_factory=dict[Cause, float])
-
-    @property
-    def goodput(self) -> float | None:
-        return self.seconds[Cause.COMPUTE] / self.group_s if self.group_s else None
-
-    @property
-    def money_lost(self) -> float:
-        return sum(self.money.get(cause, 0.0) for cause in LOST)
-
-    @property
-    def column_s(self) -> float:
-        return (self.until_unix_s - self.since_unix_s) / max(1, len(self.columns))
+    notice_s: float | None  # means over the faults, in seconds since the fault
+    recover_s: float | None  # the other groups committed their next step
+    back_s: float | None  # the lost groups were in a quorum again
+    checkpoint_every_s: float
+    restart_s: float  # of the model: `back_s`, or RESTART_S if that is None
+    checkpoints_lost_s: float
+    """Cost of the same faults if each of them restarts all groups from the last checkpoint: half of the interval
+    between two checkpoints and one restart, for each fault and group. Faults strike in the middle of an interval on
+    average. Writing checkpoints costs nothing in this model.
+    """
+    price_per_h: float | None  # of one rank
+    money: Seconds | None  # by cause, in the unit of the price
 
 
-@dataclass(slots=True)
-class _Interval:
+class _Row(NamedTuple):
+    job: str
+    group: str
     from_s: float
     to_s: float
-    job: str
-    rows: list[tuple[str, tuple[str, ...], int, int, Seconds]]
+    hosts: list[str]
+    ranks: int
+    seconds: Seconds
+
+    def share(self, since: float, until: float) -> float:
+        """Return which part of the interval lies in the period."""
+        return max(0.0, min(self.to_s, until) - max(self.from_s, since)) / (self.to_s - self.from_s)
 
 
 def add_up(
@@ -115,75 +83,66 @@ def add_up(
     """Sum the lines of `job`, or of all jobs if it is empty.
 
     Args:
-        lines: Lines of the ledger in any order. Malformed lines, such as one that a crash has cut off, are skipped.
+        lines: Lines of the ledger in any order. A line that is malformed, because a crash cut it off, is skipped.
         job: The job.
         since: Begin of the period in Unix time. None for the oldest record.
         until: End of the period. None for the newest record. An interval that crosses a limit counts in proportion.
-        checkpoint_every_s: Interval of the checkpoints with which the costs are compared.
+        checkpoint_every_s: Time between the checkpoints with which the costs are compared.
         price_per_h: Price of one rank per hour.
     """
-    intervals, known = _parse(lines, job)
-    since = min((each.from_s for each in intervals), default=0.0) if since is None else since
-    until = max((each.to_s for each in intervals), default=since) if until is None else until
-    intervals = [each for each in intervals if each.from_s < until and each.to_s > since]
-    several = len({each.job for each in intervals}) > 1
-    faults = sorted(
-        (fault for _, fault in known if since <= fault.at_unix_s < until), key=lambda fault: fault.at_unix_s
-    )
-    total, ranks_s, commits = _none(), _none(), 0.0
-    hosts: dict[str, Seconds] = defaultdict(_none)
-    groups: dict[str, Seconds] = defaultdict(_none)
-    struck: dict[str, set[str]] = defaultdict(set)  # ids of faults, by host and by group
-    width = (until - since) / COLUMNS
-    columns = [_none() for _ in range(COLUMNS)] if width > 0 else []
-    for each in intervals:
-        share = _overlap(each, since, until) / (each.to_s - each.from_s)
-        inside = [f for f in faults if each.from_s <= f.at_unix_s < each.to_s]
-        first, last = (max(0, min(COLUMNS - 1, int((at - since) / width))) for at in (each.from_s, each.to_s))
-        shares = [_overlap(each, since + i * width, since + (i + 1) * width) for i in range(first, last + 1)]
-        shares = [part / (each.to_s - each.from_s) for part in shares]
-        for name, on, ranks, steps, seconds in each.rows:
-            label = f"{each.job}: {name}" if several else name
-            commits += steps * share
-            for cause, spent_s in seconds.items():
-                total[cause] += spent_s * share
-                ranks_s[cause] += spent_s * share * ranks
-                groups[label][cause] += spent_s * share
-                for host in on:
-                    hosts[host][cause] += spent_s * share / len(on)
-                for i, part in enumerate(shares, first):
-                    columns[i][cause] += spent_s * part
-            for fault in inside:
-                if name in fault.groups:
-                    struck[f"group {label}"].add(fault.id)
-                    for host in on:
-                        struck[f"host {host}"].add(fault.id)
-    group_s, recorded_s = sum(total.values()), _covered(intervals, since, until)
-    mean_groups = group_s / recorded_s if recorded_s else 0.0
-    back_s = _mean(fault.back_s for fault in faults)
+    rows, faults = _parse(lines, job)
+    since = min((row.from_s for row in rows), default=0.0) if since is None else since
+    until = max((row.to_s for row in rows), default=since) if until is None else until
+    rows = [row for row in rows if row.share(since, until)]
+    faults = [fault for fault in faults if since <= _fault_at(fault) < until]
+    has_many_jobs, width = len({row.job for row in rows}) > 1, max(1e-9, until - since) / COLUMNS
+    moments = [_fault_at(fault) for fault in faults]
+    total, money, columns = _none(), _none(), [_none() for _ in range(COLUMNS)]
+    by_host: dict[str, Seconds] = defaultdict(_none)
+    by_group: dict[str, Seconds] = defaultdict(_none)
+    struck: dict[bool, set[tuple[str, str]]] = {True: set(), False: set()}  # (host, fault) and (group, fault)
+    for row in rows:
+        name = f"{row.job}: {row.group}" if has_many_jobs else row.group
+        share = row.share(since, until)
+        _add(total, row, share)
+        _add(money, row, share * row.ranks * (price_per_h or 0.0) / 3600)
+        _add(by_group[name], row, share)
+        for host in row.hosts:
+            _add(by_host[host], row, share / len(row.hosts))
+        for i in range(max(0, int((row.from_s - since) / width)), min(COLUMNS, int((row.to_s - since) / width) + 1)):
+            _add(columns[i], row, row.share(since + i * width, since + (i + 1) * width))
+        for fault in faults[bisect_left(moments, row.from_s) : bisect_left(moments, row.to_s)]:
+            if row.group in _groups(fault) and row.job == fault.job:
+                struck[True] |= {(host, fault.id) for host in row.hosts}
+                struck[False].add((name, fault.id))
+    group_s, recorded_s = sum(total.values()), _covered(rows, since, until)
+    groups, back_s = group_s / recorded_s if recorded_s else 0.0, _mean(fault.back_s for fault in faults)
     restart_s = RESTART_S if back_s is None else back_s
-    lost_s = len(faults) * mean_groups * (checkpoint_every_s / 2 + restart_s)
     return Report(
         job=job,
         since_unix_s=since,
         until_unix_s=until,
         recorded_s=recorded_s,
         group_s=group_s,
-        groups=mean_groups,
-        seconds=total,
+        groups=groups,
+        goodput=total[Cause.COMPUTE] / group_s if group_s else None,
         lost_s=sum(total[cause] for cause in LOST),
-        commits=round(commits),
-        hosts={name: Share(hosts[name], len(struck[f"host {name}"])) for name in sorted(hosts)},
-        by_group={name: Share(groups[name], len(struck[f"group {name}"])) for name in sorted(groups)},
-        columns=[(since + i * width, seconds) for i, seconds in enumerate(columns)],
+        seconds=total,
+        by_host=dict(by_host),
+        by_group=dict(by_group),
+        faults_by_host=_count(by_host, struck[True]),
+        faults_by_group=_count(by_group, struck[False]),
+        columns=columns,
         faults=faults,
         mttf_s=recorded_s / len(faults) if faults and recorded_s else None,
-        mttr_s=_mean(fault.step_s for fault in faults),
-        back_s=back_s,
         notice_s=_mean(fault.noticed_s for fault in faults),
-        checkpoints=Checkpoints(checkpoint_every_s, restart_s, back_s is not None, lost_s),
+        recover_s=_mean(fault.step_s for fault in faults),
+        back_s=back_s,
+        checkpoint_every_s=checkpoint_every_s,
+        restart_s=restart_s,
+        checkpoints_lost_s=len(faults) * groups * (checkpoint_every_s / 2 + restart_s),
         price_per_h=price_per_h,
-        money={} if price_per_h is None else {cause: price_per_h * s / 3600 for cause, s in ranks_s.items()},
+        money=None if price_per_h is None else money,
     )
 
 
@@ -191,54 +150,50 @@ def _none() -> Seconds:
     return dict.fromkeys(CAUSES, 0.0)
 
 
-def _parse(lines: Iterable[str], job: str) -> tuple[list[_Interval], list[tuple[str, Fault]]]:
-    intervals: list[_Interval] = []
-    faults: dict[str, tuple[str, Fault]] = {}  # the last line about a fault counts
+def _add(to: Seconds, row: _Row, share: float) -> None:
+    for cause, seconds in row.seconds.items():
+        to[cause] += seconds * share
+
+
+def _count(names: Iterable[str], struck: set[tuple[str, str]]) -> dict[str, int]:
+    counts = Counter(name for name, _ in struck)
+    return {name: counts[name] for name in names}
+
+
+def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSummary]]:
+    """Return the rows, and the faults by time."""
+    rows: list[_Row] = []
+    faults: dict[tuple[str, str], IncidentSummary] = {}  # the last line about a fault counts
     for line in lines:
         try:
-            document = json.loads(line)
-            if job not in ("", document["job"]):
+            found = json.loads(line)
+            if job not in ("", found["job"]):
                 continue
-            if "fault" in document:
-                fault = _fault(document["fault"])
-                faults[fault.id] = document["job"], fault
-            elif document["to"] > document["from"]:
-                rows = [_row(name, row) for name, row in document["groups"]]
-                intervals.append(_Interval(document["from"], document["to"], document["job"], rows))
+            if "fault" in found:
+                summary = from_document({**found["fault"], "evidence": (), "missing": ()}).summary
+                faults[summary.job, summary.id] = summary
+            elif found["to"] > found["from"]:
+                seconds = {Cause(cause): float(seconds) for cause, seconds in found["seconds"].items()}
+                names = ("job", "group", "from", "to", "hosts", "ranks")
+                rows.append(_Row(*(found[name] for name in names), seconds))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
-    return intervals, list(faults.values())
+    return rows, sorted(faults.values(), key=_fault_at)
 
 
-def _row(name: str, row: Any) -> tuple[str, tuple[str, ...], int, int, Seconds]:
-    hosts, ranks, commits, seconds = row
-    return name, tuple(hosts), ranks, commits, dict(zip(CAUSES, map(float, seconds), strict=True))
+def _fault_at(fault: IncidentSummary) -> float:
+    return fault.opened_unix_s - fault.noticed_s
 
 
-def _fault(document: Mapping[str, Any]) -> Fault:
-    groups = {suspect.rpartition("/")[0] or suspect for suspect in document["suspects"]}
-    return Fault(
-        id=document["id"],
-        kind=document["kind"],
-        text=document["text"],
-        groups=tuple(sorted(groups)),
-        at_unix_s=document["at"],
-        noticed_s=document["noticed_s"],
-        step_s=document["step_s"],
-        back_s=document["back_s"],
-    )
+def _groups(fault: IncidentSummary) -> set[str]:
+    return {suspect.rpartition("/")[0] or suspect for suspect in fault.suspects}
 
 
-def _overlap(interval: _Interval, since: float, until: float) -> float:
-    return max(0.0, min(interval.to_s, until) - max(interval.from_s, since))
-
-
-def _covered(intervals: Iterable[_Interval], since: float, until: float) -> float:
-    """Return the length of the union of the intervals within the period."""
+def _covered(rows: Iterable[_Row], since: float, until: float) -> float:
+    """Return the length of the union of the rows' intervals within the period."""
     covered_s, end = 0.0, -math.inf
-    for each in sorted(intervals, key=lambda each: each.from_s):
-        from_s, to_s = max(each.from_s, since, end), min(each.to_s, until)
-        covered_s += max(0.0, to_s - from_s)
+    for from_s, to_s in sorted({(row.from_s, row.to_s) for row in rows}):
+        covered_s += max(0.0, min(to_s, until) - max(from_s, since, end))
         end = max(end, to_s)
     return covered_s
 

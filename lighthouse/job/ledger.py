@@ -1,49 +1,45 @@
 """Ledger: how each replica group spent its time, by cause, and which faults occurred. `lighthouse report` reads it.
 
 1. A group's time begins with its first session or join and ends when it leaves in good order. At every moment it has
-   one cause, so a group's causes add up to its time exactly.
+   one cause, so the seconds of a line add up to its interval.
 2. While a group is in a quorum, its manager's counters divide the time: committed steps are `compute`, discarded steps
-   are `repeated`, and the rest is `wait`. A counter may arrive after the end of the interval to which it belongs. What
-   exceeds the time of an interval then counts in the next one.
-3. Steps that a job has committed before, and repeats after it fell back to an older state, count as `repeated`.
-4. A lost group is `down` from its last heartbeat, not from the moment at which its loss was noticed, and for up to
-   DOWN_KEPT_S.
+   are `repeated`, and the rest is `wait`. What exceeds the time of one line, because a long step ends in the next one,
+   counts there.
+3. Steps that a job has committed before, and repeats after it fell back to an older state, are `repeated`.
+4. A lost group is `down` from its last heartbeat, not from the moment at which the loss was noticed, and for up to
+   DOWN_KEPT_S: a group that stays away longer has been removed.
 
-Every EVERY_S, the daemon takes `lines`: one JSON line per job with the time of each group, and one line per new or
-changed fault. The module does no I/O. Moments come from the monotonic clock, except those in the lines.
+Every EVERY_S, the daemon takes `lines`: one per group, and one per new or changed fault. The module does no I/O.
+Moments come from the monotonic clock, and the wall clock dates the lines.
 """
 
 import json
-import math
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from lighthouse.job.records import Group
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
-from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.session import LEFT, GroupCounts, GroupReport, HoldState
 
 EVERY_S = 300.0
 DOWN_KEPT_S = 12 * 3600.0
 MAX_GROUPS = 20_000
-MAX_GROUPS_PER_LINE = 500
-MAX_HOSTS = 16  # hosts named per group; a larger group names its first ones
-MAX_FAULTS = 1000  # faults that wait for the next line
+MAX_CLOSED, MAX_FAULTS = 2 * MAX_GROUPS, 1000  # between two calls of `lines`
+MAX_HOSTS = 16  # named per group
 MAX_TEXT_CHARS = 200
 
 
 class Cause(StrEnum):
-    """What a replica group spent time on. The order is that of the seconds in a line."""
+    """What a replica group spends time on."""
 
-    COMPUTE = "compute"  # committed steps, including their collectives
-    WAIT = "wait"  # in a quorum, but in no step: other groups are lost, slow or healing, or a quorum is forming
-    REPEATED = "repeated"  # discarded steps, and steps that had been committed before
-    HEAL = "heal"  # behind its quorum, until it has another group's state
-    RESTART = "restart"  # its ranks are starting, or have not requested a quorum since they started
-    DOWN = "down"  # lost, or without ranks that are starting
-    IDLE = "idle"  # ready, but in no quorum: a spare, or a quorum has yet to form
+    COMPUTE = "compute"
+    WAIT = "wait"
+    REPEATED = "repeated"
+    HEAL = "heal"
+    RESTART = "restart"
+    DOWN = "down"
+    IDLE = "idle"
 
 
 CAUSES = tuple(Cause)
@@ -59,183 +55,134 @@ def cause_of(group: Group) -> Cause:
         return Cause.RESTART
     if not group.is_alive or group.down:
         return Cause.DOWN
+    if group.is_participant and group.heal is not None:
+        return Cause.HEAL
     if group.is_participant:
-        if group.heal is not None:
-            return Cause.HEAL
         return Cause.WAIT if group.reports.counts is not None else Cause.COMPUTE  # torchft's managers do not count
     return Cause.RESTART if group.call is None and group.last_assignment is None else Cause.IDLE
 
 
 @dataclass(slots=True)
 class _Spent:
-    """Time of one group since the last lines."""
+    """Time of one group since its last line."""
 
-    cause: Cause | None  # None after the group has left
-    since: float
-    began_at: float  # since when the cause holds, across lines
+    cause: Cause
+    since: float  # the time until then is in `seconds`
+    from_at: float
+    changed_at: float  # since when the cause holds, also across lines
     hosts: tuple[str, ...] = ()
     ranks: int = 1
-    commits: int = 0
     seconds: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
-    owed: dict[Cause, float] = field(default_factory=lambda: {Cause.COMPUTE: 0.0, Cause.REPEATED: 0.0})
-    view: GroupView | None = None  # the one from which the hosts were read
+    owed_s: dict[Cause, float] = field(default_factory=lambda: {Cause.COMPUTE: 0.0, Cause.REPEATED: 0.0})
 
-    def change(self, cause: Cause | None, at: float) -> None:
-        if cause is not self.cause:
-            if self.cause is not None:
-                self.seconds[self.cause] += at - self.since
-            self.cause, self.since, self.began_at = cause, at, at
+    def advance(self, at: float) -> None:
+        self.seconds[self.cause] += at - self.since
+        self.since = at
 
-    def settled(self, now: float) -> dict[Cause, float]:
-        """Return the seconds by cause, with waits divided by the counters."""
-        seconds = self.seconds.copy()
-        if self.cause is not None:
-            seconds[self.cause] += now - self.since
-        for cause, owed_s in self.owed.items():
-            moved_s = min(owed_s, seconds[Cause.WAIT])
-            seconds[Cause.WAIT] -= moved_s
-            seconds[cause] += moved_s
-        return seconds
+    def divide_wait(self) -> None:
+        """Move time from WAIT to the causes that the manager has counted. Carry over at most one line's worth."""
+        for cause, owed_s in self.owed_s.items():
+            moved_s = min(owed_s, self.seconds[Cause.WAIT])
+            self.seconds[Cause.WAIT] -= moved_s
+            self.seconds[cause] += moved_s
+            self.owed_s[cause] = min(EVERY_S, owed_s - moved_s)
 
-    def row(self, now: float) -> list[Any]:
-        return [self.hosts, self.ranks, self.commits, [round(s, 3) or 0 for s in self.settled(now).values()]]
 
-    def restart(self, now: float) -> None:
-        """Begin the next interval. At most one interval's worth of counters is carried over."""
-        settled = self.settled(now)
-        if self.cause is not None:
-            self.seconds[self.cause] += now - self.since
-        for cause, owed_s in self.owed.items():
-            self.owed[cause] = min(EVERY_S, owed_s - (settled[cause] - self.seconds[cause]))
-        self.seconds, self.commits, self.since = dict.fromkeys(CAUSES, 0.0), 0, now
+@dataclass(slots=True)
+class _Steps:
+    committed: int = 0  # highest step that a group of the job has certainly committed
+    repeated_to: int = -1
 
 
 class Ledger:
-    """Time of the groups of all jobs since the last lines, and their new faults."""
+    """Time of the groups of all jobs since their last lines, and new faults."""
 
     def __init__(self) -> None:
         self._spent: dict[tuple[str, str], _Spent] = {}
-        self._finished: list[tuple[str, str, list[Any]]] = []  # rows of groups whose hosts have changed
-        self._top: dict[str, int] = {}  # by job: the highest step that was committed for certain
-        self._repeats_to: dict[str, int] = {}  # by job: the steps up to this one had been committed before
+        self._steps: dict[str, _Steps] = {}
+        self._closed: list[dict[str, Any]] = []
         self._faults: dict[str, IncidentSummary] = {}
-        self._from: float | None = None  # moment of the last lines
 
     def observe(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
-        """Note the group's present state, which holds since `at` if that is known, and otherwise since `now`."""
+        """Note the group's present state, which holds since `at` if that is given."""
         if group is None or group.participant is None:
             return
-        spent = self._spent.get((job, group.replica_id))
+        key, cause = (job, group.replica_id), cause_of(group)
+        spent = self._spent.get(key)
         if spent is None:
             if len(self._spent) >= MAX_GROUPS:
                 return
-            self._from = now if self._from is None else self._from
-            spent = self._spent[job, group.replica_id] = _Spent(None, now, now)
-        cause = cause_of(group)
-        since = now if at is None else min(now, max(at, spent.since))
-        spent.change(cause, since)
-        self._locate(job, spent, group, now)
-
-    def _locate(self, job: str, spent: _Spent, group: Group, now: float) -> None:
-        view, participant = group.reports.view, group.participant
-        assert participant is not None
-        spent.ranks = max(1, participant.group_world_size)
-        if view is None and spent.hosts:
-            return  # a lost group keeps its hosts
-        if view is not None and view is spent.view:
+            spent = self._spent[key] = _Spent(cause, now, now, now)
+        elif cause is spent.cause and spent.hosts:
             return
-        names = {rank.host for rank in view.ranks if rank.host} if view is not None else set[str]()
-        hosts = tuple(sorted(names or {participant.address.rpartition(":")[0]})[:MAX_HOSTS])
-        spent.view = view
-        if hosts != spent.hosts and (names or not spent.hosts):
-            if spent.hosts and any(spent.settled(now).values()):
-                self._finished.append((job, group.replica_id, spent.row(now)))
-                spent.restart(now)
+        spent.advance(now if at is None else max(spent.since, min(at, now)))
+        spent.cause, spent.changed_at, spent.ranks = cause, spent.since, max(1, group.participant.group_world_size)
+        hosts = _hosts(group)
+        if hosts and hosts != spent.hosts:
+            self._close(key, spent, spent.since)
             spent.hosts = hosts
 
     def report(self, job: str, group: Group | None, report: GroupReport, new: GroupCounts, now: float) -> None:
-        """Note a manager's report, which adds `new` to its group's counters."""
-        if group is None:
+        """Note a manager's report, which adds `new` to its counters."""
+        is_leaving = report.down == LEFT or (report.held is not None and report.held.mode is HoldState.LEAVING)
+        if group is None or is_leaving:
+            self.leave(job, group.replica_id if group is not None else "", now)
             return
-        if report.down == LEFT or (report.held is not None and report.held.mode is HoldState.LEAVING):
-            self.leave(job, group.replica_id, now)
-        else:
-            self.observe(job, group, now)
-        spent = self._spent.get((job, group.replica_id))
-        if spent is None:
-            return
-        repeats = group.step <= self._repeats_to.get(job, -1)
-        spent.commits += new.commits
-        spent.owed[Cause.REPEATED if repeats else Cause.COMPUTE] += new.step_s
-        spent.owed[Cause.REPEATED] += new.discarded_s
-        if new.commits:
-            self._top[job] = max(self._top.get(job, 0), group.step - 1)
+        self.observe(job, group, now)
+        if (spent := self._spent.get((job, group.replica_id))) is not None:
+            steps = self._steps.setdefault(job, _Steps())
+            spent.owed_s[Cause.REPEATED if group.step <= steps.repeated_to else Cause.COMPUTE] += new.step_s
+            spent.owed_s[Cause.REPEATED] += new.discarded_s
+            if new.commits:
+                steps.committed = max(steps.committed, group.step - 1)
 
     def formed(self, job: str, max_step: int) -> None:
         """Note that a quorum begins with the state of `max_step`."""
-        if max_step < self._top.get(job, 0):
-            self._repeats_to[job] = self._top[job]
+        steps = self._steps.setdefault(job, _Steps())
+        if max_step < steps.committed:
+            steps.repeated_to = steps.committed
 
     def leave(self, job: str, replica_id: str, now: float) -> None:
         """End the time of a group that leaves in good order."""
-        if (spent := self._spent.get((job, replica_id))) is not None:
-            spent.change(None, now)
+        if (spent := self._spent.pop((job, replica_id), None)) is not None:
+            self._close((job, replica_id), spent, now)
 
     def fault(self, summary: IncidentSummary) -> None:
         """Note a new or changed incident."""
         if summary.kind in FAULTS and (summary.id in self._faults or len(self._faults) < MAX_FAULTS):
-            self._faults[summary.id] = summary
+            self._faults[summary.id] = replace(summary, text=summary.text[:MAX_TEXT_CHARS])
 
-    def lines(self, now: float, unix_s: float, *, keep: bool = False) -> list[str]:
-        """Return the lines since the last call, and begin the next interval unless `keep` is set."""
-        from_s = unix_s - (now - self._from) if self._from is not None else unix_s
-        rows = [(job, name, spent.row(now)) for (job, name), spent in self._spent.items()]
-        found = [*_time_lines([*self._finished, *rows], from_s, unix_s), *map(_fault_line, self._faults.values())]
-        if not keep:
-            self._faults.clear()
-            self._finished.clear()
-            for key, spent in list(self._spent.items()):
-                is_gone = spent.cause is Cause.DOWN and now - spent.began_at > DOWN_KEPT_S
-                spent.restart(now)
-                if spent.cause is None or is_gone:
-                    del self._spent[key]
-            self._from = now if self._spent else None
-            jobs = {job for job, _ in self._spent}
-            self._top = {job: step for job, step in self._top.items() if job in jobs}
-            self._repeats_to = {job: step for job, step in self._repeats_to.items() if job in jobs}
-        return found
+    def lines(self, now: float, unix_s: float) -> list[str]:
+        """Return the lines since the last call."""
+        for key, spent in list(self._spent.items()):
+            self._close(key, spent, now)
+            if spent.cause is Cause.DOWN and now - spent.changed_at > DOWN_KEPT_S:
+                del self._spent[key]
+        closed, faults = self._closed, self._faults.values()
+        self._closed, self._faults = [], {}
+        jobs = {job for job, _ in self._spent}
+        self._steps = {job: steps for job, steps in self._steps.items() if job in jobs}
+        for each in closed:
+            each["from"], each["to"] = (round(unix_s - (now - each[name]), 3) for name in ("from", "to"))
+        documents = [*closed, *({"job": each.job, "fault": asdict(each)} for each in faults)]
+        return [json.dumps(document, separators=(",", ":")) for document in documents]
 
-
-def line_prefix(job: str) -> str:
-    """Return how each line of the job begins."""
-    return f'{{"job":{json.dumps(job)},'
-
-
-def _time_lines(rows: list[tuple[str, str, list[Any]]], from_s: float, to_s: float) -> Iterator[str]:
-    """Write the rows of each job with the seconds between which they lie, in several lines if there are many."""
-    by_job: dict[str, list[tuple[str, list[Any]]]] = {}
-    for job, name, row in rows:
-        if any(row[-1]):
-            by_job.setdefault(job, []).append((name, row))
-    for job, of_job in by_job.items():
-        for i in range(math.ceil(len(of_job) / MAX_GROUPS_PER_LINE)):
-            some = of_job[i * MAX_GROUPS_PER_LINE : (i + 1) * MAX_GROUPS_PER_LINE]
-            yield _line({"job": job, "from": round(from_s, 3), "to": round(to_s, 3), "groups": some})
+    def _close(self, key: tuple[str, str], spent: _Spent, at: float) -> None:
+        """End the group's interval, and begin the next one."""
+        spent.advance(at)
+        spent.divide_wait()
+        seconds = {cause: round(seconds, 3) for cause, seconds in spent.seconds.items() if seconds > 0}
+        if seconds and len(self._closed) < MAX_CLOSED:
+            job, group = key
+            document = {"job": job, "group": group, "from": spent.from_at, "to": at}
+            self._closed.append({**document, "hosts": spent.hosts, "ranks": spent.ranks, "seconds": seconds})
+        spent.seconds, spent.from_at = dict.fromkeys(CAUSES, 0.0), at
 
 
-def _fault_line(summary: IncidentSummary) -> str:
-    fault = {
-        "id": summary.id,
-        "kind": summary.kind.value,
-        "text": summary.text[:MAX_TEXT_CHARS],
-        "suspects": summary.suspects,
-        "at": summary.opened_unix_s - summary.noticed_s,
-        "noticed_s": summary.noticed_s,
-        "step_s": summary.step_s,
-        "back_s": summary.back_s,
-    }
-    return _line({"job": summary.job, "fault": fault})
-
-
-def _line(document: dict[str, Any]) -> str:
-    return json.dumps(document, separators=(",", ":"))
+def _hosts(group: Group) -> tuple[str, ...]:
+    """Return the hosts of the group's ranks, or of its manager while no rank reports one."""
+    view, participant = group.reports.view, group.participant
+    names = {rank.host for rank in view.ranks if rank.host} if view is not None and group.is_alive else set[str]()
+    if not names and participant is not None and group.is_alive and view is None:
+        names = {participant.address.rpartition(":")[0]} - {""}
+    return tuple(sorted(names)[:MAX_HOSTS])

@@ -7,6 +7,8 @@ limits, then pass the request to the driver of the job or run. The rules are in 
 """
 
 import asyncio
+import copy
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -15,7 +17,6 @@ from typing import Any
 from lighthouse.job.driver import Answer, JobDriver
 from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.incidents import check_ranks, read_ranks
-from lighthouse.job.ledger import line_prefix
 from lighthouse.job.records import Group
 from lighthouse.job.registry import JobRegistry, RunRegistry
 from lighthouse.job.run_driver import RunDriver
@@ -303,15 +304,12 @@ class IncidentService:
         return found
 
     async def ledger(self, request: incident_pb.LedgerRequest, _: Call) -> incident_pb.LedgerResponse:
-        prefix = line_prefix(check_name(request.job, "job")) if request.job else ""
+        prefix = f'{{"job":{json.dumps(check_name(request.job, "job"))},' if request.job else ""
         if self._ledger is None:
             raise NotServed("this lighthouse keeps no ledger; start it with --journal or --incident-dir")
-        try:
-            lines, following = await asyncio.to_thread(self._ledger.read, request.page)
-        except OSError as e:
-            raise NotServed(f"the ledger cannot be read: {e}") from None
-        if not following:
-            lines += self._registry.ledger.lines(self._jobs.ports.timers.time(), time.time(), keep=True)
+        lines, following = await asyncio.to_thread(self._ledger.read, request.page)
+        if not following:  # add the time since the last lines
+            lines += copy.deepcopy(self._registry.ledger).lines(self._jobs.ports.timers.time(), time.time())
         return incident_pb.LedgerResponse(lines=[line for line in lines if line.startswith(prefix)], next=following)
 
     async def stacks(self, request: incident_pb.StacksRequest, call: Call) -> incident_pb.StacksResponse:

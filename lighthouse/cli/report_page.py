@@ -1,0 +1,190 @@
+"""The report as one HTML file with inline style and SVG. It contains no scripts and loads nothing."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from html import escape
+
+from lighthouse.cli.incidents import clock
+from lighthouse.job.costs import LOST, Report, Seconds
+from lighthouse.job.ledger import CAUSES, Cause
+from lighthouse_runtime.cli import format_duration
+
+ROWS = 50  # in a table
+MEANING = {
+    Cause.COMPUTE: "Committed steps, including their collectives.",
+    Cause.WAIT: "In a quorum, but in no step: for lost, healing or slow groups, or for the next quorum.",
+    Cause.REPEATED: "Discarded steps, and steps that had been committed before.",
+    Cause.HEAL: "Receiving the state of another group, until the next step.",
+    Cause.RESTART: "Starting, until the first request for a quorum.",
+    Cause.DOWN: "Lost, from the last heartbeat on.",
+    Cause.IDLE: "Ready, but in no quorum, like a spare.",
+}
+_STYLE = """
+:root { color-scheme: light dark; --bg: #fcfcfb; --ink: #0b0b0b; --soft: #52514e; --line: #e1e0d9;
+  --compute: #2a78d6; --wait: #9b9a94; --repeated: #eda100; --heal: #1baf7a; --restart: #4a3aa7; --down: #e34948;
+  --idle: #d8d7cf; }
+@media (prefers-color-scheme: dark) { :root { --bg: #1a1a19; --ink: #fff; --soft: #c3c2b7; --line: #383835;
+  --compute: #3987e5; --wait: #7d7c76; --repeated: #c98500; --heal: #199e70; --restart: #9085e9; --down: #e66767;
+  --idle: #4a4a46; } }
+body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--bg); color: var(--ink);
+  font: 16px/1.45 system-ui, sans-serif; }
+h1 { font-size: 1.5rem; margin: .5rem 0 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; } p { margin: .4rem 0; }
+.soft, th { color: var(--soft); font-weight: normal; } b { font-size: 1.5rem; font-weight: normal; display: block; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1rem 0; }
+.tiles div { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
+svg { display: block; width: 100%; min-width: 4rem; margin: .35rem 0; } .wide { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+.n { text-align: right; white-space: nowrap; } .name { overflow-wrap: anywhere; min-width: 6rem; }
+i { display: inline-block; width: .75rem; height: .75rem; border-radius: 2px; margin-right: .4rem; }
+""" + "\n".join(f".{cause} {{ fill: var(--{cause}); background: var(--{cause}); }}" for cause in CAUSES)
+
+
+def page(costs: Report) -> str:
+    """Return the report as HTML."""
+    job = f"job {costs.job}, " if costs.job else ""
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>What failures cost</title><style>{_STYLE}</style></head><body><h1>What failures cost</h1>"
+        f'<p class="soft">{escape(job + period(costs))}</p><p>{headline(costs)}</p>'
+        f"{''.join(_body(costs)) if costs.group_s else ''}</body></html>\n"
+    )
+
+
+def period(costs: Report) -> str:
+    return f"{clock(costs.since_unix_s)[:16]} to {clock(costs.until_unix_s)[:16]}"
+
+
+def headline(costs: Report) -> str:
+    if not costs.group_s:
+        return "There are no records in this period."
+    gap_s = costs.until_unix_s - costs.since_unix_s - costs.recorded_s
+    return (
+        f"{_hours(costs.group_s)} of {costs.groups:.3g} groups: {costs.goodput:.2%} in committed steps, at most "
+        f"{_hours(costs.lost_s)} lost to failures."
+        + (f" Nothing is recorded for {format_duration(gap_s)} of the period." if gap_s > 1 else "")
+    )
+
+
+def means(costs: Report) -> Iterator[tuple[str, str]]:
+    """Return the names and values of the mean times."""
+    for name, seconds in (
+        ("mean time to failure", costs.mttf_s),
+        ("mean time to notice", costs.notice_s),
+        ("mean time to recover", costs.recover_s),
+        ("mean time until all are back", costs.back_s),
+    ):
+        yield name, _duration(seconds)
+
+
+def model_text(costs: Report) -> str:
+    """Return the comparison with checkpoints, and its model."""
+    if not (count := len(costs.faults)):
+        return "There were no faults, so restarts from checkpoints would have cost nothing either."
+    restart = f"{format_duration(costs.restart_s)}, {'assumed' if costs.back_s is None else 'as measured here'}"
+    every, half = format_duration(costs.checkpoint_every_s), format_duration(costs.checkpoint_every_s / 2)
+    return (
+        f"With a checkpoint every {every}, the same faults would have cost {_hours(costs.checkpoints_lost_s)}. Here they "
+        f"cost at most {_hours(costs.lost_s)}. The model: each of {count} faults costs each of {costs.groups:.3g} groups "
+        f"half an interval ({half}) and one restart ({restart}). Writing checkpoints costs nothing. The cost here is all "
+        f"time of {', '.join(LOST[:-1])} and {LOST[-1]}, even if a slow group and not a fault was the reason."
+    )
+
+
+def _duration(seconds: float | None) -> str:
+    return "-" if seconds is None else format_duration(seconds)
+
+
+def _hours(seconds: float) -> str:
+    return f"{seconds / 3600:,.{0 if seconds >= 360_000 else 1 if seconds >= 36_000 else 2}f} h"
+
+
+def _body(costs: Report) -> Iterator[str]:
+    lost = [("lost to failures", _hours(costs.lost_s)), ("with checkpoints instead", _hours(costs.checkpoints_lost_s))]
+    if (money := costs.money) is not None:
+        lost.append((f"lost, at {costs.price_per_h:g}/h per rank", f"{sum(money[cause] for cause in LOST):,.2f}"))
+    tiles = [("in committed steps", f"{costs.goodput:.2%}"), *lost, *means(costs)]
+    yield f'<div class="tiles">{"".join(f"<div><b>{value}</b>{name}</div>" for name, value in tiles)}</div>'
+    yield f"<h2>Hours by cause</h2>{_bar(costs.seconds, 24)}"
+    yield _table(
+        ("cause", "#hours", "#share", *(["#money"] * (money is not None)), "meaning"),
+        (
+            (
+                f'<i class="{cause}"></i>{cause}',
+                f"{costs.seconds[cause] / 3600:,.2f}",
+                f"{costs.seconds[cause] / costs.group_s:.2%}",
+                *([f"{money[cause]:,.2f}"] if money is not None else []),
+                MEANING[cause],
+            )
+            for cause in CAUSES
+        ),
+    )
+    yield f"<h2>Over time</h2>{_over_time(costs)}<h2>With checkpoints instead</h2><p>{escape(model_text(costs))}</p>"
+    yield f"<h2>Hosts</h2>{_shares('host', costs.by_host, costs.faults_by_host)}"
+    yield f"<h2>Groups</h2>{_shares('group', costs.by_group, costs.faults_by_group)}<h2>Faults</h2>"
+    yield _table(
+        ("at", "kind", "what", "#noticed", "#recovered", "#back"),
+        (
+            (
+                clock(fault.opened_unix_s),
+                fault.kind,
+                escape(fault.text),
+                *map(_duration, (fault.noticed_s, fault.step_s, fault.back_s)),
+            )
+            for fault in reversed(costs.faults)
+        ),
+    )
+
+
+def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table of at most ROWS rows of HTML. Titles of columns with numbers begin with #."""
+    classes = ["n" if title.startswith("#") else "name" for title in titles]
+    head = "".join(f'<th class="{kind}">{title.lstrip("#")}' for kind, title in zip(classes, titles, strict=True))
+    found = [zip(classes, row, strict=True) for row in rows]
+    body = "".join(f"<tr>{''.join(f'<td class={kind}>{cell}' for kind, cell in row)}" for row in found[:ROWS])
+    more = f'<p class="soft">and {len(found) - ROWS} more</p>' if len(found) > ROWS else ""
+    return f'<div class="wide"><table><tr>{head}{body}</table></div>{more}'
+
+
+def _shares(title: str, spent: Mapping[str, Seconds], faults: Mapping[str, int]) -> str:
+    lost_s = {name: sum(seconds[cause] for cause in LOST) for name, seconds in spent.items()}
+    rows = (
+        (escape(name), _bar(spent[name], 14), _hours(lost_s[name]), str(faults[name]))
+        for name in sorted(spent, key=lambda name: (-lost_s[name], name))
+    )
+    return _table((title, "time by cause", "#lost", "#faults"), rows)
+
+
+def _bar(seconds: Seconds, height: int) -> str:
+    x, total, parts = 0.0, sum(seconds.values()) or 1.0, list[str]()
+    for cause, spent_s in seconds.items():
+        width = 1000 * spent_s / total
+        title = f"<title>{cause}: {_hours(spent_s)}</title>"
+        parts.append(f'<rect class="{cause}" x="{x:.2f}" width="{width:.2f}" height="10">{title}</rect>' * (width > 0))
+        x += width
+    return _svg("hours by cause", 1000, 10, height, parts)
+
+
+def _over_time(costs: Report) -> str:
+    """Draw the mean number of groups by cause, in columns."""
+    most = max(sum(seconds.values()) for seconds in costs.columns)
+    column_s = (costs.until_unix_s - costs.since_unix_s) / len(costs.columns)
+    parts: list[str] = []
+    for i, seconds in enumerate(costs.columns):
+        y, named = 100.0, ", ".join(f"{cause} {_hours(spent_s)}" for cause, spent_s in seconds.items() if spent_s)
+        parts.append(f"<g><title>{clock(costs.since_unix_s + i * column_s)}: {named or 'no records'}</title>")
+        for cause, spent_s in seconds.items():
+            height = 100 * spent_s / most
+            y -= height
+            rect = f'<rect class="{cause}" x="{i + 0.04:.2f}" y="{y:.2f}" width=".92" height="{height:.2f}"/>'
+            parts.append(rect * (height > 0))
+        parts.append("</g>")
+    graph = _svg("groups by cause over time", len(costs.columns), 100, 160, parts)
+    return f'<p class="soft">Groups by cause, up to {most / column_s:.3g}; {period(costs)}</p>{graph}'
+
+
+def _svg(label: str, width: int, height: int, pixels: int, parts: Iterable[str]) -> str:
+    return (
+        f'<svg role="img" aria-label="{label}" viewBox="0 0 {width} {height}" height="{pixels}" '
+        f'preserveAspectRatio="none">{"".join(parts)}</svg>'
+    )
