@@ -12,13 +12,12 @@ import click
 from rich.text import Text
 
 from lighthouse.cli.layout import Column, table
-from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options
-from lighthouse.cli.report_page import headline, means, model_text, page, period
+from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options, read_coordinator
+from lighthouse.cli.report_page import count_of, headline, means, model_text, page, period
 from lighthouse.cli.tables import wrapped
-from lighthouse.job.costs import Report, Seconds, add_up
+from lighthouse.job.costs import LOST, Report, Seconds, add_up
 from lighthouse.job.ledger import CAUSES, Cause
 from lighthouse.store.ledger_files import LedgerFiles
-from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli import Duration
 
@@ -111,7 +110,7 @@ def _read(given: ClientOptions, source: str | None, since: float | None, until: 
     first = "" if since is None else f"{datetime.fromtimestamp(since, UTC):%Y%m%d}"
     # A fault is written again when its groups are back, which may be a day later.
     last = "99991231" if until is None else f"{datetime.fromtimestamp(until, UTC) + timedelta(days=1):%Y%m%d}"
-    is_path = source is not None and ("://" not in source and "/" in source or Path(source).exists())
+    is_path = source is not None and (Path(source).exists() or ("/" in source and "://" not in source))
     if source is not None and (is_path or source.endswith(".sqlite")):
         folder = Path(source).with_suffix(".incidents") if source.endswith(".sqlite") else Path(source)
         if not folder.is_dir():
@@ -119,7 +118,9 @@ def _read(given: ClientOptions, source: str | None, since: float | None, until: 
         return _pages(LedgerFiles(folder).read, first, last)
     if source is not None:
         files = given.coordinator.files
-        given = dataclasses.replace(given, coordinator=parse_coordinator(source, "ADDRESS").with_files(files))
+        given = dataclasses.replace(
+            given, coordinator=read_coordinator(click.get_current_context(), None, source).with_files(files)
+        )
     with given.connect() as client:
         return _pages(lambda name: client.ledger(name, given.job, timeout_s=given.timeout), first, last)
 
@@ -152,7 +153,7 @@ def text(costs: Report, width: int) -> Iterator[Text]:
     yield from _hours("GROUP", costs.by_group, costs.faults_by_group, width)
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(fault.kind for fault in costs.faults).most_common())
     yield Text()
-    yield from wrapped(Text(f"{len(costs.faults)} faults{': ' * bool(kinds)}{kinds}"), width)
+    yield from wrapped(Text(f"{count_of(costs)}{': ' * bool(kinds)}{kinds}"), width)
     for name, value in means(costs):
         yield Text(f"  {name:<28}{value:>8}")
     yield Text()
@@ -160,7 +161,7 @@ def text(costs: Report, width: int) -> Iterator[Text]:
 
 
 def _hours(title: str, spent: Mapping[str, Seconds], faults: Mapping[str, int], width: int) -> Iterator[Text]:
-    names = sorted(spent, key=lambda name: spent[name][Cause.COMPUTE] - sum(spent[name].values()))
+    names = sorted(spent, key=lambda name: -sum(spent[name][cause] for cause in LOST))
     columns: list[Column[str]] = [
         Column(title, lambda name: name, comfort=12),
         *(

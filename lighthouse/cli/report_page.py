@@ -10,13 +10,13 @@ from lighthouse_runtime.cli import format_duration
 
 ROWS = 50  # in a table
 MEANING = {
-    Cause.COMPUTE: "Committed steps, including their collectives.",
-    Cause.WAIT: "In a quorum, but in no step: for lost, healing or slow groups, or for the next quorum.",
-    Cause.REPEATED: "Discarded steps, and steps that had been committed before.",
-    Cause.HEAL: "Receiving the state of another group, until the next step.",
-    Cause.RESTART: "Starting, until the first request for a quorum.",
-    Cause.DOWN: "Lost, from the last heartbeat on.",
-    Cause.IDLE: "Ready, but in no quorum, like a spare.",
+    Cause.COMPUTE: "committed steps, including their collectives.",
+    Cause.WAIT: "in a quorum, but in no step: for lost, healing or slow groups, or for the next quorum.",
+    Cause.REPEATED: "discarded steps, and steps that had been committed before.",
+    Cause.HEAL: "receiving the state of another group, until the next step.",
+    Cause.RESTART: "starting, until the first request for a quorum.",
+    Cause.DOWN: "lost, from the last heartbeat on.",
+    Cause.IDLE: "ready, but in no quorum, like a spare.",
 }
 _STYLE = """
 :root { color-scheme: light dark; --bg: #fcfcfb; --ink: #0b0b0b; --soft: #52514e; --line: #e1e0d9;
@@ -62,7 +62,7 @@ def headline(costs: Report) -> str:
     return (
         f"{_hours(costs.group_s)} of {costs.groups:.3g} groups: {costs.goodput:.2%} in committed steps, at most "
         f"{_hours(costs.lost_s)} lost to failures."
-        + (f" Nothing is recorded for {format_duration(gap_s)} of the period." if gap_s > 1 else "")
+        + (f" Nothing is recorded for {_duration(gap_s)} of the period." if gap_s > 1 else "")
     )
 
 
@@ -77,22 +77,26 @@ def means(costs: Report) -> Iterator[tuple[str, str]]:
         yield name, _duration(seconds)
 
 
+def count_of(costs: Report) -> str:
+    return f"{len(costs.faults)} {'fault' if len(costs.faults) == 1 else 'faults'}"
+
+
 def model_text(costs: Report) -> str:
     """Return the comparison with checkpoints, and its model."""
-    if not (count := len(costs.faults)):
+    if not costs.faults:
         return "There were no faults, so restarts from checkpoints would have cost nothing either."
-    restart = f"{format_duration(costs.restart_s)}, {'assumed' if costs.back_s is None else 'as measured here'}"
-    every, half = format_duration(costs.checkpoint_every_s), format_duration(costs.checkpoint_every_s / 2)
+    every, half, restart = map(_duration, (costs.checkpoint_every_s, costs.checkpoint_every_s / 2, costs.restart_s))
+    how = "assumed" if costs.back_s is None else "as measured here"
     return (
-        f"With a checkpoint every {every}, the same faults would have cost {_hours(costs.checkpoints_lost_s)}. Here they "
-        f"cost at most {_hours(costs.lost_s)}. The model: each of {count} faults costs each of {costs.groups:.3g} groups "
-        f"half an interval ({half}) and one restart ({restart}). Writing checkpoints costs nothing. The cost here is all "
-        f"time of {', '.join(LOST[:-1])} and {LOST[-1]}, even if a slow group and not a fault was the reason."
+        f"With a checkpoint every {every}, the same faults would have cost {_hours(costs.checkpoints_lost_s)}. "
+        f"Here, they cost at most {_hours(costs.lost_s)}. The model: each of {count_of(costs)} costs each of {costs.groups:.3g} "
+        f"groups half an interval ({half}) and one restart ({restart}, {how}). Writing checkpoints costs nothing. The "
+        f"cost here is all time of {', '.join(LOST[:-1])} and {LOST[-1]}, even if a slow group was the reason."
     )
 
 
 def _duration(seconds: float | None) -> str:
-    return "-" if seconds is None else format_duration(seconds)
+    return "-" if seconds is None else format_duration(seconds).replace("m00s", "m").replace("h00m", "h")
 
 
 def _hours(seconds: float) -> str:
@@ -107,18 +111,19 @@ def _body(costs: Report) -> Iterator[str]:
     yield f'<div class="tiles">{"".join(f"<div><b>{value}</b>{name}</div>" for name, value in tiles)}</div>'
     yield f"<h2>Hours by cause</h2>{_bar(costs.seconds, 24)}"
     yield _table(
-        ("cause", "#hours", "#share", *(["#money"] * (money is not None)), "meaning"),
+        ("cause", "#hours", "#share", *(["#money"] * (money is not None))),
         (
             (
                 f'<i class="{cause}"></i>{cause}',
                 f"{costs.seconds[cause] / 3600:,.2f}",
                 f"{costs.seconds[cause] / costs.group_s:.2%}",
                 *([f"{money[cause]:,.2f}"] if money is not None else []),
-                MEANING[cause],
             )
             for cause in CAUSES
         ),
     )
+    meaning = " ".join(f"{cause.title()}: {text}" for cause, text in MEANING.items())
+    yield f'<p class="soft">{meaning}</p>'
     yield f"<h2>Over time</h2>{_over_time(costs)}<h2>With checkpoints instead</h2><p>{escape(model_text(costs))}</p>"
     yield f"<h2>Hosts</h2>{_shares('host', costs.by_host, costs.faults_by_host)}"
     yield f"<h2>Groups</h2>{_shares('group', costs.by_group, costs.faults_by_group)}<h2>Faults</h2>"
