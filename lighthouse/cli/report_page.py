@@ -89,9 +89,10 @@ def model_text(costs: Report) -> str:
     how = "assumed" if costs.back_s is None else "as measured here"
     return (
         f"With a checkpoint every {every}, the same faults would have cost {_hours(costs.checkpoints_lost_s)}. "
-        f"Here, they cost at most {_hours(costs.lost_s)}. The model: each of {count_of(costs)} costs each of {costs.groups:.3g} "
-        f"groups half an interval ({half}) and one restart ({restart}, {how}). Writing checkpoints costs nothing. The "
-        f"cost here is all time of {', '.join(LOST[:-1])} and {LOST[-1]}, even if a slow group was the reason."
+        f"Here, they cost at most {_hours(costs.lost_s)}. The model: each of {count_of(costs)} costs each of "
+        f"{costs.groups:.3g} groups half an interval ({half}) and one restart ({restart}, {how}). Writing "
+        f"checkpoints costs nothing. The cost here is all time of {', '.join(LOST[:-1])} and {LOST[-1]}, even if "
+        "a slow group was the reason."
     )
 
 

@@ -48,10 +48,10 @@ b         9.00  0.50      0.10  0.10     0.20  0.10  0.00       1
 a         9.50  0.50      0.00  0.00     0.00  0.00  0.00       0
 
 1 fault: 1 loss
-  mean time to failure            10h
-  mean time to notice            2.0s
-  mean time to recover           2.5s
-  mean time until all are back  1m30s
+  mean time to failure             10h
+  mean time to notice             2.0s
+  mean time to recover            2.5s
+  mean time until all are back   1m30s
 
 With a checkpoint every 30m, the same faults would have cost 0.55 h. Here, they
 cost at most 1.50 h. The model: each of 1 fault costs each of 2 groups half an
