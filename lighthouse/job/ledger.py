@@ -9,7 +9,7 @@
 4. A lost group is `down` from its last heartbeat, not from the moment at which the loss was noticed, and for up to
    DOWN_KEPT_S: a group that stays away longer has been removed.
 
-Every EVERY_S, the daemon takes `lines`: one per group, and one per new or changed fault. The module does no I/O.
+Every EVERY_S, the daemon writes `take_lines`: one line per group, and one per new or changed fault. The module does no I/O.
 Moments come from the monotonic clock, and the wall clock dates the lines.
 """
 
@@ -25,7 +25,7 @@ from lighthouse_protocol.messages.session import LEFT, GroupCounts, GroupReport,
 EVERY_S = 300.0
 DOWN_KEPT_S = 12 * 3600.0
 MAX_GROUPS = 20_000
-MAX_CLOSED, MAX_FAULTS = 2 * MAX_GROUPS, 1000  # between two calls of `lines`
+MAX_CLOSED, MAX_FAULTS = 2 * MAX_GROUPS, 1000  # between two calls of `take_lines`
 MAX_HOSTS = 16  # named per group
 MAX_TEXT_CHARS = 200
 
@@ -103,7 +103,7 @@ class Ledger:
         self._closed: list[dict[str, Any]] = []
         self._faults: dict[str, IncidentSummary] = {}
 
-    def observe(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
+    def observe_group(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
         """Note the group's present state, which holds since `at` if that is given."""
         if group is None or group.participant is None:
             return
@@ -122,13 +122,13 @@ class Ledger:
             self._close(key, spent, spent.since)
             spent.hosts = hosts
 
-    def report(self, job: str, group: Group | None, report: GroupReport, new: GroupCounts, now: float) -> None:
+    def add_report(self, job: str, group: Group | None, report: GroupReport, new: GroupCounts, now: float) -> None:
         """Note a manager's report, which adds `new` to its counters."""
         is_leaving = report.down == LEFT or (report.held is not None and report.held.mode is HoldState.LEAVING)
         if group is None or is_leaving:
-            self.leave(job, group.replica_id if group is not None else "", now)
+            self.end_group(job, group.replica_id if group is not None else "", now)
             return
-        self.observe(job, group, now)
+        self.observe_group(job, group, now)
         if (spent := self._spent.get((job, group.replica_id))) is not None:
             steps = self._steps.setdefault(job, _Steps())
             spent.owed_s[Cause.REPEATED if group.step <= steps.repeated_to else Cause.COMPUTE] += new.step_s
@@ -136,23 +136,23 @@ class Ledger:
             if new.commits:
                 steps.committed = max(steps.committed, group.step - 1)
 
-    def formed(self, job: str, max_step: int) -> None:
+    def add_quorum(self, job: str, max_step: int) -> None:
         """Note that a quorum begins with the state of `max_step`."""
         steps = self._steps.setdefault(job, _Steps())
         if max_step < steps.committed:
             steps.repeated_to = steps.committed
 
-    def leave(self, job: str, replica_id: str, now: float) -> None:
+    def end_group(self, job: str, replica_id: str, now: float) -> None:
         """End the time of a group that leaves in good order."""
         if (spent := self._spent.pop((job, replica_id), None)) is not None:
             self._close((job, replica_id), spent, now)
 
-    def fault(self, summary: IncidentSummary) -> None:
+    def add_incident(self, summary: IncidentSummary) -> None:
         """Note a new or changed incident."""
         if summary.kind in FAULTS and (summary.id in self._faults or len(self._faults) < MAX_FAULTS):
             self._faults[summary.id] = replace(summary, text=summary.text[:MAX_TEXT_CHARS])
 
-    def lines(self, now: float, unix_s: float) -> list[str]:
+    def take_lines(self, now: float, unix_s: float) -> list[str]:
         """Return the lines since the last call."""
         for key, spent in list(self._spent.items()):
             self._close(key, spent, now)

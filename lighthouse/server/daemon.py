@@ -120,9 +120,11 @@ class LighthouseDaemon:
         )
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
-        registry.register(RunCollector(self._runs.status))
+        registry.register(RunCollector(self._runs.run_statuses))
         registry.register(AccountCollector(self._accounts, asyncio.get_running_loop().time))
-        registry.register(PhaseCollector(lambda: {driver.job: driver.progress.known.seconds for driver in self._jobs}))
+        registry.register(
+            PhaseCollector(lambda: {driver.job: driver.progress.known.phase_seconds for driver in self._jobs})
+        )
         registry.register(IncidentCollector(self._incidents.times, self._job_names))
         shared = self._shared
         registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
@@ -165,7 +167,7 @@ class LighthouseDaemon:
             OnStall(self._config.on_stall),
             files,
             lambda *asked: self._runs.stop_all(*asked),
-            lambda *asked: self._runs.restart(*asked),
+            lambda *asked: self._runs.fail_ranks_of(*asked),
         )
 
     def _accounts(self) -> dict[str, JobAccount]:
@@ -178,7 +180,7 @@ class LighthouseDaemon:
         """Return the document for the dashboard and for GET /status, whose values must not be modified."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
-        pace = {driver.job: driver.pace() for driver in self._jobs}
+        pace = {driver.job: driver.current_pace() for driver in self._jobs}
         runs = (*status.runs, *self._runs.stopped_status())
         return {**shown, "runs": runs, "pace": pace, "grpc_port": self.grpc_port}
 
@@ -207,7 +209,7 @@ class LighthouseDaemon:
     async def _start(self) -> None:
         if self._shared is None and self._memory.claim():
             self._jobs.remember(self._memory.load())
-        await asyncio.to_thread(self._incidents.load)
+        await asyncio.to_thread(self._incidents.load_stored)
         http, grpc = self._security.http.files, self._security.grpc.files
         self.http_port = await self._http.start(self._config.http, http and http.for_http())
         try:
@@ -248,11 +250,11 @@ class LighthouseDaemon:
                 written = interval
                 await self._write_ledger()
             for driver in self._jobs:
-                driver.sample()
+                driver.take_sample()
 
     async def _write_ledger(self, ledger: Ledger | None = None) -> None:
         now = time.time()
-        lines = (ledger or self._incidents.ledger).lines(asyncio.get_running_loop().time(), now)
+        lines = (ledger or self._incidents.ledger).take_lines(asyncio.get_running_loop().time(), now)
         if self._ledger is not None:
             await asyncio.to_thread(self._ledger.append, lines, now)
 
@@ -354,7 +356,7 @@ class LighthouseDaemon:
         self._set_serving(False)
         ledger, self._incidents.ledger = self._incidents.ledger, Ledger()
         self._run(self._write_ledger(ledger))
-        self._jobs.drop(str(refusal))
+        self._jobs.drop_all(str(refusal))
         self._grpc.break_streams(refusal)
         self._http.close_feeds()
 

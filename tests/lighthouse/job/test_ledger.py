@@ -39,7 +39,7 @@ def see(found: Group, *hosts: str) -> None:
 
 
 def documents(ledger: Ledger, now: float) -> list[dict]:
-    found = [json.loads(line) for line in ledger.lines(now, UNIX_S + now)]
+    found = [json.loads(line) for line in ledger.take_lines(now, UNIX_S + now)]
     for each in found:
         if "seconds" in each:
             assert sum(each["seconds"].values()) == pytest.approx(each["to"] - each["from"], abs=0.01)
@@ -80,93 +80,93 @@ def test_time_in_a_quorum_is_computing_where_the_manager_does_not_count():
 
 def test_counters_divide_the_time_in_a_quorum():
     ledger, found = Ledger(), trains()
-    ledger.observe("j", found, 0.0)
-    ledger.report("j", found, STANDING, GroupCounts(3, step_s=70.0, discarded_s=10.0), 95.0)
+    ledger.observe_group("j", found, 0.0)
+    ledger.add_report("j", found, STANDING, GroupCounts(3, step_s=70.0, discarded_s=10.0), 95.0)
     assert seconds(ledger, 100.0) == {"compute": 70.0, "repeated": 10.0, "wait": 20.0}
     assert seconds(ledger, 150.0) == {"wait": 50.0}
 
 
 def test_a_long_step_counts_where_it_ends_and_no_line_has_more_than_its_time():
     ledger, found = Ledger(), trains()
-    ledger.observe("j", found, 0.0)
+    ledger.observe_group("j", found, 0.0)
     assert seconds(ledger, 100.0) == {"wait": 100.0}
-    ledger.report("j", found, STANDING, GroupCounts(1, step_s=150.0), 150.0)
+    ledger.add_report("j", found, STANDING, GroupCounts(1, step_s=150.0), 150.0)
     assert seconds(ledger, 160.0) == {"compute": 60.0}
     assert seconds(ledger, 300.0) == {"compute": 90.0, "wait": 50.0}
-    ledger.report("j", found, STANDING, GroupCounts(1, step_s=9999.0), 300.0)
+    ledger.add_report("j", found, STANDING, GroupCounts(1, step_s=9999.0), 300.0)
     assert seconds(ledger, 301.0) == {"compute": 1.0}
     assert seconds(ledger, 1000.0) == {"compute": EVERY_S, "wait": 699.0 - EVERY_S}
 
 
 def test_a_lost_group_is_down_since_its_last_heartbeat():
     ledger, found = Ledger(), trains()
-    ledger.observe("j", found, 0.0)
+    ledger.observe_group("j", found, 0.0)
     found.is_alive = False
-    ledger.observe("j", found, 10.0, 6.0)
+    ledger.observe_group("j", found, 10.0, 6.0)
     assert seconds(ledger, 20.0) == {"wait": 6.0, "down": 14.0}
     other = trains("b")
-    ledger.observe("j", other, 20.0)
+    ledger.observe_group("j", other, 20.0)
     documents(ledger, 25.0)
     other.is_alive = False
-    ledger.observe("j", other, 30.0, 6.0)  # what is written stays
+    ledger.observe_group("j", other, 30.0, 6.0)  # what is written stays
     assert seconds(ledger, 40.0) == {"down": 30.0}  # 15 s of each
 
 
 def test_a_group_that_stays_away_is_dropped_and_counts_again_when_it_returns():
     ledger, found = Ledger(), trains(is_alive=False)
-    ledger.observe("j", found, 0.0)
+    ledger.observe_group("j", found, 0.0)
     for now in (DOWN_KEPT_S, DOWN_KEPT_S + 1):
         assert seconds(ledger, now)
     assert seconds(ledger, DOWN_KEPT_S + 2) == {}
     found.is_alive = True
-    ledger.observe("j", found, DOWN_KEPT_S + 10)
+    ledger.observe_group("j", found, DOWN_KEPT_S + 10)
     assert seconds(ledger, DOWN_KEPT_S + 12) == {"wait": 2.0}
 
 
 def test_the_time_of_a_group_that_leaves_ends():
     ledger, found = Ledger(), trains()
-    ledger.observe("j", found, 0.0)
-    ledger.report("j", found, LEAVING, GroupCounts(), 7.0)
-    ledger.report("j", found, LEAVING, GroupCounts(), 8.0)
+    ledger.observe_group("j", found, 0.0)
+    ledger.add_report("j", found, LEAVING, GroupCounts(), 7.0)
+    ledger.add_report("j", found, LEAVING, GroupCounts(), 8.0)
     assert seconds(ledger, 20.0) == {"wait": 7.0}
     other = group("b")
-    ledger.observe("j", other, 20.0)
-    ledger.leave("j", "b", 24.0)
-    ledger.leave("j", "unknown", 24.0)
+    ledger.observe_group("j", other, 20.0)
+    ledger.end_group("j", "b", 24.0)
+    ledger.end_group("j", "unknown", 24.0)
     assert seconds(ledger, 30.0) == {"restart": 4.0}
 
 
 def test_groups_known_by_heartbeats_alone_have_no_time():
     ledger = Ledger()
-    ledger.observe("j", Group("a", "i1", 0.0), 0.0)
-    ledger.observe("j", None, 0.0)
+    ledger.observe_group("j", Group("a", "i1", 0.0), 0.0)
+    ledger.observe_group("j", None, 0.0)
     assert documents(ledger, 10.0) == []
 
 
 def test_steps_that_a_job_had_committed_before_are_repeated():
     ledger, found = Ledger(), trains(step=11)
-    ledger.observe("j", found, 0.0)
-    ledger.formed("j", 10)
-    ledger.report("j", found, STANDING, GroupCounts(1, step_s=10.0), 10.0)  # of step 10
-    ledger.formed("j", 10)  # the same again, after a loss
-    ledger.report("j", found, STANDING, GroupCounts(1, step_s=5.0), 15.0)
+    ledger.observe_group("j", found, 0.0)
+    ledger.add_quorum("j", 10)
+    ledger.add_report("j", found, STANDING, GroupCounts(1, step_s=10.0), 10.0)  # of step 10
+    ledger.add_quorum("j", 10)  # the same again, after a loss
+    ledger.add_report("j", found, STANDING, GroupCounts(1, step_s=5.0), 15.0)
     assert seconds(ledger, 15.0) == {"compute": 15.0}
-    ledger.formed("j", 4)  # a checkpoint
+    ledger.add_quorum("j", 4)  # a checkpoint
     found.step = 10
-    ledger.report("j", found, STANDING, GroupCounts(6, step_s=60.0), 75.0)
+    ledger.add_report("j", found, STANDING, GroupCounts(6, step_s=60.0), 75.0)
     found.step = 11
-    ledger.report("j", found, STANDING, GroupCounts(1, step_s=25.0), 100.0)
+    ledger.add_report("j", found, STANDING, GroupCounts(1, step_s=25.0), 100.0)
     assert seconds(ledger, 100.0) == {"repeated": 60.0, "compute": 25.0}
 
 
 def test_a_line_names_the_hosts_of_its_time():
     ledger, found = Ledger(), trains()
-    ledger.observe("j", found, 0.0)
+    ledger.observe_group("j", found, 0.0)
     see(found, "node-7", "node-8", "node-7")
     found.is_alive = False
-    ledger.observe("j", found, 10.0)  # lost: it keeps its host
+    ledger.observe_group("j", found, 10.0)  # lost: it keeps its host
     found.is_alive, found.is_participant = True, False
-    ledger.observe("j", found, 30.0)
+    ledger.observe_group("j", found, 30.0)
     lines = documents(ledger, 50.0)
     assert [(each["hosts"], each["from"] - UNIX_S, each["to"] - UNIX_S) for each in lines] == [
         (["node-1"], 0.0, 30.0),
@@ -177,9 +177,9 @@ def test_a_line_names_the_hosts_of_its_time():
 
 def test_a_fault_is_written_once_per_change():
     ledger = Ledger()
-    ledger.fault(summary(kind=IncidentKind.LOSS, text="x" * 999))
-    ledger.fault(summary(kind=IncidentKind.LOSS, text="x" * 999, step_s=3.0))
-    ledger.fault(summary("i2", kind=IncidentKind.NONFINITE))  # interrupts nothing
+    ledger.add_incident(summary(kind=IncidentKind.LOSS, text="x" * 999))
+    ledger.add_incident(summary(kind=IncidentKind.LOSS, text="x" * 999, step_s=3.0))
+    ledger.add_incident(summary("i2", kind=IncidentKind.NONFINITE))  # interrupts nothing
     (line,) = documents(ledger, 1.0)
     assert (line["job"], line["fault"]["step_s"], len(line["fault"]["text"])) == ("default", 3.0, MAX_TEXT_CHARS)
     assert documents(ledger, 2.0) == []
@@ -201,15 +201,15 @@ def test_drawn_histories_add_up(seed):
         met.setdefault(found.replica_id, now)
         match r.randrange(4):
             case 0:
-                ledger.observe("j", found, now, now - r.random() * 5)
+                ledger.observe_group("j", found, now, now - r.random() * 5)
             case 1:
                 spent = GroupCounts(1, step_s=r.random() * 3, discarded_s=r.random())
-                ledger.report("j", found, STANDING, spent, now)
+                ledger.add_report("j", found, STANDING, spent, now)
             case 2:
-                ledger.formed("j", r.randrange(5))
-                ledger.observe("j", found, now)
+                ledger.add_quorum("j", r.randrange(5))
+                ledger.observe_group("j", found, now)
             case 3:
-                ledger.observe("j", found, now)
+                ledger.observe_group("j", found, now)
         if r.random() < 0.05:
             total += sum(seconds(ledger, now).values())
     total += sum(seconds(ledger, now).values())

@@ -101,7 +101,7 @@ def test_the_ledger_agrees_with_the_truth(seed, monkeypatch):
     process, world = simulation.process, simulation.world
     assert simulation.kills
     assert simulation.lighthouse.starts == 1
-    lines = process.jobs.incidents.ledger.lines(process.clock(), simulation.lighthouse.wall())
+    lines = process.jobs.incidents.ledger.take_lines(process.clock(), simulation.lighthouse.wall())
     report, spent = add_up(lines), add_up(lines).seconds
 
     wall_s = {name: (world.now - at) * process.rate for name, at in simulation.first.items()}
