@@ -9,8 +9,8 @@
 4. A lost group is `down` from its last heartbeat, not from the moment at which the loss was noticed, and for up to
    DOWN_KEPT_S: a group that stays away longer has been removed.
 
-Every EVERY_S, the daemon writes `take_lines`: one line per group, and one per new or changed fault. The module does no I/O.
-Moments come from the monotonic clock, and the wall clock dates the lines.
+Every EVERY_S, the daemon writes what `take_lines` returns: one line per group, and one per new or changed fault. The
+module does no I/O. Moments come from the monotonic clock, and the wall clock dates the lines.
 """
 
 import json

@@ -58,6 +58,8 @@ def test_a_period_cuts_intervals_in_proportion():
 def test_a_lighthouse_that_was_away_leaves_a_gap():
     report = add_up([line(to=100), line("b", to=100), line(at=160, to=300), line("b", 160, 300)])
     assert (report.recorded_s, report.group_s, report.groups) == (240, 480, 2)
+    nested = [line(), line("b", 10, 100), line("c", 150, 200)]
+    assert add_up(nested).recorded_s == 300
 
 
 def test_times_of_faults():

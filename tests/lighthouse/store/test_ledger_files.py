@@ -62,6 +62,15 @@ def test_the_oldest_days_are_dropped(tmp_path, monkeypatch):
     assert files.days() == ["20231118"]  # the newest stays
 
 
+def test_no_more_days_are_dropped_than_must_be(tmp_path, monkeypatch):
+    files = LedgerFiles(tmp_path)
+    for day in range(4):
+        files.append(["x" * 9], T + day * DAY_S)
+    monkeypatch.setattr(ledger_files, "MAX_FOLDER_BYTES", 25)
+    files.append(["x"], T + 3 * DAY_S)
+    assert files.days() == ["20231116", "20231117"]
+
+
 @pytest.mark.parametrize("page", ["x", "2023", "20231114:", "20231114:x", "../../etc/passwd", "20231114:-1"])
 def test_other_pages_are_refused(tmp_path, page):
     with pytest.raises(InvalidRequest, match="page"):
