@@ -174,8 +174,8 @@ def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSum
                 faults[summary.job, summary.id] = summary
             elif found["to"] > found["from"]:
                 seconds = {Cause(cause): float(seconds) for cause, seconds in found["seconds"].items()}
-                names = ("job", "group", "from", "to", "hosts", "ranks")
-                rows.append(_Row(*(found[name] for name in names), seconds))
+                job_name, group, hosts, ranks = (found[name] for name in ("job", "group", "hosts", "ranks"))
+                rows.append(_Row(job_name, group, found["from"], found["to"], hosts, ranks, seconds))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue
     return rows, sorted(faults.values(), key=_fault_at)
