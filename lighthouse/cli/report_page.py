@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
+from importlib import resources
 
 from lighthouse.cli.incidents import clock
 from lighthouse.job.costs import LOST, Report, Seconds
@@ -18,34 +19,16 @@ MEANING = {
     Cause.DOWN: "lost, from the last heartbeat on.",
     Cause.IDLE: "ready, but in no quorum, like a spare.",
 }
-_STYLE = """
-:root { color-scheme: light dark; --bg: #fcfcfb; --ink: #0b0b0b; --soft: #52514e; --line: #e1e0d9;
-  --compute: #2a78d6; --wait: #9b9a94; --repeated: #eda100; --heal: #1baf7a; --restart: #4a3aa7; --down: #e34948;
-  --idle: #d8d7cf; }
-@media (prefers-color-scheme: dark) { :root { --bg: #1a1a19; --ink: #fff; --soft: #c3c2b7; --line: #383835;
-  --compute: #3987e5; --wait: #7d7c76; --repeated: #c98500; --heal: #199e70; --restart: #9085e9; --down: #e66767;
-  --idle: #4a4a46; } }
-body { margin: 0 auto; max-width: 60rem; padding: 1rem; background: var(--bg); color: var(--ink);
-  font: 16px/1.45 system-ui, sans-serif; }
-h1 { font-size: 1.5rem; margin: .5rem 0 0; } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem; } p { margin: .4rem 0; }
-.soft, th { color: var(--soft); font-weight: normal; } b { font-size: 1.5rem; font-weight: normal; display: block; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .75rem; margin: 1rem 0; }
-.tiles div { border: 1px solid var(--line); border-radius: .5rem; padding: .6rem .8rem; }
-svg { display: block; width: 100%; min-width: 4rem; margin: .35rem 0; } .wide { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: .3rem .7rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
-.n { text-align: right; white-space: nowrap; } .name { overflow-wrap: anywhere; min-width: 6rem; }
-i { display: inline-block; width: .75rem; height: .75rem; border-radius: 2px; margin-right: .4rem; }
-""" + "\n".join(f".{cause} {{ fill: var(--{cause}); background: var(--{cause}); }}" for cause in CAUSES)
 
 
 def page(costs: Report) -> str:
     """Return the report as HTML."""
     job = f"job {costs.job}, " if costs.job else ""
+    style = resources.files(__package__ or "").joinpath("report.css").read_text(encoding="utf-8")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>What failures cost</title><style>{_STYLE}</style></head><body><h1>What failures cost</h1>"
+        f"<title>What failures cost</title><style>{style}</style></head><body><h1>What failures cost</h1>"
         f'<p class="soft">{escape(job + period(costs))}</p><p>{headline(costs)}</p>'
         f"{''.join(_body(costs)) if costs.group_s else ''}</body></html>\n"
     )
