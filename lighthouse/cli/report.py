@@ -13,7 +13,7 @@ from rich.text import Text
 
 from lighthouse.cli.layout import Column, table
 from lighthouse.cli.options import EVERY_JOB, ClientOptions, client_options, read_coordinator
-from lighthouse.cli.report_page import count_of, headline, means, model_text, page, period
+from lighthouse.cli.report_page import count_of, headline, hours, means, model_text, page, period
 from lighthouse.cli.tables import wrapped
 from lighthouse.job.costs import LOST, Report, Seconds, add_up
 from lighthouse.job.ledger import CAUSES, Cause
@@ -142,15 +142,15 @@ def text(costs: Report, width: int) -> Iterator[Text]:
         return
     columns: list[Column[Cause]] = [
         Column("CAUSE", lambda cause: cause.value),
-        Column("HOURS", lambda cause: f"{costs.seconds[cause] / 3600:,.2f}", is_number=True),
+        Column("HOURS", lambda cause: hours(costs.seconds[cause], costs), is_number=True),
         Column("SHARE", lambda cause: f"{costs.seconds[cause] / costs.group_s:.2%}", is_number=True),
     ]
     if (money := costs.money) is not None:
         columns.append(Column("MONEY", lambda cause: f"{money[cause]:,.2f}", is_number=True))
     yield Text()
     yield from table(columns, CAUSES, width)
-    yield from _hours("HOST", costs.by_host, costs.faults_by_host, width)
-    yield from _hours("GROUP", costs.by_group, costs.faults_by_group, width)
+    yield from _shares("HOST", costs, costs.by_host, costs.faults_by_host, width)
+    yield from _shares("GROUP", costs, costs.by_group, costs.faults_by_group, width)
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(fault.kind for fault in costs.faults).most_common())
     yield Text()
     yield from wrapped(Text(f"{count_of(costs)}{': ' * bool(kinds)}{kinds}"), width)
@@ -160,12 +160,14 @@ def text(costs: Report, width: int) -> Iterator[Text]:
     yield from wrapped(Text(model_text(costs)), width)
 
 
-def _hours(title: str, spent: Mapping[str, Seconds], faults: Mapping[str, int], width: int) -> Iterator[Text]:
+def _shares(
+    title: str, costs: Report, spent: Mapping[str, Seconds], faults: Mapping[str, int], width: int
+) -> Iterator[Text]:
     names = sorted(spent, key=lambda name: -sum(spent[name][cause] for cause in LOST))
     columns: list[Column[str]] = [
         Column(title, lambda name: name, comfort=12),
         *(
-            Column(cause.upper(), lambda name, cause=cause: f"{spent[name][cause] / 3600:,.2f}", is_number=True)
+            Column(cause.upper(), lambda name, cause=cause: hours(spent[name][cause], costs), is_number=True)
             for cause in CAUSES
         ),
         Column("FAULTS", lambda name: str(faults[name]), is_number=True),

@@ -15,9 +15,9 @@ MEANING = {
     Cause.WAIT: "in a quorum, but in no step: for lost, healing or slow groups, or for the next quorum.",
     Cause.REPEATED: "discarded steps, and steps that had been committed before.",
     Cause.HEAL: "receiving the state of another group, until the next step.",
-    Cause.RESTART: "starting, until the first request for a quorum.",
+    Cause.RESTART: "starting again, until the first request for a quorum.",
     Cause.DOWN: "lost, from the last heartbeat on.",
-    Cause.IDLE: "ready, but in no quorum, like a spare.",
+    Cause.IDLE: "in no quorum without a failure: the first start, spares.",
 }
 
 
@@ -79,6 +79,11 @@ def model_text(costs: Report) -> str:
     )
 
 
+def hours(seconds: float, costs: Report) -> str:
+    """Format hours for a table, with more digits if the period is short."""
+    return f"{seconds / 3600:,.{2 if costs.group_s > 36_000 else 4}f}"
+
+
 def _duration(seconds: float | None) -> str:
     return "-" if seconds is None else format_duration(seconds).replace("m00s", "m").replace("h00m", "h")
 
@@ -99,7 +104,7 @@ def _body(costs: Report) -> Iterator[str]:
         (
             (
                 f'<i class="{cause}"></i>{cause}',
-                f"{costs.seconds[cause] / 3600:,.2f}",
+                hours(costs.seconds[cause], costs),
                 f"{costs.seconds[cause] / costs.group_s:.2%}",
                 *([f"{money[cause]:,.2f}"] if money is not None else []),
             )

@@ -20,6 +20,7 @@ Seconds = dict[Cause, float]
 # Causes that cost time because of failures. Groups wait for lost and healing groups, but also for slow ones.
 LOST = (Cause.WAIT, Cause.REPEATED, Cause.HEAL, Cause.RESTART, Cause.DOWN)
 COLUMNS = 60
+UNKNOWN = "(unknown)"  # host of groups whose ranks do not report one
 RESTART_S = 300.0  # if no fault of the period shows how long a restart takes
 
 
@@ -107,13 +108,14 @@ def add_up(
         _add(total, row, share)
         _add(money, row, share * row.ranks * (price_per_h or 0.0) / 3600)
         _add(by_group[name], row, share)
-        for host in row.hosts:
-            _add(by_host[host], row, share / len(row.hosts))
+        hosts = row.hosts or [UNKNOWN]
+        for host in hosts:
+            _add(by_host[host], row, share / len(hosts))
         for i in range(max(0, int((row.from_s - since) / width)), min(COLUMNS, int((row.to_s - since) / width) + 1)):
             _add(columns[i], row, row.share(since + i * width, since + (i + 1) * width))
         for fault in faults[bisect_left(moments, row.from_s) : bisect_left(moments, row.to_s)]:
             if row.group in _groups(fault) and row.job == fault.job:
-                struck[True] |= {(host, fault.id) for host in row.hosts}
+                struck[True] |= {(host, fault.id) for host in hosts}
                 struck[False].add((name, fault.id))
     group_s, recorded_s = sum(total.values()), _covered(rows, since, until)
     groups, back_s = group_s / recorded_s if recorded_s else 0.0, _mean(fault.back_s for fault in faults)

@@ -70,7 +70,8 @@ class _Spent:
     since: float  # the time until then is in `seconds`
     from_at: float
     changed_at: float  # since when the cause holds, also across lines
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # empty until a rank has reported its host
+    has_trained: bool = False
     ranks: int = 1
     seconds: dict[Cause, float] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0.0))
     owed_s: dict[Cause, float] = field(default_factory=lambda: {Cause.COMPUTE: 0.0, Cause.REPEATED: 0.0})
@@ -113,13 +114,18 @@ class Ledger:
             if len(self._spent) >= MAX_GROUPS:
                 return
             spent = self._spent[key] = _Spent(cause, now, now, now)
-        elif cause is spent.cause and spent.hosts:
+        spent.has_trained |= group.is_participant
+        if cause is Cause.RESTART and not spent.has_trained:
+            cause = Cause.IDLE  # its first start is not the cost of a failure
+        if cause is spent.cause and spent.hosts:
             return
         spent.advance(now if at is None else max(spent.since, min(at, now)))
         spent.cause, spent.changed_at, spent.ranks = cause, spent.since, max(1, group.participant.group_world_size)
-        hosts = _hosts(group)
+        view = group.reports.view if group.is_alive else None  # a lost group keeps its hosts
+        hosts = tuple(sorted({rank.host for rank in view.ranks if rank.host})[:MAX_HOSTS]) if view is not None else ()
         if hosts and hosts != spent.hosts:
-            self._close(key, spent, spent.since)
+            if spent.hosts:
+                self._close(key, spent, spent.since)
             spent.hosts = hosts
 
     def add_report(self, job: str, group: Group | None, report: GroupReport, new: GroupCounts, now: float) -> None:
@@ -177,12 +183,3 @@ class Ledger:
             document = {"job": job, "group": group, "from": spent.from_at, "to": at}
             self._closed.append({**document, "hosts": spent.hosts, "ranks": spent.ranks, "seconds": seconds})
         spent.seconds, spent.from_at = dict.fromkeys(CAUSES, 0.0), at
-
-
-def _hosts(group: Group) -> tuple[str, ...]:
-    """Return the hosts of the group's ranks, or of its manager while no rank reports one."""
-    view, participant = group.reports.view, group.participant
-    names = {rank.host for rank in view.ranks if rank.host} if view is not None and group.is_alive else set[str]()
-    if not names and participant is not None and group.is_alive and view is None:
-        names = {participant.address.rpartition(":")[0]} - {""}
-    return tuple(sorted(names)[:MAX_HOSTS])

@@ -47,6 +47,10 @@ def test_hours_by_cause_group_and_host():
     assert sum(report.columns[0].values()) == pytest.approx(10)
 
 
+def test_time_on_an_unknown_host_counts():
+    assert sum(add_up([line(hosts=())]).by_host["(unknown)"].values()) == 300
+
+
 def test_a_period_cuts_intervals_in_proportion():
     lines = [line(at=0, to=300, compute=240, wait=60), line(at=300, to=600)]
     report = add_up(lines, since=T + 150, until=T + 450)

@@ -133,7 +133,7 @@ def test_the_time_of_a_group_that_leaves_ends():
     ledger.observe_group("j", other, 20.0)
     ledger.end_group("j", "b", 24.0)
     ledger.end_group("j", "unknown", 24.0)
-    assert seconds(ledger, 30.0) == {"restart": 4.0}
+    assert seconds(ledger, 30.0) == {"idle": 4.0}
 
 
 def test_groups_known_by_heartbeats_alone_have_no_time():
@@ -159,9 +159,21 @@ def test_steps_that_a_job_had_committed_before_are_repeated():
     assert seconds(ledger, 100.0) == {"repeated": 60.0, "compute": 25.0}
 
 
+def test_the_first_start_is_not_the_cost_of_a_failure():
+    ledger, found = Ledger(), group(is_starting=True)
+    ledger.observe_group("j", found, 0.0)
+    found.is_starting, found.is_participant = False, True
+    ledger.observe_group("j", found, 10.0)
+    found.is_starting = True
+    ledger.observe_group("j", found, 15.0)
+    assert seconds(ledger, 18.0) == {"idle": 10.0, "wait": 5.0, "restart": 3.0}
+
+
 def test_a_line_names_the_hosts_of_its_time():
     ledger, found = Ledger(), trains()
     ledger.observe_group("j", found, 0.0)
+    see(found, "node-1")
+    ledger.observe_group("j", found, 5.0)  # its first report tells where it was before, too
     see(found, "node-7", "node-8", "node-7")
     found.is_alive = False
     ledger.observe_group("j", found, 10.0)  # lost: it keeps its host
