@@ -120,7 +120,9 @@ class Ledger:
         if cause is spent.cause and spent.hosts:
             return
         spent.advance(now if at is None else max(spent.since, min(at, now)))
-        spent.cause, spent.changed_at, spent.ranks = cause, spent.since, max(1, group.participant.group_world_size)
+        if cause is not spent.cause:
+            spent.cause, spent.changed_at = cause, spent.since
+        spent.ranks = max(1, group.participant.group_world_size)
         view = group.reports.view if group.is_alive else None  # a lost group keeps its hosts
         hosts = tuple(sorted({rank.host for rank in view.ranks if rank.host})[:MAX_HOSTS]) if view is not None else ()
         if hosts and hosts != spent.hosts:
@@ -152,6 +154,8 @@ class Ledger:
         """End the time of a group that leaves in good order."""
         if (spent := self._spent.pop((job, replica_id), None)) is not None:
             self._close((job, replica_id), spent, now)
+            if all(other != job for other, _ in self._spent):
+                self._steps.pop(job, None)  # the next run with this name may begin at any step
 
     def add_incident(self, summary: IncidentSummary) -> None:
         """Note a new or changed incident."""

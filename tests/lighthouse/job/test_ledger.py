@@ -159,6 +159,18 @@ def test_steps_that_a_job_had_committed_before_are_repeated():
     assert seconds(ledger, 100.0) == {"repeated": 60.0, "compute": 25.0}
 
 
+def test_a_new_run_with_the_name_of_one_that_has_ended_repeats_nothing():
+    ledger, found = Ledger(), trains(step=11)
+    ledger.observe_group("j", found, 0.0)
+    ledger.add_report("j", found, STANDING, GroupCounts(1, step_s=10.0), 10.0)
+    ledger.end_group("j", "a", 10.0)
+    again = trains("b", step=1)
+    ledger.observe_group("j", again, 20.0)
+    ledger.add_quorum("j", 0)
+    ledger.add_report("j", again, STANDING, GroupCounts(1, step_s=5.0), 25.0)
+    assert seconds(ledger, 25.0) == {"compute": 15.0}
+
+
 def test_the_first_start_is_not_the_cost_of_a_failure():
     ledger, found = Ledger(), group(is_starting=True)
     ledger.observe_group("j", found, 0.0)
