@@ -56,6 +56,7 @@ from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
     Goodbye,
+    GroupReport,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -426,7 +427,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused
-            self.account.add_report(hello.participant.replica_id, hello.levels, self._clock())
+            self._add_report(hello.participant.replica_id, hello.levels)
         self._opening = 0
         return number
 
@@ -437,8 +438,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         match message:
             case Heartbeat():
                 self._feed(SessionHeartbeatReceived(number, message))
-                self.account.add_report(session.replica_id, message.levels, self._clock())
                 self._timeline.check_heal(session.replica_id, self._wall())
+                self._add_report(session.replica_id, message.levels)
                 if message.progress is not None:
                     self.progress.add_view(session.replica_id, message.progress)
                     self.incidents.handle_view(session.replica_id, message.progress)
@@ -460,6 +461,11 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 self.incidents.receive_evidence(number, message)
             case Hello():
                 self._sessions.end_session_stream(number, None, "a session has one hello")
+
+    def _add_report(self, replica_id: str, report: GroupReport) -> None:
+        now, group = self._clock(), self.machine.job.groups.get(replica_id)
+        new = self.account.add_report(replica_id, report, now)
+        self._incident_registry.ledger.add_report(self.job, group, report, new, now)
 
     def end_session(self, number: int) -> None:
         session = self._sessions.pop(number, None)
@@ -586,6 +592,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
         if news:
             self._timeline.add_effects(news, self._wall())
+        self._note_states(news, now)
         for effect in news:
             match effect:
                 case MemberLost():
@@ -603,6 +610,24 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._worlds.note_effects(news)
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))
+
+    def _note_states(self, effects: Sequence[QuorumEffect], now: float) -> None:
+        """Note in the ledger which groups have changed their state."""
+        ledger, groups = self._incident_registry.ledger, self.machine.job.groups
+        for effect in effects:
+            match effect:
+                case QuorumFormed(quorum):
+                    ledger.add_quorum(self.job, max(member.step for member in quorum.participants))
+                    for group in groups.values():
+                        ledger.observe_group(self.job, group, now)
+                case MemberLost(replica_id, _, _, last_seen_at):
+                    ledger.observe_group(self.job, groups.get(replica_id), now, last_seen_at)
+                case MemberLeft(replica_id):
+                    ledger.end_group(self.job, replica_id, now)
+                case MemberJoined(replica_id) | MemberBack(replica_id):
+                    ledger.observe_group(self.job, groups.get(replica_id), now)
+                case _:
+                    pass
 
     def _perform_one(self, effect: QuorumEffect) -> None:
         match effect:

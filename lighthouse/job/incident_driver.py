@@ -28,7 +28,8 @@ from lighthouse.job.incidents import (
     IncidentMachine,
     OnStall,
 )
-from lighthouse.job.progress import REASONS, JobProgress, Runs, difference
+from lighthouse.job.ledger import Ledger
+from lighthouse.job.progress import NOTHING, REASONS, JobProgress, Runs, difference
 from lighthouse.job.records import Group, GroupReports
 from lighthouse.job.roster import Job
 from lighthouse.job.run_driver import Ports, RunDriver
@@ -40,6 +41,7 @@ from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
     EvidenceRequest,
+    GroupCounts,
     GroupReport,
     HeldQuorum,
     HoldState,
@@ -86,11 +88,11 @@ class JobAccount:
         self.heals = Histogram(HEAL_BOUNDS_S)
         self.waits = Histogram(WAIT_BOUNDS_S)
 
-    def add_report(self, replica_id: str, report: GroupReport, now: float) -> None:
-        """Add a group's report, from the hello of its session or from a heartbeat."""
+    def add_report(self, replica_id: str, report: GroupReport, now: float) -> GroupCounts:
+        """Add a group's report, from the hello of its session or from a heartbeat. Return what it adds."""
         group, counts = self._groups.get(replica_id), report.counts
         if group is None or counts is None:
-            return
+            return NOTHING
         reports = group.reports
         new, reports.counts = difference(reports.counts or counts, counts), counts
         if report.held is not None and report.held.mode is HoldState.LEAVING:
@@ -105,6 +107,7 @@ class JobAccount:
         heals = min(new.healed.heals, MAX_HEALS_TOLD)
         for _ in range(heals):  # reports contain only their sum
             self.heals.add(new.healed.seconds / heals)
+        return new
 
     def stop_time(self, reports: GroupReports, now: float) -> None:
         """Stop counting the time of a group that has left or is forgotten, until it holds a quorum again."""
@@ -288,6 +291,7 @@ class IncidentRegistry:
     """
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
+    ledger: Ledger = field(default_factory=Ledger)
 
     def load_stored(self) -> None:
         """Load the incidents that an earlier lighthouse stored. Blocks. Call this before the first job."""
@@ -307,6 +311,7 @@ class IncidentRegistry:
 
     def record_changed(self, incident: Incident) -> None:
         self.archive.store_incident(incident)
+        self.ledger.add_incident(incident.summary)
         if self.files is not None:
             self.files.save(incident)
 
