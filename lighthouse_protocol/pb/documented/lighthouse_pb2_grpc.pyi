@@ -111,6 +111,12 @@ class LighthouseServiceStub:
     ]
     """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos."""
 
+    Ledger: grpc.UnaryUnaryMultiCallable[
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerRequest,
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse,
+    ]
+    """How the replica groups spent their time, and which faults struck them, page by page."""
+
     Stacks: grpc.UnaryUnaryMultiCallable[
         lighthouse_protocol.pb.extensions.incident_pb2.StacksRequest,
         lighthouse_protocol.pb.extensions.incident_pb2.StacksResponse,
@@ -204,6 +210,12 @@ class LighthouseServiceAsyncStub:
         lighthouse_protocol.pb.extensions.chaos_pb2.InjectResponse,
     ]
     """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos."""
+
+    Ledger: grpc.aio.UnaryUnaryMultiCallable[
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerRequest,
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse,
+    ]
+    """How the replica groups spent their time, and which faults struck them, page by page."""
 
     Stacks: grpc.aio.UnaryUnaryMultiCallable[
         lighthouse_protocol.pb.extensions.incident_pb2.StacksRequest,
@@ -330,6 +342,14 @@ class LighthouseServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[lighthouse_protocol.pb.extensions.chaos_pb2.InjectResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.chaos_pb2.InjectResponse]]:
         """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos."""
+
+    @abc.abstractmethod
+    def Ledger(
+        self,
+        request: lighthouse_protocol.pb.extensions.incident_pb2.LedgerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse]]:
+        """How the replica groups spent their time, and which faults struck them, page by page."""
 
     @abc.abstractmethod
     def Stacks(
