@@ -45,7 +45,14 @@ class Cause(StrEnum):
 CAUSES = tuple(Cause)
 # Kinds of incidents that interrupt training.
 FAULTS = frozenset(
-    {IncidentKind.LOSS, IncidentKind.STALL, IncidentKind.RESTART, IncidentKind.DIVERGENCE, IncidentKind.NOT_APPLIED}
+    {
+        IncidentKind.LOSS,
+        IncidentKind.STALL,
+        IncidentKind.RESTART,
+        IncidentKind.DIVERGENCE,
+        IncidentKind.NOT_APPLIED,
+        IncidentKind.CHAOS,
+    }
 )
 
 
