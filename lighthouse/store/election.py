@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from lighthouse.store import etcd_client as etcd
-from lighthouse.store import etcd_store as keys
 from lighthouse.store import etcd_store as store
 from lighthouse.store import leadership as events
 from lighthouse.store.etcd_client import EtcdClient, KeyValue, LeaseGone
@@ -28,6 +27,7 @@ from lighthouse.store.leadership import (
     dump,
     parse,
 )
+from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import LighthouseError, NotLeader
 from lighthouse_runtime import log_event
 from lighthouse_runtime.log_event import event
@@ -259,7 +259,7 @@ class SharedStore:
                 return await self._claim(number, lease)
             case events.LoadRecords(number):
                 everything = self.records.keys.all
-                end = etcd.after_prefix(everything)
+                end = after_prefix(everything)
                 timeout_s = self._config.ttl_s * FENCE_SHARE
                 self.records.take(await self._client.read(everything, end, timeout_s))
                 return events.RecordsLoaded(number)
@@ -277,15 +277,15 @@ class SharedStore:
         before = await self._client.transact([], [etcd.read(names.term), etcd.read(names.format)], [], self._timeout_s)
         found, format_ = before.reads
         if format_:
-            keys.check_format(names.format, format_[0].value)
-        term, changed_at = (keys.parse_number(names.term, found[0].value), found[0].mod_revision) if found else (0, 0)
+            store.check_format(names.format, format_[0].value)
+        term, changed_at = (store.parse_number(names.term, found[0].value), found[0].mod_revision) if found else (0, 0)
         me = dataclasses.replace(self._me, term=term + 1)
         answer = await self._client.transact(
             [etcd.was_made_at(names.leader, 0), etcd.was_changed_at(names.term, changed_at)],
             [
                 etcd.put(names.leader, dump(me), lease),
                 etcd.put(names.term, str(me.term).encode()),
-                etcd.put(names.format, str(keys.FORMAT).encode()),
+                etcd.put(names.format, str(store.FORMAT).encode()),
             ],
             [etcd.read(names.leader)],
             self._timeout_s,
@@ -373,4 +373,4 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
     try:
         return parse(found[0].value)
     except ValueError as e:
-        raise keys.Damaged(found[0].key, str(e)) from e
+        raise store.Damaged(found[0].key, str(e)) from e

@@ -278,11 +278,6 @@ def delete(start: bytes, end: bytes | None = None) -> Json:
     return {"request_delete_range": read_request(start, end)}
 
 
-def after_prefix(prefix: bytes) -> bytes:
-    """Return the exclusive end of the range of keys that start with `prefix`. Its last byte must not be 0xff."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])
-
-
 def _key_values(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:
     return tuple(
         KeyValue(

@@ -7,10 +7,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-import lighthouse.store.etcd_store
-import lighthouse.store.sqlite
+import lighthouse.store.records
 from lighthouse.job.store import RecordStore
-from lighthouse.store import sqlite
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient, parse_etcd_address
 from lighthouse.store.sqlite import Journal
@@ -61,7 +59,7 @@ class JournalHolder:
 
 
 class Journals:
-    limits = (lighthouse.store.sqlite, sqlite)
+    limits = (lighthouse.store.records,)
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -114,7 +112,7 @@ class EtcdHolder:
 
 
 class Etcds:
-    limits = (lighthouse.store.etcd_store,)
+    limits = (lighthouse.store.records,)
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -28,7 +28,7 @@ def on_disk(path: Path) -> dict[str, Any]:
     alone = path.with_name("alone.sqlite")
     shutil.copyfile(path, alone)
     with closing(sqlite3.connect(f"{alone.as_uri()}?mode=ro&immutable=1", uri=True)) as db:
-        rows = db.execute("SELECT record FROM job WHERE name = ?", (JOB,)).fetchall()
+        rows = db.execute("SELECT value FROM record WHERE key = ?", (f"/job/{JOB}",)).fetchall()
     alone.unlink()
     return json.loads(rows[0][0]) if rows else {}
 
@@ -232,7 +232,7 @@ def test_a_reader_of_the_file_costs_a_warning_and_no_commit(
     a, b = formed(life, "ab")
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
-        reader.execute("SELECT * FROM job").fetchall()
+        reader.execute("SELECT * FROM record").fetchall()
         b.close()
         a.join()
         beat_for(loop, [a], 1)
@@ -260,7 +260,7 @@ def test_a_journal_that_cannot_be_written_ends_the_lighthouse_with_one_line(
     a.join()  # it forms when the lease of earlier lives is over
     loop.now += 4.0 * is_paused
     if what.startswith("full"):
-        monkeypatch.setattr(lighthouse.store.sqlite, "put_record", full)
+        monkeypatch.setattr(lighthouse.store.sqlite, "put_row", full)
     else:
         path.rename(path.with_name("away"))
     loop.go(3)

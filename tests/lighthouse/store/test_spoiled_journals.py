@@ -96,7 +96,7 @@ class Story:
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        self.monkeypatch.setattr(lighthouse.store.sqlite, "put_record", full)
+        self.monkeypatch.setattr(lighthouse.store.sqlite, "put_row", full)
 
     def spoil(self) -> None:
         self.monkeypatch.undo()
