@@ -17,26 +17,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from lighthouse import dashboard
-from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
+from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.job.registry import JobRegistry
 from lighthouse.job.run_driver import Ports
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
-from lighthouse.server.metrics import (
-    AccountCollector,
-    Counters,
-    IncidentCollector,
-    LeadershipCollector,
-    LighthouseCollector,
-    PhaseCollector,
-    RunCollector,
-    render,
-)
+from lighthouse.server.metrics import Counters, Scrape, render
 from lighthouse.server.page_acts import PageActs
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
 from lighthouse.store.election import SharedStore
@@ -86,7 +76,7 @@ class LighthouseDaemon:
         self._memory = config.memory()
         self._shared = self._make_shared_store()
         self._incidents = self._make_incident_registry()
-        counters = Counters()
+        self._counters = counters = Counters()
         self._jobs = JobRegistry(
             config.quorum_config,
             Ports(
@@ -113,14 +103,7 @@ class LighthouseDaemon:
             store=self._store_status,
             http_port=lambda: self.http_port,
         )
-        registry = CollectorRegistry()
-        registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
-        registry.register(RunCollector(self._runs.status))
-        registry.register(AccountCollector(self._accounts, asyncio.get_running_loop().time))
-        registry.register(PhaseCollector(lambda: {driver.job: driver.progress.known.seconds for driver in self._jobs}))
-        registry.register(IncidentCollector(self._incidents.times, self._job_names))
         shared = self._shared
-        registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
         incidents = IncidentService(self._jobs, self._incidents)
         runs = RunService(self._runs, security.audit, peers=peers)
         more = {**runs.methods(), **incidents.methods()}
@@ -139,7 +122,7 @@ class LighthouseDaemon:
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
-                metrics=lambda: render(registry),
+                metrics=lambda: render(self._scrape(service)),
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
                 guard=guard,
@@ -164,11 +147,20 @@ class LighthouseDaemon:
             lambda *asked: self._runs.restart(*asked),
         )
 
-    def _accounts(self) -> dict[str, JobAccount]:
-        return {driver.job: driver.account for driver in self._jobs}
-
-    def _job_names(self) -> set[str]:
-        return {driver.job for driver in self._jobs} | {run.name[0] for run in self._runs}
+    def _scrape(self, service: LighthouseService) -> Scrape:
+        jobs = list(self._jobs)
+        return Scrape(
+            status=service.status(),
+            counters=self._counters,
+            loop_late_s=self._jobs.lag.late_s,
+            runs=self._runs.status(),
+            accounts={driver.job: driver.account for driver in jobs},
+            now=asyncio.get_running_loop().time(),
+            phase_s={driver.job: driver.progress.known.seconds for driver in jobs},
+            incidents=self._incidents.times,
+            jobs={driver.job for driver in jobs} | {run.name[0] for run in self._runs},
+            candidate=None if self._shared is None else self._shared.status(),
+        )
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         """Return the document for the dashboard and for GET /status, whose values must not be modified."""

@@ -410,13 +410,10 @@ def journal_summary(path: Path) -> dict[str, Any]:
                 "run": name[1],
                 "is_finished": is_finished(run.record),
                 "record_bytes": size[_KEYS.run(name)],
+                "keys": len(run.keys),
+                "value_bytes": sum(len(row[3]) for row in run.keys),
             }
             for name, run in runs
             if run is not None
-        ],
-        "keys": [
-            {"job": name[0], "run": name[1], "keys": len(run.keys), "value_bytes": sum(len(row[3]) for row in run.keys)}
-            for name, run in runs
-            if run is not None and run.keys
         ],
     }
