@@ -27,7 +27,7 @@ from lighthouse.job.run_driver import Ports
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import Counters, Scrape, render
-from lighthouse.server.page_acts import PageActs
+from lighthouse.server.page_acts import page_acts
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient
@@ -126,7 +126,7 @@ class LighthouseDaemon:
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
                 guard=guard,
-                control=HttpControl(guard, PageActs(service, runs, incidents, security.audit).by_route()),
+                control=HttpControl(guard, page_acts(service, runs, incidents, security.audit)),
                 incident=lambda name, call: to_document(incidents.find(name, call)),
                 log=recent_lines,
                 redirect=self._elsewhere,

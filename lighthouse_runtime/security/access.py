@@ -9,15 +9,15 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT, TOKEN_METADATA_KEY, TOKEN_SCHEME, cut_reason
-from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
 from lighthouse_protocol.rules import access
 from lighthouse_protocol.rules.access import Identities, Principal, Role
 from lighthouse_runtime.log_event import event
@@ -77,6 +77,19 @@ class Audit:
     def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
         """Record an action and its result."""
         self._write(self._path, principal, peer, what, target, result)
+
+    @contextmanager
+    def action(self, principal: Principal, peer: str, what: str, target: str) -> Iterator[None]:
+        """Record the action within the context, with its result: done, refused or failed."""
+        result = "failed"
+        try:
+            yield
+            result = "done"
+        except LighthouseError as e:
+            result = f"refused: {e}"
+            raise
+        finally:
+            self.act(principal, peer, what, target, result)
 
     def refuse(self, principal: Principal, peer: str, what: str, reason: str, target: str = "") -> None:
         now = time.monotonic()

@@ -352,7 +352,9 @@ class GrpcServer:
                     parsed = _parse(request, body)
                     if not changes_state(f"/{path}"):
                         return await handler(parsed, call)
-                    return await self._audited(path, parsed, call, handler)
+                    what, target = method_name(f"/{path}"), _target(parsed, call)
+                    with self._access.audit.action(call.principal, call.caller, what, target):
+                        return await handler(parsed, call)
 
                 answer = await _refusing(path, answered)
                 await self._gate.wait_delivered()
@@ -399,18 +401,6 @@ class GrpcServer:
         peer = unquote(context.peer())
         principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))
         return Call(context.time_remaining(), peer, metadata, principal)
-
-    async def _audited(self, path: str, request: Message, call: Call, handler: Handler) -> Message | bytes:
-        result = "failed"
-        try:
-            answer = await handler(request, call)
-            result = "done"
-            return answer
-        except LighthouseError as e:
-            result = f"refused: {e}"
-            raise
-        finally:
-            self._access.audit.act(call.principal, call.caller, method_name(f"/{path}"), _target(request, call), result)
 
     @contextlib.asynccontextmanager
     async def _open(self, context: _Context, peer: Peer | None) -> AsyncGenerator[Sender, None]:
