@@ -16,6 +16,7 @@ from lighthouse_runtime.security.access import Audit
 from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.web.control import Act, Order
 
+Acts = Mapping[str, Act]
 CALL = Call(10.0, "ipv4:10.0.0.1:5", {"other": "kept"}, Principal("token op", frozenset({Role.OPERATE})))
 
 
@@ -59,7 +60,7 @@ def audited(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def acts(services: Services, audited: Path) -> Mapping[str, Act]:
+def acts(services: Services, audited: Path) -> Acts:
     asked = cast("Any", services)
     return page_acts(asked, asked, asked, Audit(audited))
 
@@ -80,13 +81,18 @@ def entries(audited: Path) -> list[dict[str, Any]]:
     ],
 )
 async def test_each_asks_the_handler_of_its_rpc(
-    acts: Mapping[str, Act], services: Services, route: str, order: Order, asked: tuple[str, ...], answer: dict[str, object]
+    acts: Acts,
+    services: Services,
+    route: str,
+    order: Order,
+    asked: tuple[str, ...],
+    answer: dict[str, object],
 ):
     assert await acts[f"POST /{route}"](order, CALL) == answer
     assert services.asked == [(route, *asked)]
 
 
-async def test_the_audit_has_each_act_and_how_it_ended(acts: Mapping[str, Act], services: Services, audited: Path):
+async def test_the_audit_has_each_act_and_how_it_ended(acts: Acts, services: Services, audited: Path):
     await acts["POST /drain"](Order("j", "a", reason="repair"), CALL)
     services.refusal = UnknownName("run: there is no r")
     with pytest.raises(UnknownName):
@@ -100,7 +106,7 @@ async def test_the_audit_has_each_act_and_how_it_ended(acts: Mapping[str, Act], 
     assert "run=r" in lines[1]["target"]
 
 
-def test_each_needs_an_operator(acts: Mapping[str, Act]):
+def test_each_needs_an_operator(acts: Acts):
     assert acts
     assert all(is_control(route) for route in acts)
     assert {route for route in POLICY if route.startswith("POST ")} - {"POST /login"} == set(acts)
