@@ -84,7 +84,11 @@ def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
     with_quorum = [job for job in status.jobs if has_quorum(job, runs)]
     are_many = len(status.jobs) > 1
     lines = [line for job in status.jobs if job.stall or job in with_quorum for line in _headline(job, are_many, width)]
-    lines += [line for run in _starting_runs(status) for line in wrapped(Text(_starting(run), style="cyan"), width)]
+    with_ranks = {job.job for job in status.jobs if job.members}
+    for run in status.runs:
+        if run.supervisors and not run.ranks and run.job not in with_ranks:
+            text = printable(f"{run.job}: starting: {supervised(run)}; no rank has joined yet")
+            lines += wrapped(Text(text, style="cyan"), width)
     if rows := [job for job in with_quorum if _verdict(job) != "ended"]:
         lines += table(_JOB_COLUMNS, rows, width)
     if runs:
@@ -106,16 +110,6 @@ def progress(job: JobStatus) -> Text:
     is_training = job.verdict == Verdict.FORMED and participants(job) > 0
     step = f"training: step {max_step(job)}, " if is_training else ""
     return Text(f"{step}{printable(job.explanation)}", style=_verdict_style(job))
-
-
-def _starting_runs(status: LighthouseStatus) -> list[RunStatus]:
-    """Return the runs that have supervisors, but whose ranks have not connected to the lighthouse yet."""
-    with_ranks = {job.job for job in status.jobs if job.members}
-    return [run for run in status.runs if run.supervisors and not run.ranks and run.job not in with_ranks]
-
-
-def _starting(run: RunStatus) -> str:
-    return printable(f"{run.job}: starting: {supervised(run)}; no rank has joined yet")
 
 
 def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:

@@ -20,6 +20,7 @@ from lighthouse_protocol.limits import LIGHTHOUSE_PORT, TOKEN_METADATA_KEY, TOKE
 from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
 from lighthouse_protocol.rules import access
 from lighthouse_protocol.rules.access import Identities, Principal, Role
+from lighthouse_protocol.rules.rate_limits import TokenBucket
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import is_own_address
 from lighthouse_runtime.process.files import WatchedFile
@@ -71,8 +72,7 @@ class Audit:
         self._path = path
         self._has_failed = False
         self._left_out = 0
-        self._allowance = REFUSALS_AT_ONCE
-        self._refilled_at = time.monotonic()
+        self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
 
     def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
         """Record an action and its result."""
@@ -92,13 +92,9 @@ class Audit:
             self.act(principal, peer, what, target, result)
 
     def refuse(self, principal: Principal, peer: str, what: str, reason: str, target: str = "") -> None:
-        now = time.monotonic()
-        self._allowance = min(REFUSALS_AT_ONCE, self._allowance + (now - self._refilled_at) * REFUSALS_PER_S)
-        self._refilled_at = now
-        if self._allowance < 1:
+        if not self._refusals.try_take(time.monotonic()):
             self._left_out += 1
             return
-        self._allowance -= 1
         more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
         self._left_out = 0
         path = None if self._path is None else self._path.with_suffix(".refused" + self._path.suffix)

@@ -134,14 +134,11 @@ class Snapshots(Generic[K, V]):
         now = self._clock()
         self._kept.pop(key, None)
         if now - began_at > CHEAP_S:
-            self._drop_old(now)
+            self._kept = {key: kept for key, kept in self._kept.items() if now < kept.until}
+            while len(self._kept) >= MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
             self._kept[key] = _Built(value, now + (now - began_at) / LOOP_SHARE)
         return value
-
-    def _drop_old(self, now: float) -> None:
-        self._kept = {key: kept for key, kept in self._kept.items() if now < kept.until}
-        while len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
 
 
 # A clock that includes the time in which the machine is suspended.
