@@ -107,8 +107,6 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check."""
-
     check: str  # subject of the check, in one word
     level: Level
     text: str  # the result, and what to do if it is not OK

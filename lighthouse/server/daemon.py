@@ -100,8 +100,7 @@ class LighthouseDaemon:
             counters,
             peers=peers,
             is_insecure=security.is_insecure,
-            store=self._store_status,
-            http_port=lambda: self.http_port,
+            place=lambda: (self._store_status(), self.http_port),
         )
         shared = self._shared
         incidents = IncidentService(self._jobs, self._incidents)
@@ -315,9 +314,9 @@ class LighthouseDaemon:
             return None
         credentials = config.store_credentials()
         client = EtcdClient(etcd, credentials.tls(), credentials.user())
-        return SharedStore(client, config.store_ttl_s, self._lead, self._follow)
+        return SharedStore(client, config.store_ttl_s, self)
 
-    def _lead(self) -> None:
+    def lead(self) -> None:
         """Load the records and start to serve as the leader.
 
         As after a restart, members may still train under standing quorums of the previous leader.
@@ -326,7 +325,7 @@ class LighthouseDaemon:
         self._jobs.remember(self._shared.records.load())
         self._set_serving(True)
 
-    def _follow(self, refusal: NotLeader) -> None:
+    def follow(self, refusal: NotLeader) -> None:
         """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
         self._set_serving(False)
         self._jobs.drop(str(refusal))

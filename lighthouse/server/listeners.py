@@ -42,8 +42,6 @@ TORCHFT = Principal("torchft", frozenset({Role.JOIN}))
 
 @dataclass(frozen=True, slots=True)
 class PortSecurity:
-    """Access rules and certificate of one port."""
-
     access: Access
     files: CertificateFiles | None  # None without TLS
 

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from lighthouse.store import etcd_client as etcd
@@ -44,9 +44,35 @@ Request = (
 )
 
 
-class LeaderStore(Protocol):
+class Site(Protocol):
+    """The process in which a candidate runs: it sends the requests, and acts on the results of elections."""
+
     def send(self, request: Request) -> None:
-        """Send a request without blocking. The driver later receives the answer, or RequestFailed."""
+        """Send a request to the store without blocking. The driver later receives the answer, or RequestFailed."""
+        ...
+
+    def leadership_began(self, term: int, revision: int) -> None:
+        """Act on becoming the leader. `revision` guards the leader's writes."""
+        ...
+
+    def leadership_ended(self, reason: str) -> None:
+        """Act on no longer being the leader, before this process can send anything else."""
+        ...
+
+    def leader_changed(self, leader: Leader | None) -> None:
+        """Act on the new leader, or on None if another lighthouse has stopped being the leader."""
+        ...
+
+
+class Follower(Protocol):
+    """A lighthouse that becomes the leader when its store says so."""
+
+    def lead(self) -> None:
+        """Start to serve. The records are loaded."""
+        ...
+
+    def follow(self, refusal: NotLeader) -> None:
+        """Stop serving, and refuse all callers with `refusal`."""
         ...
 
 
@@ -56,27 +82,13 @@ class LeadershipDriver:
     Args:
         config: The candidate's name and the lease's duration.
         timers: Clock and timers.
-        store: Sends the candidate's requests.
-        began: Called when this lighthouse becomes the leader, with the term and the revision that guards its writes.
-        ended: Called with the reason when it stops being the leader, before this process can send anything else.
-        changed: Called with the new leader, or None, when another lighthouse becomes or stops being the leader.
+        site: Executes the candidate's effects.
     """
 
-    def __init__(
-        self,
-        config: CandidateConfig,
-        timers: Timers,
-        store: LeaderStore,
-        began: Callable[[int, int], None],
-        ended: Callable[[str], None],
-        changed: Callable[[Leader | None], None] = lambda leader: None,
-    ) -> None:
+    def __init__(self, config: CandidateConfig, timers: Timers, site: Site) -> None:
         self._clock = timers.time
         self.candidate = Candidate(config, self._clock())
-        self._store = store
-        self._began = began
-        self._ended = ended
-        self._changed = changed
+        self._site = site
         self._timer = DeadlineTimer(self.tick, timers)
         self._has_failed = False
 
@@ -118,12 +130,12 @@ class LeadershipDriver:
                     log.info(
                         "this lighthouse leads, in term %d", term, extra=log_event.event("leadership_began", term=term)
                     )
-                    self._began(term, revision)
+                    self._site.leadership_began(term, revision)
                 case events.LeadershipEnded(reason):
                     log.warning(
                         "this lighthouse no longer leads: %s", reason, extra=log_event.event("leadership_ended")
                     )
-                    self._ended(reason)
+                    self._site.leadership_ended(reason)
                 case events.LeaderChanged(leader):
                     if leader is not None:
                         fields = log_event.event("leader_changed", leader=leader.address, term=leader.term)
@@ -133,9 +145,9 @@ class LeadershipDriver:
                             leader.term,
                             extra=fields,
                         )
-                    self._changed(leader)
+                    self._site.leader_changed(leader)
                 case _:
-                    self._store.send(effect)
+                    self._site.send(effect)
         self._timer.set(self.candidate.deadline())
 
 
@@ -148,16 +160,12 @@ class SharedStore:
     Args:
         client: Client of the cluster, not yet open.
         ttl_s: The lease's duration in seconds.
-        began: Called when this lighthouse is the leader and `records` are loaded.
-        ended: Called when it stops being the leader, with the error for its callers.
+        lighthouse: Starts and stops to serve.
     """
 
-    def __init__(
-        self, client: EtcdClient, ttl_s: float, began: Callable[[], None], ended: Callable[[NotLeader], None]
-    ) -> None:
+    def __init__(self, client: EtcdClient, ttl_s: float, lighthouse: Follower) -> None:
         self._client = client
-        self._began = began
-        self._ended = ended
+        self._lighthouse = lighthouse
         self.gate = OutputGate(self.refusal)
         self.records = EtcdStore(client.address.prefix, self._wake, self.gate.block)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
@@ -179,7 +187,7 @@ class SharedStore:
         """
         self._me = Leader(self._config.name, address, page, 0, ca_pin)
         timers = SuspensionTimers(asyncio.get_running_loop())
-        self._driver = LeadershipDriver(self._config, timers, self, self._begin, self._end, self._compare)
+        self._driver = LeadershipDriver(self._config, timers, self)
         await self._client.open()
         self._writer = asyncio.create_task(self._write(), name="etcd writer")
         self._driver.start()
@@ -217,17 +225,17 @@ class SharedStore:
 
     # -- the candidate's effects
 
-    def _begin(self, term: int, revision: int) -> None:
+    def leadership_began(self, term: int, revision: int) -> None:
         self.records.begin(term, revision)
-        self._began()
+        self._lighthouse.lead()
 
-    def _end(self, reason: str) -> None:
+    def leadership_ended(self, reason: str) -> None:
         self.records.end()
         refusal = self.refusal() or NotLeader(reason)
         self.gate.drop(refusal)
-        self._ended(refusal)
+        self._lighthouse.follow(refusal)
 
-    def _compare(self, leader: Leader | None) -> None:
+    def leader_changed(self, leader: Leader | None) -> None:
         if leader is not None and (text := difference(self._me, leader)):
             log.error("%s", text, extra=event("credentials_differ", leader=leader.address))
 
@@ -297,7 +305,6 @@ class SharedStore:
     # -- the records
 
     def _wake(self) -> None:
-        """Wake the writer task, because changes have been queued."""
         self._is_idle.clear()
         self._has_work.set()
 

@@ -82,8 +82,6 @@ class LeaseGone(WrongState):
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key in etcd with its value, revisions and lease."""
-
     key: bytes
     value: bytes
     create_revision: int  # revision of the store at which the key was created
@@ -100,8 +98,6 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of a transaction."""
-
     succeeded: bool  # whether the guards held
     revision: int  # revision of the store after the transaction
     reads: tuple[tuple[KeyValue, ...], ...]  # results of its read operations, in order

@@ -121,8 +121,6 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class LighthouseStatus:
-    """Status of a lighthouse, with its jobs and runs."""
-
     version: str
     uptime_s: Offset
     jobs: tuple[JobStatus, ...]

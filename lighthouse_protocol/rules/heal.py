@@ -12,7 +12,7 @@ Reports contain durations, not moments, so the clocks of sender and reader need 
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 
 from lighthouse_protocol.limits import MAX_COUNT, MAX_SECONDS
@@ -175,9 +175,8 @@ class GroupHeal:
         self._logged = self._aborted = self._over_at = None
         if broken is not None:
             return f"the heal from {broken.source} at step {broken.step} broke off after {_far(broken)}"
-        return self._healed_line(over) if over is not None else ""
-
-    def _healed_line(self, over: HealStatus) -> str:
+        if over is None:
+            return ""
         rate = f" ({_amount(over.received / over.seconds)}/s)" if over.seconds > 0 else ""
         spent = f"{_amount(over.received)} in {span(over.seconds)}{rate}"
         return f"{self._done} from {over.source} at step {over.step}: {spent}"
@@ -192,8 +191,10 @@ class GroupHeal:
         totals = [heal.total for heal in heals]
         rates = [rate for rank in under_way if (rate := rank.rate(now)) is not None]
         left_s = [rank.left_s(now) for rank in under_way]
+        names = sorted({heal.source for heal in heals})
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         status = HealStatus(
-            source=_named(sorted({heal.source for heal in heals})),
+            source=", ".join(names[:NAMES_SHOWN]) + more,
             step=step,
             received=min(MAX_COUNT, sum(heal.received for heal in heals)),
             total=None if None in totals else min(MAX_COUNT, sum(filter(None, totals))),
@@ -203,16 +204,7 @@ class GroupHeal:
             still_s=min(MAX_SECONDS, max(max(0.0, now - rank.moved_at) for rank in under_way)),
             text="",
         )
-        return _with_text(status, self._doing)
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _with_text(status: HealStatus, doing: str) -> HealStatus:
-    return replace(status, text=f"{doing} from {status.source}: {', '.join(_words(status))}")
+        return replace(status, text=f"{self._doing} from {status.source}: {', '.join(_words(status))}")
 
 
 def _words(status: HealStatus) -> Iterable[str]:

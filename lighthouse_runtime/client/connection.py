@@ -353,7 +353,6 @@ class AsyncClient:
 
     @property
     def is_connected(self) -> bool:
-        """True if the HTTP/2 connection is established."""
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> None:

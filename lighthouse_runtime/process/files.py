@@ -66,7 +66,6 @@ class WatchedFile(Generic[T]):
         return self._value
 
     def reload_if_changed(self) -> None:
-        """Read the file if it has changed."""
         self._checked_at = time.monotonic()
         if (stamp := file_stamp(self._path)) != self._stamp:
             self._stamp = stamp

@@ -75,7 +75,6 @@ class Audit:
         self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
 
     def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
-        """Record an action and its result."""
         self._write(self._path, principal, peer, what, target, result)
 
     @contextmanager

@@ -174,7 +174,7 @@ class Contender(QuorumLighthouse):
         super().__init__(site)
         self.gate = OutputGate(self._refusal)
         self._config_ = CandidateConfig(self.name, TTL_S)
-        self.leadership = LeadershipDriver(self._config_, Timers(self), self, self._began, self._over)
+        self.leadership = LeadershipDriver(self._config_, Timers(self), self)
         self.leadership.start()
 
     def _hold(self) -> Callable[[], None]:
@@ -191,7 +191,7 @@ class Contender(QuorumLighthouse):
     def leads(self) -> bool:
         return self.is_up and not self.is_paused and self.may_speak
 
-    def _began(self, term: int, revision: int) -> None:
+    def leadership_began(self, term: int, revision: int) -> None:
         self.log(f"leads in term {term}")
         self.world.counts["terms"] += 1
         self.records.begin(term, revision)
@@ -200,7 +200,10 @@ class Contender(QuorumLighthouse):
         self.site.pair.leads(self)
         self.jobs.remember(self.records.load())
 
-    def _over(self, reason: str) -> None:
+    def leader_changed(self, leader: Leader | None) -> None:
+        pass
+
+    def leadership_ended(self, reason: str) -> None:
         self.log(f"leads no more: {reason}")
         self.world.counts["leaders deposed"] += 1
         self.records.end()
