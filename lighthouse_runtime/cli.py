@@ -233,7 +233,7 @@ def from_options(config: type[C], values: dict[str, Any]) -> C:
 def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
     about, is_required = field.metadata, field.default is dataclasses.MISSING
     names = variables(field, prefix)
-    default = field.default
+    default: Any = field.default
     if field.name.endswith("_s") and not is_required and default is not None:
         default = f"{default:g}s"  # as a user would write it
     return click.option(

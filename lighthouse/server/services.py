@@ -134,9 +134,11 @@ class RunService:
         self._runs = runs
         self._peers = peers or Peers()
         self._entry_within_s = entry_within_s
-        self._statuses = Snapshots(
-            lambda asked: pb.RunsResponse(runs=map(RUN_STATUS.write, runs.status(*asked))).SerializeToString()
-        )
+
+        def write_status(asked: tuple[str, str]) -> bytes:
+            return pb.RunsResponse(runs=map(RUN_STATUS.write, runs.status(*asked))).SerializeToString()
+
+        self._statuses = Snapshots(write_status)
 
     def methods(self) -> Mapping[str, Entry]:
         return {
@@ -389,9 +391,11 @@ class LighthouseService:
         self._hello_within_s = hello_within_s
         self._counters = counters
         self._started_at = time.monotonic()
-        self._statuses = Snapshots(
-            lambda asked: LIGHTHOUSE_STATUS.write(self.status(asked[0], has_ranks=asked[1])).SerializeToString()
-        )
+
+        def write_status(asked: tuple[str, bool]) -> bytes:
+            return LIGHTHOUSE_STATUS.write(self.status(asked[0], has_ranks=asked[1])).SerializeToString()
+
+        self._statuses = Snapshots(write_status)
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
         """Return the handlers by service and method. `more` adds methods to our own service."""

@@ -236,7 +236,10 @@ def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assign
         world=WORLD.read(message.world) if message.HasField("world") else None,
         **_named(message, *_ASSIGNMENT),
         **_given(message, *_ASSIGNMENT_OPTIONAL),
-        **{name: tuple(getattr(message, name)) for name in _ASSIGNMENT_TUPLES},
+        replica_ids=tuple(message.replica_ids),
+        other_sources=tuple(message.other_sources),
+        catching_up=tuple(message.catching_up),
+        healing=tuple(message.healing),
     )
 
 

@@ -9,7 +9,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +78,7 @@ class Audit:
         self._write(self._path, principal, peer, what, target, result)
 
     @contextmanager
-    def action(self, principal: Principal, peer: str, what: str, target: str) -> Iterator[None]:
+    def action(self, principal: Principal, peer: str, what: str, target: str) -> Generator[None, None, None]:
         """Record the action within the context, with its result: done, refused or failed."""
         result = "failed"
         try:

@@ -101,7 +101,7 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
 
 def stamp_of_files(files: TlsFiles) -> object:
     """Return a value that changes whenever one of the files is modified or replaced."""
-    return tuple(file_stamp(Path(path)) for path in (files.ca, files.cert, files.key) if path)
+    return file_stamp(*(Path(path) for path in (files.ca, files.cert, files.key) if path))
 
 
 def refused_client_message(address: str, files: TlsFiles) -> str:
