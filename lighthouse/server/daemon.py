@@ -143,7 +143,7 @@ class LighthouseDaemon:
             OnStall(self._config.on_stall),
             files,
             lambda *asked: self._runs.stop_all(*asked),
-            lambda *asked: self._runs.restart(*asked),
+            lambda *asked: self._runs.fail_ranks_of(*asked),
         )
 
     def _scrape(self, service: LighthouseService) -> Scrape:
@@ -152,10 +152,10 @@ class LighthouseDaemon:
             status=service.status(),
             counters=self._counters,
             loop_late_s=self._jobs.lag.late_s,
-            runs=self._runs.status(),
+            runs=self._runs.run_statuses(),
             accounts={driver.job: driver.account for driver in jobs},
             now=asyncio.get_running_loop().time(),
-            phase_s={driver.job: driver.progress.known.seconds for driver in jobs},
+            phase_s={driver.job: driver.progress.known.phase_seconds for driver in jobs},
             incidents=self._incidents.times,
             jobs={driver.job for driver in jobs} | {run.name[0] for run in self._runs},
             candidate=None if self._shared is None else self._shared.status(),
@@ -165,7 +165,7 @@ class LighthouseDaemon:
         """Return the document for the dashboard and for GET /status, whose values must not be modified."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
-        pace = {driver.job: driver.pace() for driver in self._jobs}
+        pace = {driver.job: driver.current_pace() for driver in self._jobs}
         runs = (*status.runs, *self._runs.stopped_status())
         return {**shown, "runs": runs, "pace": pace, "grpc_port": self.grpc_port}
 
@@ -194,7 +194,7 @@ class LighthouseDaemon:
     async def _start(self) -> None:
         if self._shared is None and self._memory.claim():
             self._jobs.remember(self._memory.load())
-        await asyncio.to_thread(self._incidents.load)
+        await asyncio.to_thread(self._incidents.load_stored)
         http, grpc = self._security.http.files, self._security.grpc.files
         self.http_port = await self._http.start(self._config.http, http and http.for_http())
         try:
@@ -231,7 +231,7 @@ class LighthouseDaemon:
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)
             for driver in self._jobs:
-                driver.sample()
+                driver.take_sample()
 
     async def _greet(self) -> None:
         grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
@@ -328,7 +328,7 @@ class LighthouseDaemon:
     def follow(self, refusal: NotLeader) -> None:
         """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
         self._set_serving(False)
-        self._jobs.drop(str(refusal))
+        self._jobs.drop_all(str(refusal))
         self._grpc.break_streams(refusal)
         self._http.close_feeds()
 

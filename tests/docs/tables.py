@@ -285,9 +285,9 @@ def _default_of(field: dataclasses.Field[Any]) -> str:
 
 def _lighthouse_scrape() -> bytes:
     times = IncidentTimes()
-    times.began("default", IncidentKind.LOSS)
-    times.detected("default", IncidentKind.LOSS, 0.1)
-    times.recovered("default", IncidentKind.LOSS, 1.0)
+    times.count_opened("default", IncidentKind.LOSS)
+    times.add_detect_time("default", IncidentKind.LOSS, 0.1)
+    times.add_recover_time("default", IncidentKind.LOSS, 1.0)
     scrape = Scrape(
         status(job(member("a"))),
         runs=[run_status(("default", "default"), RunMachine(), 0.0)],

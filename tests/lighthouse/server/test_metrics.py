@@ -151,19 +151,19 @@ def test_a_stopped_run_without_processes():
 def test_the_budget_that_is_used_up_the_most():
     stage = Supervisors()
     for number, (name, used) in enumerate({"a": 0.25, "b": 0.75}.items()):
-        stage.enter(SupervisorHello(name, f"{name}1"), number)
+        stage.admit_supervisor(SupervisorHello(name, f"{name}1"), number)
         stage.receive_heartbeat(number, SupervisorHeartbeat(used))
     assert stage.budget_used == 0.75
-    stage.end(1)
+    stage.end_stream(1)
     assert stage.budget_used == 0.25
 
 
 def test_times_by_job_and_kind():
     times = IncidentTimes()
-    times.detected("j", IncidentKind.STALL, 61.0)
-    times.detected("j", IncidentKind.LOSS, 0.0)
-    times.detected("j", IncidentKind.LOSS, 0.04)
-    times.recovered("j", IncidentKind.LOSS, 700.0)
+    times.add_detect_time("j", IncidentKind.STALL, 61.0)
+    times.add_detect_time("j", IncidentKind.LOSS, 0.0)
+    times.add_detect_time("j", IncidentKind.LOSS, 0.04)
+    times.add_recover_time("j", IncidentKind.LOSS, 700.0)
     seen = samples(render(Scrape(BUSY, incidents=times))[0].decode())
     assert seen["lighthouse_incident_detection_seconds_count", "j", "loss"] == 2
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "loss", "0.01"] == 1
@@ -176,7 +176,7 @@ def test_times_by_job_and_kind():
 
 def test_a_job_without_an_incident_has_zeros_for_every_kind():
     times = IncidentTimes()
-    times.began("j", IncidentKind.LOSS)
+    times.count_opened("j", IncidentKind.LOSS)
     seen = samples(render(Scrape(BUSY, incidents=times, jobs=["j", "new"]))[0].decode())
     counted = {kind: seen["lighthouse_incidents_total", "j", kind] for kind in IncidentKind}
     assert counted == dict.fromkeys(IncidentKind, 0) | {IncidentKind.LOSS: 1}
