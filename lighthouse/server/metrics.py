@@ -105,11 +105,11 @@ class Scrape(Collector):
         yield from _standing_families(status.jobs)
         yield from _member_families(status.jobs)
         yield from self.counters.collect()
-        yield from _run_families(self.runs)
         yield from _account_families(self.accounts, self.now)
+        yield from _run_families(self.runs)
         yield _phase_family(self.phase_s)
-        yield from _incident_families(self.incidents, self.jobs)
         yield from _leadership_families(self.candidate)
+        yield from _incident_families(self.incidents, self.jobs)
 
 
 def render(scrape: Scrape) -> tuple[bytes, str]:

@@ -117,7 +117,10 @@ class Oneof:
 
     def write(self, value: Any) -> dict[str, Any]:
         """Return `value` as keyword arguments of the enclosing message."""
-        field, write = next(self._writers[cls] for cls in type(value).__mro__ if cls in self._writers)
+        cls = type(value)
+        if cls not in self._writers:  # a subclass, as of a refusal
+            cls = next(base for base in cls.__mro__ if base in self._writers)
+        field, write = self._writers[cls]
         return {field: write(value)}
 
     def read(self, message: Any) -> Any:
