@@ -44,7 +44,7 @@ Request = (
 )
 
 
-class Site(Protocol):
+class CandidateHost(Protocol):
     """The process in which a candidate runs: it sends the requests, and acts on the results of elections."""
 
     def send(self, request: Request) -> None:
@@ -64,8 +64,8 @@ class Site(Protocol):
         ...
 
 
-class Follower(Protocol):
-    """A lighthouse that becomes the leader when its store says so."""
+class ElectionListener(Protocol):
+    """Receives the results of elections."""
 
     def lead(self) -> None:
         """Start to serve. The records are loaded."""
@@ -82,13 +82,13 @@ class LeadershipDriver:
     Args:
         config: The candidate's name and the lease's duration.
         timers: Clock and timers.
-        site: Executes the candidate's effects.
+        host: Executes the candidate's effects.
     """
 
-    def __init__(self, config: CandidateConfig, timers: Timers, site: Site) -> None:
+    def __init__(self, config: CandidateConfig, timers: Timers, host: CandidateHost) -> None:
         self._clock = timers.time
         self.candidate = Candidate(config, self._clock())
-        self._site = site
+        self._host = host
         self._timer = DeadlineTimer(self.tick, timers)
         self._has_failed = False
 
@@ -130,12 +130,12 @@ class LeadershipDriver:
                     log.info(
                         "this lighthouse leads, in term %d", term, extra=log_event.event("leadership_began", term=term)
                     )
-                    self._site.leadership_began(term, revision)
+                    self._host.leadership_began(term, revision)
                 case events.LeadershipEnded(reason):
                     log.warning(
                         "this lighthouse no longer leads: %s", reason, extra=log_event.event("leadership_ended")
                     )
-                    self._site.leadership_ended(reason)
+                    self._host.leadership_ended(reason)
                 case events.LeaderChanged(leader):
                     if leader is not None:
                         fields = log_event.event("leader_changed", leader=leader.address, term=leader.term)
@@ -145,9 +145,9 @@ class LeadershipDriver:
                             leader.term,
                             extra=fields,
                         )
-                    self._site.leader_changed(leader)
+                    self._host.leader_changed(leader)
                 case _:
-                    self._site.send(effect)
+                    self._host.send(effect)
         self._timer.set(self.candidate.deadline())
 
 
@@ -160,12 +160,12 @@ class SharedStore:
     Args:
         client: Client of the cluster, not yet open.
         ttl_s: The lease's duration in seconds.
-        lighthouse: Starts and stops to serve.
+        listener: Starts and stops serving callers.
     """
 
-    def __init__(self, client: EtcdClient, ttl_s: float, lighthouse: Follower) -> None:
+    def __init__(self, client: EtcdClient, ttl_s: float, listener: ElectionListener) -> None:
         self._client = client
-        self._lighthouse = lighthouse
+        self._listener = listener
         self.gate = OutputGate(self.refusal)
         self.records = EtcdStore(client.address.prefix, self._wake, self.gate.block)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
@@ -227,13 +227,13 @@ class SharedStore:
 
     def leadership_began(self, term: int, revision: int) -> None:
         self.records.begin(term, revision)
-        self._lighthouse.lead()
+        self._listener.lead()
 
     def leadership_ended(self, reason: str) -> None:
         self.records.end()
         refusal = self.refusal() or NotLeader(reason)
         self.gate.drop(refusal)
-        self._lighthouse.follow(refusal)
+        self._listener.follow(refusal)
 
     def leader_changed(self, leader: Leader | None) -> None:
         if leader is not None and (text := difference(self._me, leader)):

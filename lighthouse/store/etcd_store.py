@@ -55,9 +55,9 @@ class Damaged(WrongState):
         )
 
 
-def parts_of(record: bytes, name: str = "") -> bytes:
-    """Return the prefix of a record's parts in the set `name`, or in all sets if `name` is empty."""
-    return record + b"/part/" + (f"{name}/".encode() if name else b"")
+def parts_of(record: bytes, name: str) -> bytes:
+    """Return the prefix of a record's parts in the set `name`."""
+    return record + f"/part/{name}/".encode()
 
 
 def split(record: bytes, raw: bytes) -> tuple[str, list[Put]]:

@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -80,11 +81,10 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class _TextFormatter(logging.Formatter):
-    def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s")
+    converter = time.gmtime
 
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
