@@ -176,18 +176,17 @@ class RunService:
                 if message is None:
                     continue
                 if isinstance(message, StopAsked | HostExcluded):
-                    self._note(call, driver, entry, message, counts_for_all=driver.counts_for_all(session))
+                    self._audit_request(call, driver, entry, message, driver.counts_for_all(session))
                 driver.receive_from_supervisor(session, message)
         finally:
             driver.end_supervisor(session)
 
-    def _note(
+    def _audit_request(
         self,
         call: Call,
         driver: RunDriver,
         entry: SupervisorHello,
         asked: StopAsked | HostExcluded,
-        *,
         counts_for_all: bool,
     ) -> None:
         """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal."""
