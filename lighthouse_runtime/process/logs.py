@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import sys
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -81,10 +80,11 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 
 class _TextFormatter(logging.Formatter):
-    converter = time.gmtime
-
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s", "%Y-%m-%dT%H:%M:%SZ")
+        super().__init__("%(asctime)s %(levelname).1s %(name)s: %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
+        return datetime.fromtimestamp(record.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         fields = _fields(record)
