@@ -98,8 +98,6 @@ def check_secret(text: str, field: str) -> str:
 
 
 class EntryCount:
-    """Checks that a collection has `least` to `most` entries."""
-
     def __init__(self, most: int, least: int = 0) -> None:
         self.most = most
         self.least = least
@@ -111,8 +109,6 @@ class EntryCount:
 
 
 class MaxChars:
-    """Checks that a text has at most `most` characters."""
-
     def __init__(self, most: int) -> None:
         self.most = most
 

@@ -68,12 +68,15 @@ def cut_reason(text: str) -> str:
     """
     if not text:
         return text
-    line = "".join(map(_visible, " ".join(text.split())))
+    line = escaped(" ".join(text.split()))
     return line if len(line) <= MAX_REASON_CHARS else line[: MAX_REASON_CHARS - 3] + "..."
 
 
-def _visible(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
+def escaped(text: str) -> str:
+    """Replace characters that are not printable, such as newlines, with escape sequences."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def cut_output(lines: Sequence[str]) -> tuple[str, ...]:

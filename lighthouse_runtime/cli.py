@@ -139,19 +139,18 @@ def format_options(verb: F) -> F:
         type=click.Choice(["table", "json"]),
         default="table",
         show_default=True,
-        callback=lambda ctx, _, value: "json" if ctx.meta.get(_JSON) else value,
+        callback=lambda ctx, _, value: "json" if ctx.meta[_JSON] else value,
         help="Output format.",
     )
     short = click.option(
-        "--json", is_flag=True, is_eager=True, expose_value=False, callback=_remember, help="Short for --format json."
+        "--json",
+        is_flag=True,
+        is_eager=True,  # so that click handles it before --format
+        expose_value=False,
+        callback=lambda ctx, _, value: ctx.meta.update({_JSON: value}),
+        help="Short for --format json.",
     )
     return format_(short(verb))
-
-
-def _remember(ctx: click.Context, _: click.Parameter, value: Any) -> None:
-    """Remember that --json was given. The option is eager, so click calls this before it handles --format."""
-    if value:
-        ctx.meta[_JSON] = True
 
 
 # Settings.
@@ -209,7 +208,8 @@ def options(config: type[Any], prefix: str) -> Callable[[F], F]:
     def decorate(command: F) -> F:
         for field in reversed(dataclasses.fields(config)):
             if field.metadata["ms"]:
-                command = _ms_alias(field)(command)
+                alias = f"{option_name(field)}-ms"
+                command = click.option(alias, f"{field.name}_ms", type=Milliseconds(), hidden=True)(command)
             command = _option(field, prefix)(command)
         return command
 
@@ -233,28 +233,22 @@ def from_options(config: type[C], values: dict[str, Any]) -> C:
 def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
     about, is_required = field.metadata, field.default is dataclasses.MISSING
     names = variables(field, prefix)
+    default: Any = field.default
+    if field.name.endswith("_s") and not is_required and default is not None:
+        default = f"{default:g}s"  # as a user would write it
     return click.option(
         option_name(field),
         field.name,
         type=about["kind"],
         is_flag=field.default is False,
         required=is_required,
-        **({} if is_required else {"default": _written(field)}),  # an explicit None would satisfy `required`
+        **({} if is_required else {"default": default}),  # an explicit None would satisfy `required`
         show_default=not is_required and field.default is not None and field.default is not False,
         envvar=names,
         show_envvar=False,
         metavar=about["metavar"],
         help=f"{about['text']}  [env: {', '.join(names)}]",
     )
-
-
-def _written(field: dataclasses.Field[Any]) -> Any:
-    """Return the default value as a user would write it, for example 60s."""
-    return f"{field.default:g}s" if field.name.endswith("_s") and field.default is not None else field.default
-
-
-def _ms_alias(field: dataclasses.Field[Any]) -> Callable[[F], F]:
-    return click.option(option_name(field) + "-ms", f"{field.name}_ms", type=Milliseconds(), hidden=True)
 
 
 class LazyCommand(NamedTuple):

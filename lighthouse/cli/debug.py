@@ -169,11 +169,7 @@ def _outcome(answer: BackgroundRead[bytes]) -> bytes | str:
 
 
 def _json(document: Any) -> bytes:
-    return json.dumps(document, indent=2, default=_plain).encode()
-
-
-def _plain(value: Any) -> Any:
-    return dataclasses.asdict(value) if dataclasses.is_dataclass(value) and not isinstance(value, type) else str(value)
+    return json.dumps(document, indent=2, default=dataclasses.asdict).encode()
 
 
 def _text(lines: Iterable[Text]) -> bytes:

@@ -5,14 +5,14 @@ rules.py derives findings from them.
 """
 
 import dataclasses
-import itertools
 import os
 import platform
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import click
 from rich.text import Text
@@ -50,6 +50,7 @@ from lighthouse_runtime.timing.pacing import BackgroundRead
 AT_ONCE = 64  # managers that are queried in parallel
 _SLACK_S = 1.0
 
+T = TypeVar("T")
 AskStatus = Callable[[], LighthouseStatus]
 
 
@@ -64,7 +65,10 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
     coordinator = with_local_credentials(given, Role.OPERATE)
     limit_s = timeout_s + _SLACK_S
     connecting = [BackgroundRead("address", lambda a=a: _place(a, timeout_s), limit_s) for a in coordinator.addresses]
-    places = tuple(map(_read_place, connecting, coordinator.addresses))
+    places = tuple(
+        _result(reading, lambda e, a=a: Place(str(a), error=e))
+        for reading, a in zip(connecting, coordinator.addresses, strict=True)
+    )
     open_addresses = [a for a, place in zip(coordinator.addresses, places, strict=True) if not place.error]
     certificate, asked = None, None
     if open_addresses:
@@ -72,7 +76,7 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
             "certificate", lambda: _shown_certificate(open_addresses[0], coordinator, timeout_s), limit_s
         )
         asked = _ask(str(coordinator), ask, limit_s)
-        certificate = _read_certificate(showing)
+        certificate = _result(showing, lambda e: Certificate("the lighthouse's certificate", error=e))
     status = None if asked is None else asked.status
     return Facts(
         now=time.time(),
@@ -98,11 +102,12 @@ def _place(address: Address, timeout_s: float) -> Place:
         return Place(str(address), str(connection.getpeername()[0]))
 
 
-def _read_place(reading: BackgroundRead[Place], address: Address) -> Place:
+def _result(reading: BackgroundRead[T], failed: Callable[[str], T]) -> T:
+    """Return the result, or what `failed` makes of the error's text."""
     try:
         return reading.result()
     except LighthouseError as e:
-        return Place(str(address), error=str(e))
+        return failed(str(e))
 
 
 def _ask(address: str, ask: AskStatus, limit_s: float) -> Asked:
@@ -126,13 +131,6 @@ def _shown_certificate(address: Address, coordinator: Coordinator, timeout_s: fl
     except LighthouseError:
         return None
     return _certificate("the lighthouse's certificate", ssl.DER_cert_to_PEM_cert(shown[0]).encode()) if shown else None
-
-
-def _read_certificate(reading: BackgroundRead[Certificate | None]) -> Certificate | None:
-    try:
-        return reading.result()
-    except LighthouseError as e:
-        return Certificate("the lighthouse's certificate", error=str(e))
 
 
 def _certificate(of: str, pem: bytes) -> Certificate:
@@ -162,20 +160,15 @@ def _managers(status: LighthouseStatus, timeout_s: float) -> tuple[ManagerSeen, 
         for member in job.members
         if member.address and member.state is not MemberState.EXPIRED
     ]
-    secret = os.environ.get(MANAGER_SECRET_VARIABLE, "")
-    return tuple(
-        itertools.chain.from_iterable(
-            _ask_managers(named[start : start + AT_ONCE], secret, timeout_s) for start in range(0, len(named), AT_ONCE)
-        )
-    )
-
-
-def _ask_managers(named: Sequence[ManagerSeen], secret: str, timeout_s: float) -> list[ManagerSeen]:
-    asking = [
-        BackgroundRead(one.replica_id, lambda one=one: _ask_manager(one, secret, timeout_s), timeout_s + _SLACK_S)
-        for one in named
-    ]
-    return [_read_manager(reading, one) for reading, one in zip(asking, named, strict=True)]
+    secret, limit_s = os.environ.get(MANAGER_SECRET_VARIABLE, ""), timeout_s + _SLACK_S
+    seen: list[ManagerSeen] = []
+    for start in range(0, len(named), AT_ONCE):
+        asking = [
+            (one, BackgroundRead(one.replica_id, lambda one=one: _ask_manager(one, secret, timeout_s), limit_s))
+            for one in named[start : start + AT_ONCE]
+        ]
+        seen += [_result(reading, lambda e, one=one: replace(one, error=e)) for one, reading in asking]
+    return tuple(seen)
 
 
 def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> ManagerSeen:
@@ -193,13 +186,6 @@ def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> Manager
     return (
         manager if told.lighthouse_reachable else replace(manager, lighthouse_error=told.lighthouse_error or "no word")
     )
-
-
-def _read_manager(reading: BackgroundRead[ManagerSeen], manager: ManagerSeen) -> ManagerSeen:
-    try:
-        return reading.result()
-    except LighthouseError as e:
-        return replace(manager, error=str(e))
 
 
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}

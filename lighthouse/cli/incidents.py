@@ -42,17 +42,19 @@ def _short_duration(seconds: float | None) -> str:
     return f"{1000 * max(0.0, seconds):.0f}ms" if seconds < 0.9995 else format_duration(seconds)
 
 
-def _style(summary: IncidentSummary) -> str:
-    return "red" if summary.step_s is None else ""
-
-
 _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("ID", lambda i: i.id),
     Column("JOB", lambda i: i.job, keep=4, comfort=12, tells_apart=True),
     Column("NOTICED AT", lambda i: clock(i.opened_unix_s), keep=0),
     Column("KIND", lambda i: i.kind.value, lambda i: "yellow" if i.kind is IncidentKind.STALL else "red", keep=1),
     Column("NOTICED", lambda i: _short_duration(i.noticed_s), is_number=True, keep=0),
-    Column("RECOVERED", lambda i: _short_duration(i.step_s), _style, is_number=True, keep=3),
+    Column(
+        "RECOVERED",
+        lambda i: _short_duration(i.step_s),
+        lambda i: "red" if i.step_s is None else "",
+        is_number=True,
+        keep=3,
+    ),
     Column("BACK", lambda i: _short_duration(i.back_s), is_number=True, keep=2),
     Column("WHAT", lambda i: i.text, comfort=36, is_prose=True),
 )

@@ -25,9 +25,9 @@ from lighthouse.cli.tables import (
 from lighthouse.job.records import key_text
 from lighthouse_protocol.limits import DEFAULT_JOB
 from lighthouse_protocol.messages.incident import gathered_document
-from lighthouse_protocol.messages.progress import STEP
+from lighthouse_protocol.messages.progress import STEP, RankPlace, RankState
 from lighthouse_protocol.messages.run import RunStatus
-from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, RankPlace, RankState
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus
 from lighthouse_runtime.cli import format_duration, printable
 
 

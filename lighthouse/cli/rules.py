@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, MemberStatus, StoreKind, StoreStatus
+from lighthouse_protocol.messages.status import LighthouseStatus, MemberState, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted, Untrusted
 from lighthouse_protocol.rules.access import Role
 
@@ -107,8 +107,6 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Result of one check."""
-
     check: str  # subject of the check, in one word
     level: Level
     text: str  # the result, and what to do if it is not OK
@@ -116,28 +114,21 @@ class Finding:
 
 def check(facts: Facts) -> list[Finding]:
     """Return the findings, in an order in which earlier ones may explain later ones."""
-    return list(_all(facts))
+    status = None if facts.asked is None else facts.asked.status
+    findings = [_place(place, is_served=status is not None) for place in facts.places]
+    if facts.asked is not None:
+        findings.append(_answer(facts.asked))
+    findings += [*_tls(facts), *_token(facts)]
+    if facts.asked is not None and status is not None:
+        findings.append(_clock(facts.asked, status))
+    findings.append(_versions(facts))
+    if status is not None:
+        findings += [_store(status.store), *_sessions(status), *_managers(facts.managers)]
+    return findings
 
 
 def is_healthy(findings: list[Finding]) -> bool:
     return all(finding.level is not Level.FAIL for finding in findings)
-
-
-def _all(facts: Facts) -> Iterator[Finding]:
-    asked = facts.asked
-    is_served = asked is not None and asked.status is not None
-    yield from (_place(place, is_served=is_served) for place in facts.places)
-    if asked is not None:
-        yield _answer(asked)
-    yield from _tls(facts)
-    yield from _token(facts)
-    if asked is not None and asked.status is not None:
-        yield _clock(asked, asked.status)
-    yield _versions(facts)
-    if asked is not None and asked.status is not None:
-        yield _store(asked.status.store)
-        yield from _sessions(asked.status)
-        yield from _managers(facts.managers)
 
 
 def _place(place: Place, *, is_served: bool) -> Finding:
@@ -172,16 +163,13 @@ def _tls(facts: Facts) -> Iterator[Finding]:
             yield Finding("tls", Level.OK, "none is needed: the lighthouse listens on a loopback")
         return
     if facts.certificate is not None:
-        yield _certificate("tls", facts.certificate, facts.now, _renewal(facts.trust))
+        remedy = "the lighthouse should have renewed it: see its log for the reason, or restart it"
+        if facts.trust is Trust.CA:
+            remedy = "renew its --tls-cert"
+        yield _certificate("tls", facts.certificate, facts.now, remedy)
     if status is not None:
         by = "the pin of the join string" if facts.trust is Trust.PIN else "the CA in --tls-ca"
         yield Finding("tls", Level.OK, f"the lighthouse's certificate is trusted by {by}")
-
-
-def _renewal(trust: Trust) -> str:
-    if trust is Trust.CA:
-        return "renew its --tls-cert"
-    return "the lighthouse should have renewed it: see its log for the reason, or restart it"
 
 
 def _certificate(name: str, certificate: Certificate, now: float, remedy: str) -> Finding:
@@ -291,15 +279,14 @@ def _sessions(status: LighthouseStatus) -> Iterator[Finding]:
         managers = "1 manager" if alive == 1 else f"{alive} managers"
         text = f"{managers} connected to the lighthouse, oldest heartbeat {oldest_s:.1f} s old"
         yield Finding("sessions", Level.OK, text)
-    yield from (Finding("sessions", Level.WARN, _silent(job, member)) for job, member in lost[:NAMED])
+    for job, member in lost[:NAMED]:
+        yield Finding(
+            "sessions",
+            Level.WARN,
+            f"no heartbeat from {member.replica_id} of job {job} at {member.address or 'no address'} for "
+            f"{member.heartbeat_age_s:.0f} s: its host or manager died, or cannot reach the lighthouse; check its log",
+        )
     yield from _others("sessions", Level.WARN, len(lost))
-
-
-def _silent(job: str, member: MemberStatus) -> str:
-    return (
-        f"no heartbeat from {member.replica_id} of job {job} at {member.address or 'no address'} for "
-        f"{member.heartbeat_age_s:.0f} s: its host or manager died, or cannot reach the lighthouse; check its log"
-    )
 
 
 def _managers(managers: tuple[ManagerSeen, ...]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ Otherwise, it prints one block of text or one JSON line per answer.
 """
 
 import dataclasses
-import functools
+import itertools
 import json
 import signal
 import sys
@@ -46,31 +46,27 @@ from lighthouse_runtime.cli import Duration, format_duration, printable
 def status(given: ClientOptions) -> None:
     """Show whether each job makes progress, and if not, why."""
     answer = given.status(ranks=given.output == "json")  # a program gets the same document as from /status
-    given.show(answer, lambda width: _lines(given, answer, width))
 
+    def lines(width: int) -> list[Text]:
+        stopped = [
+            text for job in sorted({given.job_name, *(j.job for j in answer.jobs)}) for text in _stopped(given, job)
+        ]
+        last = [*stopped, Text(greeting(answer, given.address), style="dim")]
+        return [*status_lines(answer, width), *(line for text in last for line in wrapped(text, width))]
 
-def _lines(given: ClientOptions, answer: LighthouseStatus, width: int) -> list[Text]:
-    jobs = sorted({given.job_name, *(shown.job for shown in answer.jobs)})
-    stopped = [line for job in jobs for line in _stopped(given, job)]
-    last = [*stopped, Text(greeting(answer, given.address), style="dim")]
-    return [*status_lines(answer, width), *(line for text in last for line in wrapped(text, width))]
+    given.show(answer, lines)
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:
     """Return a line per stopped run of a job, because the status alone would not explain why ranks are missing."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
-    return [
-        Text(
-            printable(
-                f"run {run.run} of job {job} is stopped: {run.stop.text}; undo it with `lighthouse resume "
-                f"--run {run.run}`"
-            ),
-            style="red",
-        )
+    lines = (
+        f"run {run.run} of job {job} is stopped: {run.stop.text}; undo it with `lighthouse resume --run {run.run}`"
         for run in runs
         if run.stop is not None
-    ]
+    )
+    return [Text(printable(line), style="red") for line in lines]
 
 
 _FEWEST_ROWS = 2
@@ -158,19 +154,19 @@ def _blocks(status: LighthouseStatus, width: int) -> Iterator[_Block]:
     for job in status.jobs:
         stalls = [stall(job)] if job.stall else []
         if has_quorum(job, runs):
+
+            def members(count: int, job: JobStatus = job) -> list[Text]:
+                return member_lines([(job.job, member) for member in most_urgent(job.members, count)], width)
+
             head, stalls = [Text(""), *job_summary(job)], []
-            yield _Block(head, len(job.members), functools.partial(_members, job, width), "lighthouse members")
+            yield _Block(head, len(job.members), members, "lighthouse members")
         for run in (run for run in runs if run.job == job.job):
+
+            def ranks(count: int, run: RunStatus = run) -> list[Text]:
+                return run_rank_lines(most_urgent_ranks(run.ranks, count), width)
+
             head, stalls = [Text(""), *run_summary(run), *stalls], []
-            yield _Block(head, len(run.ranks), functools.partial(_ranks, run, width), "lighthouse ranks")
-
-
-def _members(job: JobStatus, width: int, count: int) -> list[Text]:
-    return member_lines([(job.job, member) for member in most_urgent(job.members, count)], width)
-
-
-def _ranks(run: RunStatus, width: int, count: int) -> list[Text]:
-    return run_rank_lines(most_urgent_ranks(run.ranks, count), width)
+            yield _Block(head, len(run.ranks), ranks, "lighthouse ranks")
 
 
 def _cut(lines: list[Text], height: int) -> list[Text]:
@@ -200,7 +196,7 @@ def watch(given: ClientOptions, interval: float, count: int | None) -> None:
     poll = Poll(given)
     try:
         with _restoring_terminal() as check:
-            _show(poll, Rhythm(interval, count, check), given.output)
+            _show(poll, given.output, _ticks(interval, count, check))
     except KeyboardInterrupt:
         return
     if poll.view.error:
@@ -214,11 +210,8 @@ class Poll:
         self._given = given
         self.view: View = View(given.address, asked_at=time.time())
 
-    def begin(self) -> None:
-        self.view = dataclasses.replace(self.view, asked_at=time.time())
-
-    def finish(self) -> View:
-        view = self.view
+    def ask(self) -> View:
+        self.view = view = dataclasses.replace(self.view, asked_at=time.time())
         try:
             status = self._given.status()
             self.view = View(view.address, view.asked_at, status, answered_at=time.time())
@@ -233,61 +226,47 @@ class Poll:
         return self.view
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rhythm:
-    """When to poll: every `interval_s` seconds, up to `count` times (None for no limit), until `check` raises."""
+def _ticks(interval_s: float, count: int | None, check: Callable[[], None]) -> Iterator[None]:
+    """Yield when to poll: up to `count` times (None for no limit), until `check` raises.
 
-    interval_s: float
-    count: int | None
-    check: Callable[[], None]
+    A slow answer delays the next poll; missed polls are skipped.
+    """
+    for asked in itertools.count(1):
+        next_at = time.monotonic() + interval_s
+        yield
+        if asked == count:
+            return
+        check()
+        time.sleep(max(0.0, next_at - time.monotonic()))
+        check()
 
 
-def _show(poll: Poll, rhythm: Rhythm, output: str) -> None:
+def _show(poll: Poll, output: str, ticks: Iterator[None]) -> None:
     if output == "json":
-        return _repeat(poll, rhythm, _JsonLines().print)
+        _print_json_lines(poll, ticks)
+        return
     console = make_console()
     if is_terminal() and not console.is_dumb_terminal:
-        return _live(poll, rhythm, console)
-    return _repeat(poll, rhythm, lambda view: _print_block(view, console))
+        with Live(Screen(lambda: poll.view), console=console, screen=True, refresh_per_second=FRAMES_PER_S) as live:
+            for _ in ticks:
+                poll.ask()
+                live.refresh()
+        print_lines(console, poll.view.lines(console.width, console.height, time.time()))
+        return
+    for _ in ticks:
+        view = poll.ask()
+        stamp = Text(time.strftime("-- %H:%M:%S --", time.localtime(view.asked_at)))
+        print_lines(console, [stamp, *view.lines(console.width, PLAIN_LINES, time.time())])
 
 
-def _repeat(poll: Poll, rhythm: Rhythm, show: Callable[[View], None]) -> None:
-    """Poll and show the view periodically. A slow answer delays the next request; missed polls are skipped."""
-    asked = 0
-    while True:
-        next_at = time.monotonic() + rhythm.interval_s
-        poll.begin()
-        show(poll.finish())
-        asked += 1
-        if asked == rhythm.count:
-            return
-        rhythm.check()
-        time.sleep(max(0.0, next_at - time.monotonic()))
-        rhythm.check()
-
-
-def _live(poll: Poll, rhythm: Rhythm, console: Console) -> None:
-    screen = Screen(lambda: poll.view)
-    with Live(screen, console=console, screen=True, refresh_per_second=FRAMES_PER_S) as live:
-        _repeat(poll, rhythm, lambda _: live.refresh())
-    print_lines(console, poll.view.lines(console.width, console.height, time.time()))
-
-
-def _print_block(view: View, console: Console) -> None:
-    stamp = Text(time.strftime("-- %H:%M:%S --", time.localtime(view.asked_at)))
-    print_lines(console, [stamp, *view.lines(console.width, PLAIN_LINES, time.time())])
-
-
-class _JsonLines:
-    """Prints each answer as a JSON line to stdout, and each new error to stderr."""
-
-    def __init__(self) -> None:
-        self._error = ""
-
-    def print(self, view: View) -> None:
-        if view.error and view.error != self._error:
+def _print_json_lines(poll: Poll, ticks: Iterator[None]) -> None:
+    """Print each answer as a JSON line to stdout, and each new error to stderr."""
+    last_error = ""
+    for _ in ticks:
+        view = poll.ask()
+        if view.error and view.error != last_error:
             click.echo(f"Error: {printable(view.error)}", err=True)
-        self._error = view.error
+        last_error = view.error
         if view.status is not None and not view.error:
             click.echo(json.dumps(view.status, default=dataclasses.asdict))
             sys.stdout.flush()

@@ -6,9 +6,9 @@ This module defines the columns of all tables. The functions return lines for a 
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.text import Text
@@ -20,6 +20,7 @@ from lighthouse_protocol.messages.run import RankState, RankStatus, RunStatus, S
 from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.cli import format_duration, printable
 
+T = TypeVar("T")
 Row = tuple[str, MemberStatus]
 
 LATE_BEAT_S = 2.0
@@ -84,7 +85,11 @@ def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
     with_quorum = [job for job in status.jobs if has_quorum(job, runs)]
     are_many = len(status.jobs) > 1
     lines = [line for job in status.jobs if job.stall or job in with_quorum for line in _headline(job, are_many, width)]
-    lines += [line for run in _starting_runs(status) for line in wrapped(Text(_starting(run), style="cyan"), width)]
+    with_ranks = {job.job for job in status.jobs if job.members}
+    for run in status.runs:
+        if run.supervisors and not run.ranks and run.job not in with_ranks:
+            text = printable(f"{run.job}: starting: {supervised(run)}; no rank has joined yet")
+            lines += wrapped(Text(text, style="cyan"), width)
     if rows := [job for job in with_quorum if _verdict(job) != "ended"]:
         lines += table(_JOB_COLUMNS, rows, width)
     if runs:
@@ -106,16 +111,6 @@ def progress(job: JobStatus) -> Text:
     is_training = job.verdict == Verdict.FORMED and participants(job) > 0
     step = f"training: step {max_step(job)}, " if is_training else ""
     return Text(f"{step}{printable(job.explanation)}", style=_verdict_style(job))
-
-
-def _starting_runs(status: LighthouseStatus) -> list[RunStatus]:
-    """Return the runs that have supervisors, but whose ranks have not connected to the lighthouse yet."""
-    with_ranks = {job.job for job in status.jobs if job.members}
-    return [run for run in status.runs if run.supervisors and not run.ranks and run.job not in with_ranks]
-
-
-def _starting(run: RunStatus) -> str:
-    return printable(f"{run.job}: starting: {supervised(run)}; no rank has joined yet")
 
 
 def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
@@ -277,8 +272,15 @@ def _phase_style(job: JobStatus) -> str:
     return _PHASE_STYLES.get(job.phase, "")
 
 
-def _beat_style(row: Row) -> str:
-    return "yellow" if row[1].heartbeat_age_s > LATE_BEAT_S else ""
+def _beat_column(age_s: Callable[[T], float], keep: int) -> Column[T]:
+    """Return the column with the time since the last heartbeat."""
+    return Column(
+        "BEAT",
+        lambda row: format_duration(age_s(row)),
+        lambda row: "yellow" if age_s(row) > LATE_BEAT_S else "",
+        is_number=True,
+        keep=keep,
+    )
 
 
 _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
@@ -288,7 +290,12 @@ _JOB_COLUMNS: Sequence[Column[JobStatus]] = (
     Column("GROUPS", lambda job: f"{participants(job)}/{len(job.members)}", is_number=True, keep=4),
     Column("QUORUM", lambda job: str(job.quorum_id or "-"), is_number=True),
     Column("AGE", lambda job: format_duration(job.quorum_age_s) if job.quorum_id else "-", is_number=True, keep=3),
-    Column("PHASE", lambda job: job.phase if participants(job) else "-", _phase_style, keep=1),
+    Column(
+        "PHASE",
+        lambda job: job.phase if participants(job) else "-",
+        lambda job: _PHASE_STYLES.get(job.phase, ""),
+        keep=1,
+    ),
 )
 
 _RUN_COLUMNS: Sequence[Column[RunStatus]] = (
@@ -317,13 +324,7 @@ _RUN_RANK_COLUMNS: Sequence[Column[RankStatus]] = (
     Column("RANK", lambda rank: "-" if rank.rank is None else str(rank.rank), is_number=True, keep=4),
     Column("GEN", lambda rank: "-" if rank.generation is None else str(rank.generation), is_number=True, keep=5),
     Column("STEP", lambda rank: str(rank.step), is_number=True, keep=6),
-    Column(
-        "BEAT",
-        lambda rank: format_duration(rank.beat_age_s),
-        lambda rank: "yellow" if rank.beat_age_s > LATE_BEAT_S else "",
-        is_number=True,
-        keep=3,
-    ),
+    _beat_column(lambda rank: rank.beat_age_s, keep=3),
     Column("HOST", lambda rank: rank.host or "-", keep=1, comfort=12),
     Column("PID", lambda rank: str(rank.pid or "-"), is_number=True, keep=0),
 )
@@ -335,7 +336,7 @@ _MEMBER_COLUMNS: Sequence[Column[Row]] = (
     Column("IN", lambda row: "yes" if row[1].is_participant else "no", keep=3),
     Column("STEP", lambda row: str(row[1].step), is_number=True, keep=7),
     Column("RANKS", lambda row: str(row[1].world_size or "-"), is_number=True, keep=2),
-    Column("BEAT", lambda row: format_duration(row[1].heartbeat_age_s), _beat_style, is_number=True, keep=5),
+    _beat_column(lambda row: row[1].heartbeat_age_s, keep=5),
     Column(
         "FAILED",
         lambda row: str(row[1].commit_failures),

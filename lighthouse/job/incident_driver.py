@@ -36,7 +36,7 @@ from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.incident import Gathered, Incident, IncidentKind, IncidentSummary, RankEvidence
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.messages.progress import GroupView, RankName
+from lighthouse_protocol.messages.progress import GroupView, RankName, RankPlace
 from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
@@ -48,7 +48,7 @@ from lighthouse_protocol.messages.session import (
     KillRequest,
     ToManager,
 )
-from lighthouse_protocol.messages.status import HealStatus, RankPlace, TimelineKind
+from lighthouse_protocol.messages.status import HealStatus, TimelineKind
 from lighthouse_protocol.refusals import LimitReached
 from lighthouse_protocol.rules.heal import GroupHeal
 from lighthouse_protocol.rules.stall import Kind, StallVerdict

@@ -26,10 +26,11 @@ from lighthouse_protocol.messages.progress import (
     HealTotals,
     ProgressSample,
     RankName,
+    RankPlace,
+    RankState,
     RankView,
 )
 from lighthouse_protocol.messages.session import STARTING, Discards, GroupCounts
-from lighthouse_protocol.messages.status import RankPlace, RankState
 from lighthouse_protocol.rank_set import NO_RANKS, RankSet, largest_count
 from lighthouse_protocol.rules.quorum_change import describe_missing_ranks
 from lighthouse_protocol.rules.stall import FLOOR_S, PauseLog, StallVerdict, find_stall, time_left_s
@@ -432,27 +433,29 @@ def _ticks(sample: ProgressSample) -> tuple[int, int | None]:
     return 100 * heal.received // heal.total, 100
 
 
+# Fields of a sample that are shown as the rank has sent them. Of a collective, only the operation is shown.
+_SHOWN_AS_SENT = ({f.name for f in fields(ProgressSample)} & {f.name for f in fields(RankPlace)}) - {"collective"}
+
+
 def _place(rank: RankView, state: RankState, generation: int | None) -> RankPlace:
     sample, innermost, collective = rank.sample, rank.sample.innermost, rank.sample.inside or rank.sample.collective
     done, total = _ticks(sample)
     return RankPlace(
+        **{name: getattr(sample, name) for name in _SHOWN_AS_SENT},
         replica_id=rank.name.replica_id,
         group_rank=rank.name.group_rank,
         state=state,
-        step=sample.step,
         phase=innermost.name,
         done=done,
         total=total,
         phase_s=innermost.open_s + rank.beat_age_s,
         collective=collective.operation if collective is not None else "",
         is_inside=sample.is_inside,
-        waits_for=sample.waits_for,
         beat_age_s=rank.beat_age_s,
         progress_age_s=rank.progress_age_s,
         limit_s=rank.limit_s,
         host=rank.host,
         pid=rank.pid,
-        at=sample.at,
         compared=sample.compared,
         generation=generation,
     )

@@ -26,18 +26,25 @@ from lighthouse.job.restarts import RunMachine
 from lighthouse.job.roster import Job
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_protocol.messages.membership import Quorum
-from lighthouse_protocol.messages.progress import STEP, DataUse, OpenPhase, ProgressSample, RankName, RankView
+from lighthouse_protocol.messages.progress import (
+    STEP,
+    DataUse,
+    OpenPhase,
+    ProgressSample,
+    RankName,
+    RankPlace,
+    RankView,
+)
+from lighthouse_protocol.messages.progress import RankState as PlaceState
 from lighthouse_protocol.messages.run import RankState, RankStatus, RunStatus, SupervisorStatus
 from lighthouse_protocol.messages.status import (
     HealStatus,
     JobStatus,
     MemberState,
     MemberStatus,
-    RankPlace,
     TimelineEntry,
     TimelineKind,
 )
-from lighthouse_protocol.messages.status import RankState as PlaceState
 from lighthouse_protocol.rules.access import short_name
 from lighthouse_protocol.rules.stall import FIRST_S, StallVerdict
 

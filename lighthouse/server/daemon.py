@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-from prometheus_client import CollectorRegistry
 
 from lighthouse import dashboard
-from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
+from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.ledger import EVERY_S as LEDGER_EVERY_S
 from lighthouse.job.ledger import Ledger
@@ -30,17 +29,8 @@ from lighthouse.job.run_driver import Ports
 from lighthouse.server.chaos import ChaosService
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.listeners import ListenerSecurity
-from lighthouse.server.metrics import (
-    AccountCollector,
-    Counters,
-    IncidentCollector,
-    LeadershipCollector,
-    LighthouseCollector,
-    PhaseCollector,
-    RunCollector,
-    render,
-)
-from lighthouse.server.page_acts import PageActs
+from lighthouse.server.metrics import Counters, Scrape, render
+from lighthouse.server.page_acts import page_acts
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient
@@ -92,7 +82,7 @@ class LighthouseDaemon:
         folder = config.incident_folder(self._memory)
         self._ledger = None if folder is None else LedgerFiles(folder)
         self._incidents = self._make_incident_registry(folder)
-        counters = Counters()
+        self._counters = counters = Counters()
         self._jobs = JobRegistry(
             config.quorum_config,
             Ports(
@@ -117,20 +107,10 @@ class LighthouseDaemon:
             counters,
             peers=peers,
             is_insecure=security.is_insecure,
-            store=self._store_status,
-            http_port=lambda: self.http_port,
+            place=lambda: (self._store_status(), self.http_port),
             report_fault=chaos.receive,
         )
-        registry = CollectorRegistry()
-        registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
-        registry.register(RunCollector(self._runs.run_statuses))
-        registry.register(AccountCollector(self._accounts, asyncio.get_running_loop().time))
-        registry.register(
-            PhaseCollector(lambda: {driver.job: driver.progress.known.phase_seconds for driver in self._jobs})
-        )
-        registry.register(IncidentCollector(self._incidents.times, self._job_names))
         shared = self._shared
-        registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
         incidents = IncidentService(self._jobs, self._incidents, self._ledger)
         runs = RunService(self._runs, security.audit, peers=peers)
         more = {**runs.methods(), **incidents.methods(), **chaos.methods()}
@@ -149,11 +129,11 @@ class LighthouseDaemon:
         self._http = HttpServer(
             HttpSide(
                 is_ready=lambda: self._is_ready,
-                metrics=lambda: render(registry),
+                metrics=lambda: render(self._scrape(service)),
                 status=lambda: self._status(service),
                 page=Document(dashboard.page(), "text/html", PAGE_HEADERS),
                 guard=guard,
-                control=HttpControl(guard, PageActs(service, runs, incidents, security.audit).by_route()),
+                control=HttpControl(guard, page_acts(service, runs, incidents, security.audit)),
                 incident=lambda name, call: to_document(incidents.find(name, call)),
                 log=recent_lines,
                 redirect=self._elsewhere,
@@ -173,11 +153,20 @@ class LighthouseDaemon:
             lambda *asked: self._runs.fail_ranks_of(*asked),
         )
 
-    def _accounts(self) -> dict[str, JobAccount]:
-        return {driver.job: driver.account for driver in self._jobs}
-
-    def _job_names(self) -> set[str]:
-        return {driver.job for driver in self._jobs} | {run.name[0] for run in self._runs}
+    def _scrape(self, service: LighthouseService) -> Scrape:
+        jobs = list(self._jobs)
+        return Scrape(
+            status=service.status(),
+            counters=self._counters,
+            loop_late_s=self._jobs.lag.late_s,
+            runs=self._runs.run_statuses(),
+            accounts={driver.job: driver.account for driver in jobs},
+            now=asyncio.get_running_loop().time(),
+            phase_s={driver.job: driver.progress.known.phase_seconds for driver in jobs},
+            incidents=self._incidents.times,
+            jobs={driver.job for driver in jobs} | {run.name[0] for run in self._runs},
+            candidate=None if self._shared is None else self._shared.status(),
+        )
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         """Return the document for the dashboard and for GET /status, whose values must not be modified."""
@@ -343,9 +332,9 @@ class LighthouseDaemon:
             return None
         credentials = config.store_credentials()
         client = EtcdClient(etcd, credentials.tls(), credentials.user())
-        return SharedStore(client, config.store_ttl_s, self._lead, self._follow)
+        return SharedStore(client, config.store_ttl_s, self)
 
-    def _lead(self) -> None:
+    def lead(self) -> None:
         """Load the records and start to serve as the leader.
 
         As after a restart, members may still train under standing quorums of the previous leader.
@@ -354,7 +343,7 @@ class LighthouseDaemon:
         self._jobs.remember(self._shared.records.load())
         self._set_serving(True)
 
-    def _follow(self, refusal: NotLeader) -> None:
+    def follow(self, refusal: NotLeader) -> None:
         """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
         self._set_serving(False)
         ledger, self._incidents.ledger = self._incidents.ledger, Ledger()

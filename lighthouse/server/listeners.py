@@ -42,8 +42,6 @@ TORCHFT = Principal("torchft", frozenset({Role.JOIN}))
 
 @dataclass(frozen=True, slots=True)
 class PortSecurity:
-    """Access rules and certificate of one port."""
-
     access: Access
     files: CertificateFiles | None  # None without TLS
 
@@ -76,7 +74,7 @@ class ListenerSecurity:
                 self._files = _certificate_files(config, self._credentials)
             if config.tls_identities is not None:
                 path = config.tls_identities
-                self._identities = WatchedFile(path, lambda: _read_identities(path))
+                self._identities = WatchedFile(lambda: _read_identities(path), path)
         self.grpc = self._port_security(config.bind)
         self.http = self._port_security(config.http)
         self.torchft = FixedAccess(TORCHFT, self.audit)

@@ -1,13 +1,14 @@
 """Prometheus metrics of the lighthouse.
 
-Each collector reads a snapshot of the status when Prometheus scrapes, on the daemon's event loop. `Counters` counts
-what the snapshots do not contain. The number of series is bounded: apart from the names of jobs and runs, all label
+A `Scrape` holds everything that one scrape shows; the daemon makes one for each, on its event loop. `Counters` counts
+what the status does not contain. The number of series is bounded: apart from the names of jobs and runs, all label
 values come from fixed sets, and a job's series disappear with the job.
 """
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import grpc
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
@@ -20,7 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount, Key
+from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount
 from lighthouse.job.records import Verdict
 from lighthouse.store.leadership import CandidateStatus, Role
 from lighthouse_protocol.messages.incident import IncidentKind
@@ -65,30 +66,23 @@ class Counters:
         yield called
 
 
-class LighthouseCollector(Collector):
-    """Metrics of jobs, replica groups and the process.
+@dataclass(frozen=True, slots=True, eq=False)
+class Scrape(Collector):
+    """Values of all metrics at the time of a scrape."""
 
-    Args:
-        snapshot: Returns the status. Called once per scrape.
-        counters: Counters to include.
-        late_s: Returns the total time in seconds for which the event loop was paused.
-        wall: Returns Unix time in seconds.
-    """
-
-    def __init__(
-        self,
-        snapshot: Callable[[], LighthouseStatus],
-        counters: Counters,
-        late_s: Callable[[], float] = float,
-        wall: Callable[[], float] = time.time,
-    ) -> None:
-        self._snapshot = snapshot
-        self._counters = counters
-        self._late_s = late_s
-        self._wall = wall
+    status: LighthouseStatus
+    counters: Counters = field(default_factory=Counters)
+    loop_late_s: float = 0.0  # total time for which the event loop was paused
+    runs: Sequence[RunStatus] = ()  # including runs without processes
+    accounts: Mapping[str, JobAccount] = field(default_factory=dict)
+    now: float = 0.0  # on the clock of the accounts
+    phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by job and phase, over all ranks so far
+    incidents: IncidentTimes = field(default_factory=IncidentTimes)
+    jobs: Collection[str] = ()  # whose incidents are counted from zero
+    candidate: CandidateStatus | None = None  # None without a shared store
 
     def collect(self) -> Iterator[Metric]:
-        status = self._snapshot()
+        status = self.status
         yield GaugeMetricFamily("lighthouse_up", "1 while the lighthouse serves", 1)
         yield InfoMetricFamily("lighthouse", "The lighthouse's version", {"version": status.version})
         yield GaugeMetricFamily("lighthouse_uptime_seconds", "Time since the lighthouse started", status.uptime_s)
@@ -100,26 +94,36 @@ class LighthouseCollector(Collector):
         yield CounterMetricFamily(
             "lighthouse_loop_late_seconds",
             "Time for which the process was paused, in pauses of 0.75 s or more",
-            self._late_s(),
+            self.loop_late_s,
         )
         yield GaugeMetricFamily(
             "lighthouse_clock_seconds",
             "This host's clock, in seconds since 1970; new quorum ids start from it",
-            self._wall(),
+            time.time(),
         )
         yield from _quorum_families(status.jobs)
         yield from _standing_families(status.jobs)
         yield from _member_families(status.jobs)
-        yield from self._counters.collect()
+        yield from self.counters.collect()
+        yield from _account_families(self.accounts, self.now)
+        yield from _run_families(self.runs)
+        yield _phase_family(self.phase_s)
+        yield from _leadership_families(self.candidate)
+        yield from _incident_families(self.incidents, self.jobs)
+
+
+def render(scrape: Scrape) -> tuple[bytes, str]:
+    """Return the body and the content type of the response to a scrape."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(scrape)
+    return generate_latest(registry), CONTENT_TYPE_LATEST
 
 
 def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     ids = _gauge("lighthouse_quorum_id", "Id of the current quorum; 0 before the first")
     ages = _gauge("lighthouse_quorum_age_seconds", "Time since the current membership formed")
-    formed = CounterMetricFamily("lighthouse_quorums_formed", "Quorums formed with a new id", labels=["job"])
-    rounds = CounterMetricFamily(
-        "lighthouse_quorum_rounds", "Quorums sent to members; one per step without a standing quorum", labels=["job"]
-    )
+    formed = _counter("lighthouse_quorums_formed", "Quorums formed with a new id")
+    rounds = _counter("lighthouse_quorum_rounds", "Quorums sent to members; one per step without a standing quorum")
     verdicts = _gauge(
         "lighthouse_quorum_verdict", "1 for the reason why there is or is not a quorum, 0 for the others", "verdict"
     )
@@ -137,12 +141,8 @@ def _quorum_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
 def _standing_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     phases = _gauge("lighthouse_quorum_phase", "1 for the phase of the standing quorum, 0 for the others", "phase")
     sessions = _gauge("lighthouse_sessions", "Open sessions of managers")
-    recalls = CounterMetricFamily(
-        "lighthouse_quorum_recalls", "Standing quorums recalled because a group joins or leaves", labels=["job"]
-    )
-    revokes = CounterMetricFamily(
-        "lighthouse_quorum_revocations", "Standing quorums revoked by a loss or a failed step", labels=["job"]
-    )
+    recalls = _counter("lighthouse_quorum_recalls", "Standing quorums recalled because a group joins or leaves")
+    revokes = _counter("lighthouse_quorum_revocations", "Standing quorums revoked by a loss or a failed step")
     for job in jobs:
         for phase in QuorumPhase:
             phases.add_metric([job.job, phase.value], job.phase == phase)
@@ -179,174 +179,110 @@ def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
     return GaugeMetricFamily(name, text, labels=["job", *labels])
 
 
-def render(registry: CollectorRegistry) -> tuple[bytes, str]:
-    """Return the body and the content type of the response to a scrape."""
-    return generate_latest(registry), CONTENT_TYPE_LATEST
-
-
-_LABELS = ["job", "run"]
-
-
-class RunCollector(Collector):
-    """Metrics of runs. `snapshot` returns all runs, including those without processes. Called once per scrape."""
-
-    def __init__(self, snapshot: Callable[[], Sequence[RunStatus]]) -> None:
-        self._snapshot = snapshot
-
-    def collect(self) -> Iterator[Metric]:
-        numbers = GaugeMetricFamily(
-            "lighthouse_run_generation", "Current generation of the run; -1 before the first", labels=_LABELS
-        )
-        restarts = CounterMetricFamily("lighthouse_run_restarts", "Generations that an incident ended", labels=_LABELS)
-        ranks = GaugeMetricFamily("lighthouse_run_ranks", "Ranks of the run, by state", labels=[*_LABELS, "state"])
-        supervisors = GaugeMetricFamily(
-            "lighthouse_run_supervisors", "Connected supervisors of the run", labels=_LABELS
-        )
-        stopped = GaugeMetricFamily("lighthouse_run_stopped", "1 while the run is stopped", labels=_LABELS)
-        budgets = GaugeMetricFamily(
-            "lighthouse_run_restart_budget_used_ratio",
-            "Used fraction of the restart budget that is closest to exhaustion",
-            labels=_LABELS,
-        )
-        for run in self._snapshot():
-            labels = [run.job, run.run]
-            numbers.add_metric(labels, run.counters.number)
-            restarts.add_metric(labels, run.counters.job_restarts)
-            states = Counter(rank.state for rank in run.ranks)
-            for state in RankState:
-                ranks.add_metric([*labels, state.value], states[state])
-            supervisors.add_metric(labels, sum(supervisor.is_connected for supervisor in run.supervisors))
-            stopped.add_metric(labels, run.stop is not None)
-            budgets.add_metric(labels, run.budget_used)
-        yield from (numbers, restarts, ranks, supervisors, stopped, budgets)
-
-
-class IncidentCollector(Collector):
-    """Number of incidents, time to detect them, and time until training recovered.
-
-    `jobs` returns the jobs whose series start at zero before their first incident, because Prometheus computes an
-    increase only for a counter that it has already seen.
-    """
-
-    def __init__(self, times: IncidentTimes, jobs: Callable[[], Iterable[str]] = tuple) -> None:
-        self._times = times
-        self._jobs = jobs
-
-    def collect(self) -> Iterator[Metric]:
-        times, keys = self._times, [(job, kind) for job in self._jobs() for kind in IncidentKind]
-        opened = CounterMetricFamily("lighthouse_incidents", "Incidents, by kind", labels=["job", "kind"])
-        for job, kind in dict.fromkeys([*keys, *times.opened]):
-            opened.add_metric([job, kind.value], times.opened.get((job, kind), 0))
-        yield opened
-        yield _family(
-            "lighthouse_incident_detection_seconds",
-            "Time from a fault until the lighthouse detects it",
-            times.detect,
-            keys,
-        )
-        yield _family(
-            "lighthouse_incident_recovery_seconds",
-            "Time from a fault to the first step that is committed after it",
-            times.recover,
-            keys,
-        )
-
-
-def _family(name: str, text: str, times: Mapping[Key, Histogram], keys: Collection[Key]) -> Metric:
-    family, none = HistogramMetricFamily(name, text, labels=["job", "kind"]), Histogram(BOUNDS_S)
-    for job, kind in dict.fromkeys([*keys, *times]):
-        histogram = times.get((job, kind), none)
-        family.add_metric([job, kind.value], histogram.buckets(), histogram.total)
-    return family
-
-
-class PhaseCollector(Collector):
-    """Time that ranks have spent in each phase.
-
-    `seconds` returns, by job and phase, the total over all present and former ranks. Called once per scrape.
-    """
-
-    def __init__(self, seconds: Callable[[], Mapping[str, Mapping[str, float]]]) -> None:
-        self._seconds = seconds
-
-    def collect(self) -> Iterator[Metric]:
-        family = CounterMetricFamily(
-            "lighthouse_rank_phase_seconds",
-            "Time that ranks spent in each phase that scripts name; `step` is the time outside all phases",
-            labels=["job", "phase"],
-        )
-        for job, phases in self._seconds().items():
-            for phase, seconds in sorted(phases.items()):
-                family.add_metric([job, phase], seconds)
-        yield family
-
-
-class AccountCollector(Collector):
-    """Metrics of the cost of failures: discarded steps, heals, waits and goodput.
-
-    `accounts` returns the account of each job. `clock` returns the current time of the clock that the accounts use.
-    """
-
-    def __init__(self, accounts: Callable[[], Mapping[str, JobAccount]], clock: Callable[[], float]) -> None:
-        self._accounts = accounts
-        self._clock = clock
-
-    def collect(self) -> Iterator[Metric]:
-        accounts, now = self._accounts(), self._clock()
-        commits = _counter("lighthouse_commits", "Committed steps, summed over replica groups")
-        discards = _counter("lighthouse_discards", "Discarded steps, summed over replica groups, by reason", "reason")
-        heals = _counter("lighthouse_heals", "Number of times that a replica group copied the state of another one")
-        heal_bytes = _counter("lighthouse_heal_bytes", "Bytes of the states that healing groups received")
-        step_s = _counter("lighthouse_committed_step_seconds", "Time that replica groups spent in committed steps")
-        group_s = _counter("lighthouse_group_seconds", "Time since each replica group's first quorum, summed")
-        goodput = GaugeMetricFamily(
-            "lighthouse_goodput_ratio", "Time in committed steps over the time of all replica groups", labels=["job"]
-        )
-        heal_s = _histogram("lighthouse_heal_seconds", "Time from the request for a state until it was received")
-        waits = _histogram("lighthouse_quorum_wait_seconds", "Time from a join to its quorum")
-        for job, account in accounts.items():
-            commits.add_metric([job], account.commits)
-            for reason, count in account.discards.items():
-                discards.add_metric([job, reason], count)
-            heals.add_metric([job], account.heals.count)
-            heal_bytes.add_metric([job], account.heal_bytes)
-            step_s.add_metric([job], account.step_s)
-            group_s.add_metric([job], account.group_s(now))
-            if (ratio := account.goodput(now)) is not None:
-                goodput.add_metric([job], ratio)
-            heal_s.add_metric([job], account.heals.buckets(), account.heals.total)
-            waits.add_metric([job], account.waits.buckets(), account.waits.total)
-        yield from (commits, discards, heals, heal_bytes, step_s, group_s, goodput, heal_s, waits)
-
-
 def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
     return CounterMetricFamily(name, text, labels=["job", *labels])
 
 
-def _histogram(name: str, text: str) -> HistogramMetricFamily:
-    return HistogramMetricFamily(name, text, labels=["job"])
+def _histogram(name: str, text: str, *labels: str) -> HistogramMetricFamily:
+    return HistogramMetricFamily(name, text, labels=["job", *labels])
 
 
-class LeadershipCollector(Collector):
-    """Metrics of leader election.
+def _run_families(runs: Sequence[RunStatus]) -> Iterator[Metric]:
+    numbers = _gauge("lighthouse_run_generation", "Current generation of the run; -1 before the first", "run")
+    restarts = _counter("lighthouse_run_restarts", "Generations that an incident ended", "run")
+    ranks = _gauge("lighthouse_run_ranks", "Ranks of the run, by state", "run", "state")
+    supervisors = _gauge("lighthouse_run_supervisors", "Connected supervisors of the run", "run")
+    stopped = _gauge("lighthouse_run_stopped", "1 while the run is stopped", "run")
+    budgets = _gauge(
+        "lighthouse_run_restart_budget_used_ratio",
+        "Used fraction of the restart budget that is closest to exhaustion",
+        "run",
+    )
+    for run in runs:
+        labels = [run.job, run.run]
+        numbers.add_metric(labels, run.counters.number)
+        restarts.add_metric(labels, run.counters.job_restarts)
+        states = Counter(rank.state for rank in run.ranks)
+        for state in RankState:
+            ranks.add_metric([*labels, state.value], states[state])
+        supervisors.add_metric(labels, sum(supervisor.is_connected for supervisor in run.supervisors))
+        stopped.add_metric(labels, run.stop is not None)
+        budgets.add_metric(labels, run.budget_used)
+    return iter((numbers, restarts, ranks, supervisors, stopped, budgets))
 
-    `status` returns None if there is no shared store. This lighthouse then always counts as the leader.
+
+def _incident_families(times: IncidentTimes, jobs: Collection[str]) -> Iterator[Metric]:
+    """Return the number of incidents, the times to detect them, and the times until training recovered.
+
+    The series of `jobs` start at zero before their first incident, because Prometheus computes an increase only for a
+    counter that it has already seen.
     """
+    keys = [(job, kind) for job in jobs for kind in IncidentKind]
+    opened = _counter("lighthouse_incidents", "Incidents, by kind", "kind")
+    for job, kind in dict.fromkeys([*keys, *times.opened]):
+        opened.add_metric([job, kind.value], times.opened.get((job, kind), 0))
+    detected = _histogram(
+        "lighthouse_incident_detection_seconds", "Time from a fault until the lighthouse detects it", "kind"
+    )
+    recovered = _histogram(
+        "lighthouse_incident_recovery_seconds", "Time from a fault to the first step that is committed after it", "kind"
+    )
+    for family, histograms in ((detected, times.detect), (recovered, times.recover)):
+        for job, kind in dict.fromkeys([*keys, *histograms]):
+            histogram = histograms.get((job, kind)) or Histogram(BOUNDS_S)
+            family.add_metric([job, kind.value], histogram.buckets(), histogram.total)
+    return iter((opened, detected, recovered))
 
-    def __init__(self, status: Callable[[], CandidateStatus | None]) -> None:
-        self._status = status
 
-    def collect(self) -> Iterator[Metric]:
-        status = self._status()
-        leads = status is None or status.role is Role.LEADING
-        yield GaugeMetricFamily("lighthouse_leader", "1 if this lighthouse leads, 0 if it follows", float(leads))
-        yield GaugeMetricFamily(
-            "lighthouse_store_available",
-            "0 while the shared store does not answer this lighthouse",
-            float(status is None or not status.store_error),
-        )
-        yield GaugeMetricFamily(
-            "lighthouse_leader_term",
-            "Term in which this lighthouse last led; 0 if none",
-            float(status.term if status else 0),
-        )
+def _phase_family(seconds: Mapping[str, Mapping[str, float]]) -> Metric:
+    family = _counter(
+        "lighthouse_rank_phase_seconds",
+        "Time that ranks spent in each phase that scripts name; `step` is the time outside all phases",
+        "phase",
+    )
+    for job, phases in seconds.items():
+        for phase, phase_s in sorted(phases.items()):
+            family.add_metric([job, phase], phase_s)
+    return family
+
+
+def _account_families(accounts: Mapping[str, JobAccount], now: float) -> Iterator[Metric]:
+    """Return the cost of failures: discarded steps, heals, waits and goodput."""
+    commits = _counter("lighthouse_commits", "Committed steps, summed over replica groups")
+    discards = _counter("lighthouse_discards", "Discarded steps, summed over replica groups, by reason", "reason")
+    heals = _counter("lighthouse_heals", "Number of times that a replica group copied the state of another one")
+    heal_bytes = _counter("lighthouse_heal_bytes", "Bytes of the states that healing groups received")
+    step_s = _counter("lighthouse_committed_step_seconds", "Time that replica groups spent in committed steps")
+    group_s = _counter("lighthouse_group_seconds", "Time since each replica group's first quorum, summed")
+    goodput = _gauge("lighthouse_goodput_ratio", "Time in committed steps over the time of all replica groups")
+    heal_s = _histogram("lighthouse_heal_seconds", "Time from the request for a state until it was received")
+    waits = _histogram("lighthouse_quorum_wait_seconds", "Time from a join to its quorum")
+    for job, account in accounts.items():
+        commits.add_metric([job], account.commits)
+        for reason, count in account.discards.items():
+            discards.add_metric([job, reason], count)
+        heals.add_metric([job], account.heals.count)
+        heal_bytes.add_metric([job], account.heal_bytes)
+        step_s.add_metric([job], account.step_s)
+        group_s.add_metric([job], account.group_s(now))
+        if (ratio := account.goodput(now)) is not None:
+            goodput.add_metric([job], ratio)
+        heal_s.add_metric([job], account.heals.buckets(), account.heals.total)
+        waits.add_metric([job], account.waits.buckets(), account.waits.total)
+    yield from (commits, discards, heals, heal_bytes, step_s, group_s, goodput, heal_s, waits)
+
+
+def _leadership_families(candidate: CandidateStatus | None) -> Iterator[Metric]:
+    """Return the metrics of leader election. Without a shared store, this lighthouse always leads."""
+    leads = candidate is None or candidate.role is Role.LEADING
+    yield GaugeMetricFamily("lighthouse_leader", "1 if this lighthouse leads, 0 if it follows", float(leads))
+    yield GaugeMetricFamily(
+        "lighthouse_store_available",
+        "0 while the shared store does not answer this lighthouse",
+        float(candidate is None or not candidate.store_error),
+    )
+    yield GaugeMetricFamily(
+        "lighthouse_leader_term",
+        "Term in which this lighthouse last led; 0 if none",
+        float(candidate.term if candidate is not None else 0),
+    )

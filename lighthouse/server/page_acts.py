@@ -11,68 +11,50 @@ from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
 from lighthouse_protocol.messages.incident import gathered_document
 from lighthouse_protocol.pb.documented import lighthouse_pb2
 from lighthouse_protocol.pb.extensions import run_pb2
-from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.rules.access import changes_state
 from lighthouse_runtime.security.access import Audit
 from lighthouse_runtime.server.grpc_server import Call
 from lighthouse_runtime.web.control import Act, Order
 
 
-class PageActs:
-    def __init__(self, quorums: LighthouseService, runs: RunService, incidents: IncidentService, audit: Audit) -> None:
-        self._quorums = quorums
-        self._runs = runs
-        self._incidents = incidents
-        self._audit = audit
+def page_acts(
+    quorums: LighthouseService, runs: RunService, incidents: IncidentService, audit: Audit
+) -> Mapping[str, Act]:
+    """Return the actions by route."""
 
-    def by_route(self) -> Mapping[str, Act]:
-        acts: dict[str, Act] = {
-            "POST /kill": self._kill,
-            "POST /drain": self._drain,
-            "POST /stop": self._stop,
-            "POST /resume": self._resume,
-            "POST /stacks": self._stacks,
-        }
-        return {route: self._audited(route, act) if changes_state(route) else act for route, act in acts.items()}
-
-    def _audited(self, route: str, act: Act) -> Act:
-        async def audited(order: Order, call: Call) -> Mapping[str, object]:
-            target = f"run={order.run}" if order.run else f"replica_id={order.replica_id}"
-            result = "failed"
-            try:
-                answer = await act(order, call)
-                result = "done"
-            except LighthouseError as e:
-                result = f"refused: {e}"
-                raise
-            finally:
-                what = f"job={order.job}, {target}, msg={order.reason}"
-                self._audit.act(call.principal, call.caller, route, what, result)
-            return answer
-
-        return audited
-
-    async def _kill(self, order: Order, call: Call) -> Mapping[str, object]:
+    async def kill(order: Order, call: Call) -> Mapping[str, object]:
         request = lighthouse_pb2.LighthouseKillRequest(job=order.job, replica_id=order.replica_id, msg=order.reason)
-        await self._quorums.kill(request, call)
+        await quorums.kill(request, call)
         return {"job": order.job, "replica_id": order.replica_id, "killed": True}
 
-    async def _drain(self, order: Order, call: Call) -> Mapping[str, object]:
+    async def drain(order: Order, call: Call) -> Mapping[str, object]:
         request = lighthouse_pb2.LighthouseDrainRequest(job=order.job, replica_id=order.replica_id, msg=order.reason)
-        await self._quorums.drain(request, call)
+        await quorums.drain(request, call)
         return {"job": order.job, "replica_id": order.replica_id, "draining": True}
 
-    async def _stop(self, order: Order, call: Call) -> Mapping[str, object]:
-        await self._runs.stop_run(run_pb2.StopRunRequest(reason=order.reason), _of_run(order, call))
+    async def stop(order: Order, call: Call) -> Mapping[str, object]:
+        await runs.stop_run(run_pb2.StopRunRequest(reason=order.reason), _of_run(order, call))
         return {"job": order.job, "run": order.run, "stopped": True}
 
-    async def _resume(self, order: Order, call: Call) -> Mapping[str, object]:
-        await self._runs.resume_run(run_pb2.ResumeRunRequest(), _of_run(order, call))
+    async def resume(order: Order, call: Call) -> Mapping[str, object]:
+        await runs.resume_run(run_pb2.ResumeRunRequest(), _of_run(order, call))
         return {"job": order.job, "run": order.run, "resumed": True}
 
-    async def _stacks(self, order: Order, call: Call) -> Mapping[str, object]:
+    async def stacks(order: Order, call: Call) -> Mapping[str, object]:
         ranks = [order.replica_id] if order.replica_id else []
-        return gathered_document(await self._incidents.gather(order.job, ranks, call))
+        return gathered_document(await incidents.gather(order.job, ranks, call))
+
+    acts = {"POST /kill": kill, "POST /drain": drain, "POST /stop": stop, "POST /resume": resume}
+    return {"POST /stacks": stacks, **{route: _audited(route, act, audit) for route, act in acts.items()}}
+
+
+def _audited(route: str, act: Act, audit: Audit) -> Act:
+    async def audited(order: Order, call: Call) -> Mapping[str, object]:
+        on = f"run={order.run}" if order.run else f"replica_id={order.replica_id}"
+        target = f"job={order.job}, {on}, msg={order.reason}"
+        with audit.action(call.principal, call.caller, route, target):
+            return await act(order, call)
+
+    return audited
 
 
 def _of_run(order: Order, call: Call) -> Call:

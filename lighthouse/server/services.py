@@ -11,7 +11,8 @@ import copy
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from lighthouse.job.driver import Answer, JobDriver
@@ -63,7 +64,6 @@ from lighthouse_protocol.refusals import (
 )
 from lighthouse_protocol.rules.access import check_bounds, check_bounds_on_run
 from lighthouse_protocol.rules.rate_limits import Resource
-from lighthouse_protocol.wire import documented
 from lighthouse_protocol.wire import documented as wire
 from lighthouse_protocol.wire.codec import GATHERED, INCIDENT, INCIDENT_SUMMARY, KEYS, LIGHTHOUSE_STATUS, RUN_STATUS
 from lighthouse_protocol.wire.streams import (
@@ -139,7 +139,11 @@ class RunService:
         self._runs = runs
         self._peers = peers or Peers()
         self._entry_within_s = entry_within_s
-        self._statuses = Snapshots(self._status)
+
+        def write_status(asked: tuple[str, str]) -> bytes:
+            return pb.RunsResponse(runs=map(RUN_STATUS.write, runs.run_statuses(*asked))).SerializeToString()
+
+        self._statuses = Snapshots(write_status)
 
     def methods(self) -> Mapping[str, Entry]:
         return {
@@ -177,18 +181,17 @@ class RunService:
                 if message is None:
                     continue
                 if isinstance(message, StopAsked | HostExcluded):
-                    self._note(call, driver, entry, message, counts_for_all=driver.counts_for_all(session))
+                    self._audit_request(call, driver, entry, message, driver.counts_for_all(session))
                 driver.receive_from_supervisor(session, message)
         finally:
             driver.end_supervisor(session)
 
-    def _note(
+    def _audit_request(
         self,
         call: Call,
         driver: RunDriver,
         entry: SupervisorHello,
         asked: StopAsked | HostExcluded,
-        *,
         counts_for_all: bool,
     ) -> None:
         """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal."""
@@ -238,9 +241,6 @@ class RunService:
     async def runs(self, request: pb.RunsRequest, call: Call) -> bytes:
         async with self._peers.expensive_read(call.peer):
             return self._statuses.get((job_named(call), request.run))
-
-    def _status(self, asked: tuple[str, str]) -> bytes:
-        return pb.RunsResponse(runs=map(RUN_STATUS.write, self._runs.run_statuses(*asked))).SerializeToString()
 
     async def stop_run(self, request: pb.StopRunRequest, call: Call) -> pb.StopRunResponse:
         check_bounds_on_run(call.principal, job_named(call), "StopRun")
@@ -372,15 +372,8 @@ class SessionFrames(Frames[ToManager]):
         return self._shared, accepted_for(b"", message.join)
 
 
-def native_quorums() -> Frames[Quorum]:
-    return Frames(lambda quorum: documented.quorum_to_native(quorum, time.time()))
-
-
-def torchft_quorums() -> Frames[Quorum]:
-    return Frames(lambda quorum: documented.quorum_to_torchft(quorum, time.time()))
-
-
-NATIVE, TORCHFT = native_quorums(), torchft_quorums()
+NATIVE: Frames[Quorum] = Frames(lambda quorum: wire.quorum_to_native(quorum, time.time()))
+TORCHFT: Frames[Quorum] = Frames(lambda quorum: wire.quorum_to_torchft(quorum, time.time()))
 TO_MANAGERS = SessionFrames()
 REFLECTED = ("lighthouse.v1.LighthouseService", "torchft.LighthouseService")
 
@@ -394,8 +387,7 @@ class LighthouseService:
         peers: Peers | None = None,
         *,
         is_insecure: bool = False,
-        store: Callable[[], StoreStatus] = StoreStatus,
-        http_port: Callable[[], int] = int,
+        place: Callable[[], tuple[StoreStatus, int]] = lambda: (StoreStatus(), 0),
         report_fault: Callable[[str, str, FaultReport], None] = lambda job, replica_id, report: None,
     ) -> None:
         """Create the service.
@@ -406,20 +398,22 @@ class LighthouseService:
             hello_within_s: Time limit in seconds for the first message of a session.
             peers: Limits per client address.
             is_insecure: Whether other hosts can connect without TLS, for the status.
-            store: Returns the store's state, for the status.
-            http_port: Returns the HTTP port, for the status.
+            place: Returns the store's state and the HTTP port, for the status.
             report_fault: Receives the reports on faults of `lighthouse chaos`, with their job and group.
         """
         self._report_fault = report_fault
         self._is_insecure = is_insecure
-        self._store = store
-        self._http_port = http_port
+        self._place = place
         self._jobs = jobs
         self._peers = peers or Peers()
         self._hello_within_s = hello_within_s
         self._counters = counters
         self._started_at = time.monotonic()
-        self._statuses = Snapshots(self._status_bytes)
+
+        def write_status(asked: tuple[str, bool]) -> bytes:
+            return LIGHTHOUSE_STATUS.write(self.status(asked[0], has_ranks=asked[1])).SerializeToString()
+
+        self._statuses = Snapshots(write_status)
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
         """Return the handlers by service and method. `more` adds methods to our own service."""
@@ -434,7 +428,7 @@ class LighthouseService:
         }
         torchft: dict[str, Entry] = {
             "Quorum": Method(torchft_pb2.LighthouseQuorumRequest, self.torchft_quorum),
-            "Heartbeat": Method(torchft_pb2.LighthouseHeartbeatRequest, self.torchft_heartbeat),
+            "Heartbeat": Method(torchft_pb2.LighthouseHeartbeatRequest, self.heartbeat),
         }
         return {
             "lighthouse.v1.LighthouseService": documented,
@@ -449,16 +443,14 @@ class LighthouseService:
         return TORCHFT.to_bytes(await self._join(lambda: wire.participant_from_torchft(_requester(request)), call))
 
     async def heartbeat(
-        self, request: lighthouse_pb2.LighthouseHeartbeatRequest, call: Call
-    ) -> lighthouse_pb2.LighthouseHeartbeatResponse:
-        self._beat(request.replica_id, request.incarnation, call)
-        return lighthouse_pb2.LighthouseHeartbeatResponse()
-
-    async def torchft_heartbeat(
-        self, request: torchft_pb2.LighthouseHeartbeatRequest, call: Call
-    ) -> torchft_pb2.LighthouseHeartbeatResponse:
-        self._beat(request.replica_id, "", call)
-        return torchft_pb2.LighthouseHeartbeatResponse()
+        self,
+        request: lighthouse_pb2.LighthouseHeartbeatRequest | torchft_pb2.LighthouseHeartbeatRequest,
+        call: Call,
+    ) -> bytes:
+        is_native = isinstance(request, lighthouse_pb2.LighthouseHeartbeatRequest)
+        name, incarnation = read_identity(request.replica_id, request.incarnation if is_native else "")
+        self._jobs.get_reported(job_of(call, replica_id=name)).receive_heartbeat_call(name, incarnation)
+        return b""  # the response has no fields
 
     async def status_rpc(self, request: lighthouse_pb2.LighthouseStatusRequest, call: Call) -> bytes:
         async with self._peers.expensive_read(call.peer):
@@ -473,7 +465,9 @@ class LighthouseService:
         driver.add_timeline_entry(TimelineKind.KILLED, (member.replica_id,), reason)
         why = f"by {call.caller}" + (f": {reason}" if reason else "")
         if not driver.send_to_member(member, KillRequest(reason or f"killed {why}")):
-            await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
+            if member.participant is None or not member.participant.address:
+                raise WrongState(f"address: {member.replica_id} has advertised no manager to kill it through")
+            await self._kill(member.participant.address, reason or f"killed {why}", call.time_left_s or 10.0)
         driver.record_kill(member, why)
         return lighthouse_pb2.LighthouseKillResponse()
 
@@ -524,13 +518,7 @@ class LighthouseService:
         uptime_s = time.monotonic() - self._started_at
         status = (*(driver.status(has_ranks=has_ranks) for driver in drivers), *ended)
         runs = self._jobs.runs.live_status(job)
-        return LighthouseStatus(
-            VERSION, uptime_s, status, runs, self._is_insecure, time.time(), self._store(), self._http_port()
-        )
-
-    def _status_bytes(self, asked: tuple[str, bool]) -> bytes:
-        job, has_ranks = asked
-        return LIGHTHOUSE_STATUS.write(self.status(job, has_ranks=has_ranks)).SerializeToString()
+        return LighthouseStatus(VERSION, uptime_s, status, runs, self._is_insecure, time.time(), *self._place())
 
     async def _join(self, read: Callable[[], Participant], call: Call) -> Quorum:
         try:
@@ -539,19 +527,12 @@ class LighthouseService:
         except LighthouseError as e:  # counted here, because the job's driver does not see these refusals
             self._counters.refused(e)
             raise
-        return (await self._answer(driver, participant, time_left_s)).quorum
-
-    async def _answer(self, driver: JobDriver, participant: Participant, time_left_s: float) -> Answer:
         reply: FutureReply[Answer] = FutureReply()
         number = driver.request_quorum(participant, time_left_s, reply)
         try:
-            return await reply.value
+            return (await reply.value).quorum
         finally:
             driver.cancel_request(number)
-
-    def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
-        name, told = read_identity(wire_id, incarnation)
-        self._jobs.get_reported(job_of(call, replica_id=name)).receive_heartbeat_call(name, told)
 
     def _limit_progress(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
         """Remove the ranks' progress from a heartbeat if the client's address exceeds its limit.
@@ -583,25 +564,13 @@ class LighthouseService:
             try:
                 await manager.kill(msg, timeout_s=timeout_s)
             except NotServed:
-                await _unless_gone(manager.torchft_kill(msg, timeout_s=timeout_s))
+                with suppress(Unreachable):
+                    await manager.torchft_kill(msg, timeout_s=timeout_s)
             except Unreachable:
                 return
-
-
-async def _unless_gone(telling: Awaitable[None]) -> None:
-    try:
-        await telling
-    except Unreachable:
-        return
 
 
 def _requester(request: Any) -> Any:
     if not request.HasField("requester"):
         raise InvalidRequest("is missing; say who asks", field="requester")
     return request.requester
-
-
-def _manager_address(member: Group) -> str:
-    if member.participant is None or not member.participant.address:
-        raise WrongState(f"address: {member.replica_id} has advertised no manager to kill it through")
-    return member.participant.address

@@ -9,11 +9,10 @@ import asyncio
 import dataclasses
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from lighthouse.store import etcd_client as etcd
-from lighthouse.store import etcd_store as keys
 from lighthouse.store import etcd_store as store
 from lighthouse.store import leadership as events
 from lighthouse.store.etcd_client import EtcdClient, KeyValue, LeaseGone
@@ -28,6 +27,7 @@ from lighthouse.store.leadership import (
     dump,
     parse,
 )
+from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import LighthouseError, NotLeader
 from lighthouse_runtime import log_event
 from lighthouse_runtime.log_event import event
@@ -44,9 +44,35 @@ Request = (
 )
 
 
-class LeaderStore(Protocol):
+class CandidateHost(Protocol):
+    """The process in which a candidate runs: it sends the requests, and acts on the results of elections."""
+
     def send(self, request: Request) -> None:
-        """Send a request without blocking. The driver later receives the answer, or RequestFailed."""
+        """Send a request to the store without blocking. The driver later receives the answer, or RequestFailed."""
+        ...
+
+    def leadership_began(self, term: int, revision: int) -> None:
+        """Act on becoming the leader. `revision` guards the leader's writes."""
+        ...
+
+    def leadership_ended(self, reason: str) -> None:
+        """Act on no longer being the leader, before this process can send anything else."""
+        ...
+
+    def leader_changed(self, leader: Leader | None) -> None:
+        """Act on the new leader, or on None if another lighthouse has stopped being the leader."""
+        ...
+
+
+class ElectionListener(Protocol):
+    """Receives the results of elections."""
+
+    def lead(self) -> None:
+        """Start to serve. The records are loaded."""
+        ...
+
+    def follow(self, refusal: NotLeader) -> None:
+        """Stop serving, and refuse all callers with `refusal`."""
         ...
 
 
@@ -56,27 +82,13 @@ class LeadershipDriver:
     Args:
         config: The candidate's name and the lease's duration.
         timers: Clock and timers.
-        store: Sends the candidate's requests.
-        began: Called when this lighthouse becomes the leader, with the term and the revision that guards its writes.
-        ended: Called with the reason when it stops being the leader, before this process can send anything else.
-        changed: Called with the new leader, or None, when another lighthouse becomes or stops being the leader.
+        host: Executes the candidate's effects.
     """
 
-    def __init__(
-        self,
-        config: CandidateConfig,
-        timers: Timers,
-        store: LeaderStore,
-        began: Callable[[int, int], None],
-        ended: Callable[[str], None],
-        changed: Callable[[Leader | None], None] = lambda leader: None,
-    ) -> None:
+    def __init__(self, config: CandidateConfig, timers: Timers, host: CandidateHost) -> None:
         self._clock = timers.time
         self.candidate = Candidate(config, self._clock())
-        self._store = store
-        self._began = began
-        self._ended = ended
-        self._changed = changed
+        self._host = host
         self._timer = DeadlineTimer(self.tick, timers)
         self._has_failed = False
 
@@ -118,12 +130,12 @@ class LeadershipDriver:
                     log.info(
                         "this lighthouse leads, in term %d", term, extra=log_event.event("leadership_began", term=term)
                     )
-                    self._began(term, revision)
+                    self._host.leadership_began(term, revision)
                 case events.LeadershipEnded(reason):
                     log.warning(
                         "this lighthouse no longer leads: %s", reason, extra=log_event.event("leadership_ended")
                     )
-                    self._ended(reason)
+                    self._host.leadership_ended(reason)
                 case events.LeaderChanged(leader):
                     if leader is not None:
                         fields = log_event.event("leader_changed", leader=leader.address, term=leader.term)
@@ -133,9 +145,9 @@ class LeadershipDriver:
                             leader.term,
                             extra=fields,
                         )
-                    self._changed(leader)
+                    self._host.leader_changed(leader)
                 case _:
-                    self._store.send(effect)
+                    self._host.send(effect)
         self._timer.set(self.candidate.deadline())
 
 
@@ -148,16 +160,12 @@ class SharedStore:
     Args:
         client: Client of the cluster, not yet open.
         ttl_s: The lease's duration in seconds.
-        began: Called when this lighthouse is the leader and `records` are loaded.
-        ended: Called when it stops being the leader, with the error for its callers.
+        listener: Starts and stops serving callers.
     """
 
-    def __init__(
-        self, client: EtcdClient, ttl_s: float, began: Callable[[], None], ended: Callable[[NotLeader], None]
-    ) -> None:
+    def __init__(self, client: EtcdClient, ttl_s: float, listener: ElectionListener) -> None:
         self._client = client
-        self._began = began
-        self._ended = ended
+        self._listener = listener
         self.gate = OutputGate(self.refusal)
         self.records = EtcdStore(client.address.prefix, self._wake, self.gate.block)
         self._config = CandidateConfig(secrets.token_hex(8), ttl_s)
@@ -179,7 +187,7 @@ class SharedStore:
         """
         self._me = Leader(self._config.name, address, page, 0, ca_pin)
         timers = SuspensionTimers(asyncio.get_running_loop())
-        self._driver = LeadershipDriver(self._config, timers, self, self._begin, self._end, self._compare)
+        self._driver = LeadershipDriver(self._config, timers, self)
         await self._client.open()
         self._writer = asyncio.create_task(self._write(), name="etcd writer")
         self._driver.start()
@@ -217,17 +225,17 @@ class SharedStore:
 
     # -- the candidate's effects
 
-    def _begin(self, term: int, revision: int) -> None:
+    def leadership_began(self, term: int, revision: int) -> None:
         self.records.begin(term, revision)
-        self._began()
+        self._listener.lead()
 
-    def _end(self, reason: str) -> None:
+    def leadership_ended(self, reason: str) -> None:
         self.records.end()
         refusal = self.refusal() or NotLeader(reason)
         self.gate.drop(refusal)
-        self._ended(refusal)
+        self._listener.follow(refusal)
 
-    def _compare(self, leader: Leader | None) -> None:
+    def leader_changed(self, leader: Leader | None) -> None:
         if leader is not None and (text := difference(self._me, leader)):
             log.error("%s", text, extra=event("credentials_differ", leader=leader.address))
 
@@ -259,7 +267,7 @@ class SharedStore:
                 return await self._claim(number, lease)
             case events.LoadRecords(number):
                 everything = self.records.keys.all
-                end = etcd.after_prefix(everything)
+                end = after_prefix(everything)
                 timeout_s = self._config.ttl_s * FENCE_SHARE
                 self.records.take(await self._client.read(everything, end, timeout_s))
                 return events.RecordsLoaded(number)
@@ -277,15 +285,15 @@ class SharedStore:
         before = await self._client.transact([], [etcd.read(names.term), etcd.read(names.format)], [], self._timeout_s)
         found, format_ = before.reads
         if format_:
-            keys.check_format(names.format, format_[0].value)
-        term, changed_at = (keys.parse_number(names.term, found[0].value), found[0].mod_revision) if found else (0, 0)
+            store.check_format(names.format, format_[0].value)
+        term, changed_at = (store.parse_number(names.term, found[0].value), found[0].mod_revision) if found else (0, 0)
         me = dataclasses.replace(self._me, term=term + 1)
         answer = await self._client.transact(
             [etcd.was_made_at(names.leader, 0), etcd.was_changed_at(names.term, changed_at)],
             [
                 etcd.put(names.leader, dump(me), lease),
                 etcd.put(names.term, str(me.term).encode()),
-                etcd.put(names.format, str(keys.FORMAT).encode()),
+                etcd.put(names.format, str(store.FORMAT).encode()),
             ],
             [etcd.read(names.leader)],
             self._timeout_s,
@@ -297,7 +305,6 @@ class SharedStore:
     # -- the records
 
     def _wake(self) -> None:
-        """Wake the writer task, because changes have been queued."""
         self._is_idle.clear()
         self._has_work.set()
 
@@ -373,4 +380,4 @@ def _leader(found: tuple[KeyValue, ...]) -> Leader | None:
     try:
         return parse(found[0].value)
     except ValueError as e:
-        raise keys.Damaged(found[0].key, str(e)) from e
+        raise store.Damaged(found[0].key, str(e)) from e

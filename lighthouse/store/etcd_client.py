@@ -82,8 +82,6 @@ class LeaseGone(WrongState):
 
 @dataclass(frozen=True, slots=True)
 class KeyValue:
-    """A key in etcd with its value, revisions and lease."""
-
     key: bytes
     value: bytes
     create_revision: int  # revision of the store at which the key was created
@@ -100,8 +98,6 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Result of a transaction."""
-
     succeeded: bool  # whether the guards held
     revision: int  # revision of the store after the transaction
     reads: tuple[tuple[KeyValue, ...], ...]  # results of its read operations, in order
@@ -276,11 +272,6 @@ def read(start: bytes, end: bytes | None = None) -> Json:
 
 def delete(start: bytes, end: bytes | None = None) -> Json:
     return {"request_delete_range": read_request(start, end)}
-
-
-def after_prefix(prefix: bytes) -> bytes:
-    """Return the exclusive end of the range of keys that start with `prefix`. Its last byte must not be 0xff."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
 def _key_values(answer: Mapping[str, Any]) -> tuple[KeyValue, ...]:

@@ -69,7 +69,10 @@ class FileLock:
             if not _is_name_of(self._lock, fd):
                 os.close(fd)
                 return False
-            self._sign(fd)
+            since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            me = {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "owner": self._owner}
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, json.dumps(me).encode(), 0)
         except BlockingIOError:
             os.close(fd)
             return False
@@ -79,12 +82,6 @@ class FileLock:
         self._fd = fd
         _taken.add(self)
         return True
-
-    def _sign(self, fd: int) -> None:
-        since = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since, "owner": self._owner})
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, text.encode(), 0)
 
     def _read(self) -> dict[str, object]:
         try:
@@ -120,7 +117,7 @@ def _may_be_alive(holder: dict[str, object]) -> bool:
     except ProcessLookupError:
         return False
     except PermissionError:
-        return True
+        pass  # another user's process
     return True
 
 

@@ -4,10 +4,8 @@ Training does not depend on these files. If the folder is not writable, this is 
 without them.
 """
 
-import contextlib
 import json
 import logging
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import wait as wait_for
@@ -16,7 +14,7 @@ from pathlib import Path
 from lighthouse.job.incidents import LIMIT, surplus
 from lighthouse_protocol.messages.incident import Incident, from_document, to_document
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.files import make_private
+from lighthouse_runtime.process.files import make_private, write_private
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +86,8 @@ class IncidentFiles:
             incident = self._pending.pop(id)
         try:
             make_private(self.folder)
-            self._replace(self.folder / f"{id}.json", json.dumps(to_document(incident), indent=1).encode())
+            # Readable by its owner only, because evidence contains a job's output.
+            write_private(self.folder / f"{id}.json", json.dumps(to_document(incident), indent=1).encode())
             self._jobs[id] = incident.summary.job
             self._prune()
             self._has_failed = False
@@ -108,18 +107,6 @@ class IncidentFiles:
         for id in surplus(kept, LIMIT, MAX_FOLDER_BYTES):
             (self.folder / f"{id}.json").unlink(missing_ok=True)
             self._jobs.pop(id, None)
-
-    def _replace(self, path: Path, body: bytes) -> None:
-        """Write a file atomically. It is readable by its owner only, because evidence contains a job's output."""
-        new = path.with_suffix(".new")
-        try:
-            with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-                file.write(body)
-            os.replace(new, path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
-            raise
 
     def _paths(self) -> list[Path]:
         """Return the files, oldest first. Their names begin with the time."""

@@ -243,8 +243,6 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CandidateConfig:
-    """Settings of a candidate."""
-
     name: str  # unique to this process
     ttl_s: float = 3.0  # duration of the lease
 
@@ -255,8 +253,6 @@ class CandidateConfig:
 
 @dataclass(frozen=True, slots=True)
 class CandidateStatus:
-    """State of a candidate."""
-
     role: Role
     term: int
     leader: Leader | None

@@ -4,9 +4,6 @@
   removed the lock file, the newer one has written a higher term into the file, and changes by the older one fail.
 - With WAL and synchronous=FULL, a commit is on the disk when it returns. It is then copied from the write-ahead log
   into the file itself, so the loss of the log does not lose a committed record.
-- A job has one row. The row of a forgotten job contains only its last quorum id. The newest FORGOTTEN_JOBS of these
-  rows are kept. One number is the maximum over the ids of all others, and a job without a row starts above it.
-- A run has one row, and so has each of its keys.
 - Opening a file reads and checks everything before it writes anything. A file that is damaged, of another version or of
   another program stays unchanged. SQLite checks its pages but not their content, so every row has a checksum.
 - A new file is created under another name and renamed when it is complete.
@@ -20,26 +17,12 @@ import os
 import sqlite3
 import stat
 import zlib
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from lighthouse.job.records import (
-    QuorumRecord,
-    Row,
-    RunName,
-    RunRecord,
-    SavedRun,
-    dump_quorum,
-    dump_run,
-    parse_quorum,
-    parse_run,
-)
-from lighthouse.job.store import FINISHED_RUNS_KEPT, FORGOTTEN_JOBS, RUNS_KEPT
 from lighthouse.store.file_lock import FileLock
-from lighthouse_protocol.limits import MAX_QUORUM_ID
-from lighthouse_protocol.messages.run import KeyKind
+from lighthouse.store.records import Change, Keys, Put, Records, is_finished
 from lighthouse_protocol.refusals import InvalidRequest, WrongState
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.process.files import make_private, state_folder
@@ -47,21 +30,15 @@ from lighthouse_runtime.process.files import make_private, state_folder
 log = logging.getLogger(__name__)
 
 
-VERSION = 2
+VERSION = 3
 _APPLICATION_ID = b"LHJL"
 _HEADER_BYTES = 100
 # No other process should write. A wait blocks the event loop.
 _BUSY_S = 0.5
 
-_TABLES = (
-    "CREATE TABLE lighthouse ("
-    "id INTEGER PRIMARY KEY, term INTEGER NOT NULL, forgotten_id INTEGER NOT NULL, checksum INTEGER NOT NULL)",
-    "CREATE TABLE job (name TEXT NOT NULL UNIQUE, quorum_id INTEGER NOT NULL, record BLOB, checksum INTEGER NOT NULL)",
-    "CREATE TABLE run (job TEXT NOT NULL, name TEXT NOT NULL, is_finished INTEGER NOT NULL, record BLOB NOT NULL, "
-    "checksum INTEGER NOT NULL, UNIQUE (job, name))",
-    "CREATE TABLE run_key (job TEXT NOT NULL, run TEXT NOT NULL, generation INTEGER NOT NULL, kind TEXT NOT NULL, "
-    "name TEXT NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL, UNIQUE (job, run, generation, kind, name))",
-)
+# A replaced row gets a new rowid, so rows are in the order of their last change.
+_TABLE = "CREATE TABLE record (key TEXT NOT NULL UNIQUE, value BLOB NOT NULL, checksum INTEGER NOT NULL)"
+_KEYS = Keys()
 
 _WRITABLE = "the lighthouse's user must be able to write the file and its folder"
 _SPACE = "free space on its disk"
@@ -89,14 +66,6 @@ _OS_REMEDIES = {
     errno.EMFILE: _DESCRIPTORS,
     errno.ENFILE: _DESCRIPTORS,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """Values that belong to the whole journal, stored in one row."""
-
-    term: int
-    forgotten_id: int  # highest quorum id of all jobs without a row
 
 
 class Damaged(WrongState):
@@ -175,20 +144,10 @@ def _lay_out(db: sqlite3.Connection) -> None:
     db.execute("BEGIN")
     db.execute(f"PRAGMA application_id = {int.from_bytes(_APPLICATION_ID)}")
     db.execute(f"PRAGMA user_version = {VERSION}")
-    for table in _TABLES:
-        db.execute(table)
-    put_head(db, Head(0, 0))
+    db.execute(_TABLE)
+    put_row(db, _KEYS.term, b"0")
     db.execute("COMMIT")
     db.execute("PRAGMA journal_mode = WAL")
-
-
-def has_rows(db: sqlite3.Connection) -> bool:
-    return any(db.execute(f"SELECT 1 FROM {table} LIMIT 1").fetchone() for table in ("job", "run"))
-
-
-def _get_tables(db: sqlite3.Connection) -> tuple[str, ...]:
-    """Return the tables' CREATE statements, which SQLite stores verbatim."""
-    return tuple(sql for (sql,) in db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table' ORDER BY rowid"))
 
 
 def _sync_folder(folder: Path) -> None:
@@ -203,12 +162,8 @@ def beside(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)
 
 
-def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) -> None:
-    """Check that the file is a complete journal of this version, without changing it.
-
-    Args:
-        path: The file.
-        check_runs: Checks the rows of runs.
+def read_rows(path: Path) -> list[tuple[bytes, bytes]]:
+    """Check that the file is a complete journal of this version, without changing it, and return its rows.
 
     Raises:
         WrongState: If the file is damaged or of another version.
@@ -228,11 +183,11 @@ def check(path: Path, check_runs: Callable[[sqlite3.Connection, Path], None]) ->
         found = db.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if found != "ok":
             raise Damaged(path, found)
-        if _get_tables(db) != _TABLES:
-            raise Damaged(path, "its tables are not those that it was made with")
-        get_head(db, path)
-        get_records(db, path)
-        check_runs(db, path)
+        # SQLite stores the statement verbatim.
+        if db.execute("SELECT sql FROM sqlite_schema WHERE type = 'table'").fetchall() != [(_TABLE,)]:
+            raise Damaged(path, "its table is not the one that it was made with")
+        _get_term(db, path)
+        return _get_rows(db, path)
 
 
 def _check_header(path: Path) -> None:
@@ -249,147 +204,36 @@ def _check_header(path: Path) -> None:
         raise InvalidRequest(f"{path} belongs to another program; name another file, or a new one", field="--journal")
 
 
-# -- rows of jobs
+# -- rows
 
 
-def checksum(values: tuple[object, ...], raw: bytes | None = None) -> int:
-    return zlib.crc32(raw or b"", zlib.crc32(repr((*values, raw is None)).encode()))
+def _checksum(key: bytes, value: bytes) -> int:
+    return zlib.crc32(value, zlib.crc32(key + b"\n"))
 
 
-def get_head(db: sqlite3.Connection, path: Path) -> Head:
-    rows = db.execute("SELECT term, forgotten_id, checksum FROM lighthouse").fetchall()
-    if len(rows) != 1 or rows[0][2] != checksum(rows[0][:2]):
+def _get_rows(db: sqlite3.Connection, path: Path) -> list[tuple[bytes, bytes]]:
+    """Return all rows but the term, in the order of their last change. Raise Damaged for a wrong checksum."""
+    rows: list[tuple[bytes, bytes]] = []
+    for name, value, checksum in db.execute("SELECT key, CAST(value AS BLOB), checksum FROM record ORDER BY rowid"):
+        key = str(name).encode(errors="replace")
+        if checksum != _checksum(key, value):
+            raise Damaged(path, f"{name!r} is not what was written")
+        if key != _KEYS.term:
+            rows.append((key, value))
+    return rows
+
+
+def _get_term(db: sqlite3.Connection, path: Path) -> int:
+    select = "SELECT CAST(value AS BLOB), checksum FROM record WHERE key = ?"
+    row = db.execute(select, (_KEYS.term.decode(),)).fetchone()
+    if row is None or row[1] != _checksum(_KEYS.term, row[0]):
         raise Damaged(path, "its term is not what was written")
-    return Head(*rows[0][:2])
+    return int(row[0])
 
 
-def put_head(db: sqlite3.Connection, head: Head) -> None:
-    values = (head.term, head.forgotten_id)
-    db.execute("INSERT OR REPLACE INTO lighthouse VALUES (1, ?, ?, ?)", (*values, checksum(values)))
-
-
-def get_records(db: sqlite3.Connection, path: Path) -> dict[str, QuorumRecord]:
-    rows = db.execute("SELECT name, quorum_id, record, checksum FROM job").fetchall()
-    return {row[0]: _record(path, *row) for row in rows}
-
-
-def _record(path: Path, job: str, quorum_id: int, raw: bytes | None, written: int) -> QuorumRecord:
-    if written != checksum((job, quorum_id), raw):
-        raise Damaged(path, f"job {job!r} is not what was written")
-    if quorum_id >= MAX_QUORUM_ID:
-        raise Damaged(path, f"job {job!r} has no id left after {quorum_id}")
-    if raw is None:
-        return QuorumRecord(quorum_id)
-    try:
-        return parse_quorum(raw)
-    except (ValueError, TypeError, KeyError) as e:
-        raise Damaged(path, f"job {job!r} cannot be read: {e!r}") from e
-
-
-def get_id(db: sqlite3.Connection, job: str) -> int | None:
-    row = db.execute("SELECT quorum_id FROM job WHERE name = ?", (job,)).fetchone()
-    return row[0] if row else None
-
-
-def put_record(db: sqlite3.Connection, job: str, record: QuorumRecord) -> None:
-    _put(db, job, record.quorum_id, dump_quorum(record))
-
-
-def put_forgotten(db: sqlite3.Connection, job: str, quorum_id: int) -> None:
-    _put(db, job, quorum_id, None)
-
-
-def _put(db: sqlite3.Connection, job: str, quorum_id: int, raw: bytes | None) -> None:
-    # A replaced row gets a new rowid, so rows are in the order of their last change.
-    row = (job, quorum_id, raw, checksum((job, quorum_id), raw))
-    db.execute("INSERT OR REPLACE INTO job (name, quorum_id, record, checksum) VALUES (?, ?, ?, ?)", row)
-
-
-def pop_forgotten(db: sqlite3.Connection, but_newest: int) -> list[int]:
-    """Delete the rows of forgotten jobs except the newest `but_newest`. Return the quorum ids in the deleted rows."""
-    rows = db.execute(
-        "SELECT rowid, quorum_id FROM job WHERE record IS NULL ORDER BY rowid DESC LIMIT -1 OFFSET ?", (but_newest,)
-    ).fetchall()
-    db.executemany("DELETE FROM job WHERE rowid = ?", [(rowid,) for rowid, _ in rows])
-    return [quorum_id for _, quorum_id in rows]
-
-
-# -- rows of runs
-
-T = TypeVar("T")
-
-_RUN = "SELECT is_finished, CAST(record AS BLOB), checksum FROM run WHERE job = ? AND name = ?"
-_KEYS = "SELECT generation, kind, name, CAST(value AS BLOB), checksum FROM run_key WHERE job = ? AND run = ?"
-
-
-def check_run_rows(db: sqlite3.Connection, path: Path) -> None:
-    """Check the rows of all runs and their keys.
-
-    Raises:
-        Damaged: If a row cannot be parsed or its checksum is wrong.
-    """
-    for job, run in get_names(db, -1):
-        get_run(db, path, (job, run))
-
-
-def get_names(db: sqlite3.Connection, newest: int) -> list[RunName]:
-    """Return the names of the `newest` most recently changed runs, or of all runs for -1. The newest comes last."""
-    rows = db.execute("SELECT job, name FROM run ORDER BY rowid DESC LIMIT ?", (newest,)).fetchall()
-    return [(job, run) for job, run in reversed(rows)]
-
-
-def get_run(db: sqlite3.Connection, path: Path, name: RunName) -> SavedRun | None:
-    row = db.execute(_RUN, name).fetchone()
-    if row is None:
-        return None
-    is_finished, raw, written = row
-    if written != checksum((*name, is_finished), raw):
-        raise Damaged(path, f"run {name[1]!r} of job {name[0]!r} is not what was written")
-    record = _read(path, f"run {name[1]!r} of job {name[0]!r}", lambda: parse_run(raw))
-    return SavedRun(record, tuple(_key(path, name, *key) for key in db.execute(_KEYS, name)))
-
-
-def _key(path: Path, run: RunName, generation: int, kind: str, name: str, value: bytes, written: int) -> Row:
-    if written != checksum((*run, generation, kind, name), value):
-        raise Damaged(path, f"key {name!r} of run {run[1]!r} is not what was written")
-    return generation, _read(path, f"key {name!r}", lambda: KeyKind(kind)), name, value
-
-
-def _read(path: Path, what: str, read: Callable[[], T]) -> T:
-    try:
-        return read()
-    except (ValueError, TypeError, KeyError) as e:
-        raise Damaged(path, f"{what} cannot be read: {e!r}") from e
-
-
-def put_run(db: sqlite3.Connection, name: RunName, record: RunRecord, keys_from: int) -> None:
-    is_new = db.execute("SELECT 1 FROM run WHERE job = ? AND name = ?", name).fetchone() is None
-    is_finished, raw = int(record.completed is not None or record.stop is not None), dump_run(record)
-    row = (*name, is_finished, raw, checksum((*name, is_finished), raw))
-    # A replaced row gets a new rowid, so rows are in the order of their last change.
-    db.execute("INSERT OR REPLACE INTO run (job, name, is_finished, record, checksum) VALUES (?, ?, ?, ?, ?)", row)
-    db.execute("DELETE FROM run_key WHERE job = ? AND run = ? AND generation < ?", (*name, keys_from))
-    if is_new:
-        _thin_out(db)
-
-
-def put_key(db: sqlite3.Connection, run: RunName, row: Row) -> None:
-    generation, kind, name, value = row
-    written = checksum((*run, generation, str(kind), name), value)
-    db.execute(
-        "INSERT OR REPLACE INTO run_key (job, run, generation, kind, name, value, checksum)"
-        " VALUES (?, ?, ?, ?, ?, ?, ?)",
-        (*run, generation, str(kind), name, value, written),
-    )
-
-
-def _thin_out(db: sqlite3.Connection) -> None:
-    """Delete the oldest finished runs above FINISHED_RUNS_KEPT, and the oldest of all runs above RUNS_KEPT."""
-    finished = "SELECT job, name FROM run WHERE is_finished = 1 ORDER BY rowid DESC LIMIT -1 OFFSET ?"
-    rest = "SELECT job, name FROM run ORDER BY rowid DESC LIMIT -1 OFFSET ?"
-    old = [*db.execute(finished, (FINISHED_RUNS_KEPT,)), *db.execute(rest, (RUNS_KEPT,))]
-    db.executemany("DELETE FROM run WHERE job = ? AND name = ?", old)
-    db.executemany("DELETE FROM run_key WHERE job = ? AND run = ?", old)
+def put_row(db: sqlite3.Connection, key: bytes, value: bytes) -> None:
+    row = (key.decode(), value, _checksum(key, value))
+    db.execute("INSERT OR REPLACE INTO record (key, value, checksum) VALUES (?, ?, ?)", row)
 
 
 def default_path() -> Path:
@@ -401,15 +245,15 @@ def default_path() -> Path:
     return state_folder("--journal") / "journal.sqlite"
 
 
-class Journal:
-    """A RecordStore in a SQLite file.
+class Journal(Records):
+    """Records in a SQLite file.
 
     `owner` describes this process in the error of another lighthouse that tries to use the file.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:
+        super().__init__(_KEYS)
         self.path = Path(os.path.realpath(path))
-        self.term = 0
         self._lock = FileLock(self.path, owner)
         self._db: sqlite3.Connection | None = None
         self._file: os.stat_result | None = None
@@ -431,59 +275,11 @@ class Journal:
             self._lock.take()
             try:
                 create_if_empty(self.path)
-                check(self.path, check_run_rows)
+                self.take_rows(read_rows(self.path))
                 return self._open()
             except BaseException:
                 self.release()
                 raise
-
-    def load(self) -> Mapping[str, QuorumRecord]:
-        with explained(self.path):
-            return get_records(self._opened(), self.path)
-
-    def last_id(self, job: str) -> int:
-        with explained(self.path):
-            db = self._opened()
-            quorum_id = get_id(db, job)
-            return get_head(db, self.path).forgotten_id if quorum_id is None else quorum_id
-
-    def commit(self, job: str, record: QuorumRecord) -> None:
-        """Store a job's record.
-
-        Raises:
-            ValueError: If its quorum id is lower than the job's last one.
-        """
-        with self._change() as db:
-            last_id = get_id(db, job)
-            if last_id is not None and record.quorum_id < last_id:
-                raise ValueError(f"{job} named quorum {last_id}; its ids must not go back to {record.quorum_id}")
-            put_record(db, job, record)
-
-    def forget(self, job: str) -> None:
-        """Delete a job's record except for its last quorum id. Does nothing for a job without a row."""
-        with explained(self.path):
-            last_id = get_id(self._opened(), job)
-        if last_id is None:
-            return
-        with self._change() as db:
-            put_forgotten(db, job, last_id)
-            self._thin_out(db)
-
-    def load_run(self, name: RunName) -> SavedRun | None:
-        with explained(self.path):
-            return get_run(self._opened(), self.path, name)
-
-    def run_names(self, newest: int) -> Sequence[RunName]:
-        with explained(self.path):
-            return get_names(self._opened(), newest)
-
-    def commit_run(self, name: RunName, record: RunRecord, keys_from: int) -> None:
-        with self._change() as db:
-            put_run(db, name, record, keys_from)
-
-    def commit_key(self, name: RunName, row: Row) -> None:
-        with self._change() as db:
-            put_key(db, name, row)
 
     def release(self, *, is_unused: bool = False) -> None:
         """Close and unlock the file.
@@ -492,7 +288,7 @@ class Journal:
             is_unused: The lighthouse failed to start. Delete the file if claim() created it and it has no rows.
         """
         if self._lock.is_held and self._db is not None:
-            is_new = is_unused and self.term == 1 and not has_rows(self._db)
+            is_new = is_unused and self.term == 1 and not self._jobs and not self._runs
             self._db.close()
             self._db = None
             if is_new:
@@ -508,27 +304,30 @@ class Journal:
         if mode != "wal":
             raise WrongState(f"--journal: {self.path} cannot be kept in WAL mode ({mode}); name one on a local disk")
         with _transaction(db):
-            head = get_head(db, self.path)
-            put_head(db, replace(head, term=head.term + 1))
+            self.term = _get_term(db, self.path) + 1
+            put_row(db, _KEYS.term, str(self.term).encode())
         self._copy_log(db)
-        self.term = head.term + 1
         return self.term
 
-    def _thin_out(self, db: sqlite3.Connection) -> None:
-        ids = pop_forgotten(db, FORGOTTEN_JOBS)
-        if ids:
-            head = get_head(db, self.path)
-            put_head(db, replace(head, forgotten_id=max(head.forgotten_id, *ids)))
-
-    @contextlib.contextmanager
-    def _change(self) -> Generator[sqlite3.Connection, None, None]:
+    def _write(self, changes: Sequence[Change]) -> None:
         with explained(self.path):
-            db = self._opened()
+            if self._db is None or not self._lock.is_held:
+                raise WrongState(f"--journal: {self.path} is not claimed by this process")
             self._check_place()
-            with _transaction(db):
-                self._check_term(db)
-                yield db
-            self._copy_log(db)
+            with _transaction(self._db):
+                self._check_term(self._db)
+                for change in changes:
+                    if isinstance(change, Put):
+                        put_row(self._db, change.key, change.value)
+                    elif change.end is None:
+                        self._db.execute("DELETE FROM record WHERE key = ?", (change.key.decode(),))
+                    else:
+                        ends = (change.key.decode(), change.end.decode())
+                        self._db.execute("DELETE FROM record WHERE key >= ? AND key < ?", ends)
+            self._copy_log(self._db)
+
+    def _damaged(self, key: bytes, what: str) -> Damaged:
+        return Damaged(self.path, f"{key.decode()!r} {what}")
 
     def _copy_log(self, db: sqlite3.Connection) -> None:
         """Copy the write-ahead log into the file and truncate it.
@@ -545,11 +344,6 @@ class Journal:
             )
         self._is_read = is_busy
 
-    def _opened(self) -> sqlite3.Connection:
-        if self._db is None or not self._lock.is_held:
-            raise WrongState(f"--journal: {self.path} is not claimed by this process")
-        return self._db
-
     def _check_place(self) -> None:
         with contextlib.suppress(FileNotFoundError):
             if self._file is not None and os.path.samestat(self.path.stat(), self._file):
@@ -557,7 +351,7 @@ class Journal:
         raise WrongState(f"--journal: {self.path} was removed or replaced under this lighthouse; restart it")
 
     def _check_term(self, db: sqlite3.Connection) -> None:
-        term = get_head(db, self.path).term
+        term = _get_term(db, self.path)
         if term != self.term:
             raise WrongState(
                 f"--journal: {self.path} was taken over by another lighthouse "
@@ -594,26 +388,32 @@ def journal_summary(path: Path) -> dict[str, Any]:
         check_kind(path)
         status = path.stat()
         with contextlib.closing(connect(path, "ro")) as db:
-            term, forgotten_id = db.execute("SELECT term, forgotten_id FROM lighthouse").fetchone()
-            jobs = db.execute("SELECT name, quorum_id, length(record) FROM job ORDER BY name LIMIT ?", (ROWS_SHOWN,))
-            runs = db.execute(
-                "SELECT job, name, is_finished, length(record) FROM run ORDER BY job, name LIMIT ?", (ROWS_SHOWN,)
-            )
-            keys = db.execute(
-                "SELECT job, run, count(*), sum(length(value)) FROM run_key GROUP BY job, run LIMIT ?", (ROWS_SHOWN,)
-            )
-            return {
-                "path": str(path),
-                "bytes": status.st_size,
-                "written_unix_s": status.st_mtime,
-                "integrity": db.execute("PRAGMA quick_check").fetchone()[0],
-                "term": term,
-                "forgotten_id": forgotten_id,
-                "jobs": _named(("job", "quorum_id", "record_bytes"), jobs),
-                "runs": _named(("job", "run", "is_finished", "record_bytes"), runs),
-                "keys": _named(("job", "run", "keys", "value_bytes"), keys),
+            rows, term = _get_rows(db, path), _get_term(db, path)
+            integrity = db.execute("PRAGMA quick_check").fetchone()[0]
+    journal, size = Journal(path), {key: len(value) for key, value in rows}
+    journal.take_rows(rows)
+    runs = [(name, journal.load_run(name)) for name in sorted(journal.run_names(-1))[:ROWS_SHOWN]]
+    return {
+        "path": str(path),
+        "bytes": status.st_size,
+        "written_unix_s": status.st_mtime,
+        "integrity": integrity,
+        "term": term,
+        "forgotten_id": journal.forgotten_id,
+        "jobs": [
+            {"job": job, "quorum_id": record.quorum_id, "record_bytes": size[_KEYS.job(job)]}
+            for job, record in sorted(journal.load().items())[:ROWS_SHOWN]
+        ],
+        "runs": [
+            {
+                "job": name[0],
+                "run": name[1],
+                "is_finished": is_finished(run.record),
+                "record_bytes": size[_KEYS.run(name)],
+                "keys": len(run.keys),
+                "value_bytes": sum(len(row[3]) for row in run.keys),
             }
-
-
-def _named(names: tuple[str, ...], rows: Any) -> list[dict[str, Any]]:
-    return [dict(zip(names, row, strict=True)) for row in rows]
+            for name, run in runs
+            if run is not None
+        ],
+    }

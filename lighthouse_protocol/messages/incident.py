@@ -53,8 +53,6 @@ Missing = Annotated[tuple[str, ...], Shortened(cut_missing)]
 
 @dataclass(frozen=True, slots=True)
 class RankEvidence:
-    """Evidence of what one rank was doing."""
-
     group_rank: GroupRank
     rank_incarnation: Text = ""
     pid: Count = 0
@@ -178,8 +176,6 @@ class MemberEvidence:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Result of collecting evidence from ranks."""
-
     evidence: tuple[MemberEvidence, ...] = ()
     missing: tuple[str, ...] = ()  # ranks without evidence, with reasons
 

@@ -106,10 +106,6 @@ class QuorumChange:
     members: tuple[Participant, ...] = ()  # new and individually changed members
 
 
-def _first(names: tuple[str, ...]) -> tuple[str, ...]:
-    return names[:MAX_PENDING_NAMED]
-
-
 @dataclass(frozen=True, slots=True)
 class World:
     """Size of a job, including groups that are not in a quorum yet."""
@@ -120,7 +116,9 @@ class World:
     ranks_pending: Count = 0  # missing ranks of groups that are partly connected
     group_world_size: Count = 0  # size of the receiver's group
     peers_pending: Count = 0  # replica groups that will be in the next quorum
-    pending: Annotated[tuple[Name, ...], Shortened(_first)] = ()  # the first of these groups
+    pending: Annotated[
+        tuple[Name, ...], Shortened(lambda names: names[:MAX_PENDING_NAMED])
+    ] = ()  # the first of these groups
     waiting_for: Reason = ""  # missing condition of a long wait for a quorum; empty if there is none
 
     @property

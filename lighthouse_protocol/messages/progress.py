@@ -1,9 +1,10 @@
-"""Progress of ranks: the samples that they send, and the views that managers and the lighthouse derive. No protobuf.
+"""Progress of ranks: samples that they send, views that managers and the lighthouse derive, and status. No protobuf.
 
 All times are ages in seconds when the sample or view was made, so the clocks of hosts need not agree.
 """
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from lighthouse_protocol.constraints import (
@@ -14,6 +15,7 @@ from lighthouse_protocol.constraints import (
     GroupRank,
     MaxChars,
     Name,
+    Offset,
     QuorumId,
     Reason,
     Text,
@@ -272,3 +274,41 @@ class GroupView:
             raise InvalidRequest("names a rank twice", field="ranks")
         if any(name.replica_id != self.replica_id for name in names):
             raise InvalidRequest(f"names a rank of another group than {self.replica_id}", field="ranks")
+
+
+# Progress of a rank in the status of its job.
+
+
+class RankState(StrEnum):
+    """State of a rank, from worst to best."""
+
+    BEHIND = "behind"  # furthest behind during a stall
+    LOST = "lost"  # the replica group or the process is not alive
+    WAITING = "waiting"  # in a collective, or in a wait that its script has declared
+    RUNNING = "running"
+    SPARE = "spare"  # in the present generation of its run
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Status of a rank: its step, phase and newest collective."""
+
+    replica_id: str  # or the run, for a rank of a run
+    group_rank: int  # or the slot, for a rank of a run
+    state: RankState
+    step: int
+    phase: str  # the innermost
+    done: int  # ticks of the phase
+    total: int | None  # expected ticks, None if unknown
+    phase_s: Offset
+    collective: str  # newest collective entered
+    is_inside: bool
+    waits_for: str
+    beat_age_s: Offset
+    progress_age_s: Offset
+    limit_s: Offset  # allowed time without progress at this place
+    host: str
+    pid: int
+    generation: int | None = None  # last generation in which a run's rank was active
+    at: str = ""  # line of a script without an Agent
+    compared: StateDigest | None = None  # newest state that was compared with the peers

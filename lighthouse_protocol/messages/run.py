@@ -93,8 +93,6 @@ class RunTerms:
 
 @dataclass(frozen=True, slots=True)
 class RunCounters:
-    """Restart counters of a run."""
-
     number: LastGeneration = -1  # number of the newest generation, -1 before the first
     global_iteration: Count = 0  # number of the newest generation that began with a restarted process
     job_restarts: Count = 0  # number of incidents
@@ -184,8 +182,6 @@ def check_kind(kind: str) -> KeyKind:
 
 @dataclass(frozen=True, slots=True)
 class RankHeartbeat:
-    """Heartbeat of a rank."""
-
     step: Count = 0
     phase: Text = ""  # for display
     progress: Advisory[ProgressSample] = field(default=None, repr=False)  # None if unchanged
@@ -281,8 +277,6 @@ ToRunRank = (
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHello:
-    """First message of a supervisor to the lighthouse."""
-
     name: Name  # unique in the run: the replica group's id, plus /K for host K of several
     incarnation: Name
     host: Text = ""
@@ -350,8 +344,6 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankStatus:
-    """Status of one rank of a run."""
-
     slot: int
     start: str  # distinguishes incarnations without revealing them (rules/access.py)
     state: str  # a RankState, or an unknown state of a newer lighthouse
@@ -386,8 +378,6 @@ class ExcludedHost:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """Status of a run, with its ranks and supervisors."""
-
     job: str
     run: str
     verdict: str  # why the next generation forms or does not

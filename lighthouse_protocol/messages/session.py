@@ -88,8 +88,6 @@ LEFT = "its ranks have ended"
 
 @dataclass(frozen=True, slots=True)
 class Discards:
-    """Number of discarded steps by reason."""
-
     group_lost: Count = 0  # another group of the quorum was lost
     rank_lost: Count = 0  # a rank of this group was lost before its vote
     revoked: Count = 0  # the quorum was revoked without a lost group
@@ -120,8 +118,6 @@ class GroupReport:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message of a manager's session."""
-
     participant: Participant  # the same as in the last JoinRequest
     levels: GroupReport = GroupReport()
     secret: Secret = field(default="", repr=False)  # random, made at the manager's start, known to no other process
@@ -189,8 +185,6 @@ class Welcome:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAck:
-    """Answer to the heartbeat with the same number."""
-
     number: Count
     heartbeat_interval_s: Seconds
     order: QuorumOrder | None = None  # about the quorum in the heartbeat

@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from lighthouse_protocol.constraints import Count, Offset, Text
 from lighthouse_protocol.messages.incident import IncidentSummary
-from lighthouse_protocol.messages.progress import DataUse, StateDigest
+from lighthouse_protocol.messages.progress import DataUse, RankPlace
 from lighthouse_protocol.messages.run import RunStatus
 
 
@@ -51,41 +51,6 @@ class MemberStatus:
     address: str
     store_address: str
     heal: HealStatus | None = None
-
-
-class RankState(StrEnum):
-    """State of a rank, from worst to best."""
-
-    BEHIND = "behind"  # furthest behind during a stall
-    LOST = "lost"  # the replica group or the process is not alive
-    WAITING = "waiting"  # in a collective, or in a wait that its script has declared
-    RUNNING = "running"
-    SPARE = "spare"  # in the present generation of its run
-
-
-@dataclass(frozen=True, slots=True)
-class RankPlace:
-    """Status of a rank: its step, phase and newest collective."""
-
-    replica_id: str  # or the run, for a rank of a run
-    group_rank: int  # or the slot, for a rank of a run
-    state: RankState
-    step: int
-    phase: str  # the innermost
-    done: int  # ticks of the phase
-    total: int | None  # expected ticks, None if unknown
-    phase_s: Offset
-    collective: str  # newest collective entered
-    is_inside: bool
-    waits_for: str
-    beat_age_s: Offset
-    progress_age_s: Offset
-    limit_s: Offset  # allowed time without progress at this place
-    host: str
-    pid: int
-    generation: int | None = None  # last generation in which a run's rank was active
-    at: str = ""  # line of a script without an Agent
-    compared: StateDigest | None = None  # newest state that was compared with the peers
 
 
 class TimelineKind(StrEnum):
@@ -157,8 +122,6 @@ class StoreStatus:
 
 @dataclass(frozen=True, slots=True)
 class LighthouseStatus:
-    """Status of a lighthouse, with its jobs and runs."""
-
     version: str
     uptime_s: Offset
     jobs: tuple[JobStatus, ...]

@@ -149,12 +149,6 @@ def changes_state(path: str) -> bool:
     return method_name(path) in _ACTS
 
 
-def _way_to_show(path: str) -> str:
-    if path in _ROUTES:
-        return "sign in on the page with its output, or send it as `Authorization: Bearer ...`"
-    return "set --lighthouse or LIGHTHOUSE_ADDRESS to its output"
-
-
 def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
     """Raise NotPermitted if the principal may not use `path`. `port` is the lighthouse's gRPC port, for the remedy."""
     wanted = needed(path)
@@ -183,7 +177,10 @@ def _remedy(path: str, wanted: Needed, port: int) -> str:
     verb = (
         "chaos" if wanted == _CHAOS else "operate" if wanted == _OPERATE else "join" if Role.JOIN in wanted else "view"
     )
-    return f"run {token_command(port, verb)} on the lighthouse's host, and {_way_to_show(path)}"
+    use = "set --lighthouse or LIGHTHOUSE_ADDRESS to its output"
+    if path in _ROUTES:
+        use = "sign in on the page with its output, or send it as `Authorization: Bearer ...`"
+    return f"run {token_command(port, verb)} on the lighthouse's host, and {use}"
 
 
 _BOUND = "the lighthouse's --tls-identities file defines what a certificate is bound to"

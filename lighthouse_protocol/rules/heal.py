@@ -12,8 +12,8 @@ Reports contain durations, not moments, so the clocks of sender and reader need 
 """
 
 from collections import deque
-from collections.abc import Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Container, Iterable
+from dataclasses import replace
 
 from lighthouse_protocol.limits import MAX_COUNT, MAX_SECONDS
 from lighthouse_protocol.messages.progress import HealProgress
@@ -73,14 +73,6 @@ class _RankHeal:
         return left_s if left_s <= MAX_LEFT_S else None
 
 
-@dataclass(slots=True)
-class _Logged:
-    """The last log line about the current heal."""
-
-    heal: tuple[str, int]  # source and step, which identify the heal
-    at: float
-
-
 class GroupHeal:
     """Tracks the heal of one replica group, or of one rank. The times passed to its methods must not decrease."""
 
@@ -97,7 +89,8 @@ class GroupHeal:
         self._finished: dict[int, tuple[str, int]] = {}  # by rank: process and number of the last finished heal
         self._aborted: HealStatus | None = None
         self._over_at: float | None = None
-        self._logged: _Logged | None = None
+        self._logged: tuple[str, int] | None = None  # source and step of the heal in the last log line
+        self._logged_at = 0.0
 
     def add_report(self, group_rank: int, process: str, heal: HealProgress | None, at: float) -> None:
         """Record a rank's report.
@@ -150,18 +143,18 @@ class GroupHeal:
         status, logged = self.status(now), self._logged
         if status is None:
             return self._end_line(now)
-        if logged is None or logged.heal != (status.source, status.step):
-            self._logged = _Logged((status.source, status.step), now)
+        if logged != (status.source, status.step):
+            self._logged, self._logged_at = (status.source, status.step), now
             return f"{self._doing} from {status.source} at step {status.step}"
-        if now < logged.at + LOGGED_EVERY_S:
+        if now < self._logged_at + LOGGED_EVERY_S:
             return ""
-        logged.at = now
+        self._logged_at = now
         return status.text
 
     def next_at(self, now: float) -> float | None:
         """Return when to call next_line() again, or None if there is no heal."""
         if self._under_way():
-            return now if self._logged is None else self._logged.at + LOGGED_EVERY_S
+            return now if self._logged is None else self._logged_at + LOGGED_EVERY_S
         if self._over_at is not None:
             return self._over_at + self._settled_s
         return None if self._logged is None else now
@@ -175,9 +168,8 @@ class GroupHeal:
         self._logged = self._aborted = self._over_at = None
         if broken is not None:
             return f"the heal from {broken.source} at step {broken.step} broke off after {_far(broken)}"
-        return self._healed_line(over) if over is not None else ""
-
-    def _healed_line(self, over: HealStatus) -> str:
+        if over is None:
+            return ""
         rate = f" ({_amount(over.received / over.seconds)}/s)" if over.seconds > 0 else ""
         spent = f"{_amount(over.received)} in {span(over.seconds)}{rate}"
         return f"{self._done} from {over.source} at step {over.step}: {spent}"
@@ -192,8 +184,10 @@ class GroupHeal:
         totals = [heal.total for heal in heals]
         rates = [rate for rank in under_way if (rate := rank.rate(now)) is not None]
         left_s = [rank.left_s(now) for rank in under_way]
+        names = sorted({heal.source for heal in heals})
+        more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
         status = HealStatus(
-            source=_named(sorted({heal.source for heal in heals})),
+            source=", ".join(names[:NAMES_SHOWN]) + more,
             step=step,
             received=min(MAX_COUNT, sum(heal.received for heal in heals)),
             total=None if None in totals else min(MAX_COUNT, sum(filter(None, totals))),
@@ -203,16 +197,7 @@ class GroupHeal:
             still_s=min(MAX_SECONDS, max(max(0.0, now - rank.moved_at) for rank in under_way)),
             text="",
         )
-        return _with_text(status, self._doing)
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_SHOWN
-    return ", ".join(names[:NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def _with_text(status: HealStatus, doing: str) -> HealStatus:
-    return replace(status, text=f"{doing} from {status.source}: {', '.join(_words(status))}")
+        return replace(status, text=f"{self._doing} from {status.source}: {', '.join(_words(status))}")
 
 
 def _words(status: HealStatus) -> Iterable[str]:

@@ -94,8 +94,6 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class StallVerdict:
-    """Result of a stall check."""
-
     kind: Kind
     behind: tuple[RankName, ...]  # suspects, sorted
     text: str
@@ -116,7 +114,8 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
     """
     if not ranks or time_left_s(ranks, floor_s) >= 0:
         return None
-    silent = _without_beat(ranks, min(SILENT_S, max(MIN_SILENT_S, floor_s / 2)))
+    silent_s = min(SILENT_S, max(MIN_SILENT_S, floor_s / 2))
+    silent = [rank for rank in ranks if rank.beat_age_s > silent_s]
     found = _divergence(ranks) or _behind(ranks, silent, is_complete) or _nobody_behind(ranks, is_complete)
     if found is not None and silent:
         found = replace(found, text=f"{found.text}; no beat from {list_rank_views(silent)}")
@@ -209,10 +208,6 @@ def _nobody_behind(ranks: Sequence[RankView], is_complete: bool) -> StallVerdict
 def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[RankView]) -> StallVerdict:
     still_s = min(rank.progress_age_s for rank in ranks)
     return StallVerdict(kind, tuple(sorted(rank.name for rank in behind)), text, still_s)
-
-
-def _without_beat(ranks: Sequence[RankView], limit_s: float) -> list[RankView]:
-    return [rank for rank in ranks if rank.beat_age_s > limit_s]
 
 
 # Comparison of ranks.
@@ -344,8 +339,6 @@ MAX_TIMES = 64
 
 
 class PauseLog:
-    """The pauses of the observing process."""
-
     def __init__(self) -> None:
         self._times: list[tuple[float, float]] = []  # (end, length) of each pause, the newest last
 

@@ -69,7 +69,8 @@ def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
     descriptor = schema.DESCRIPTOR
     hints = get_type_hints(cls, include_extras=True)
     oneofs = {oneof.name: oneof for oneof in descriptor.oneofs if oneof.name in hints}
-    sources = {field.name: field for field in descriptor.fields if _oneof_name(field) not in oneofs} | oneofs
+    single = (f for f in descriptor.fields if f.containing_oneof is None or f.containing_oneof.name not in oneofs)
+    sources = {field.name: field for field in single} | oneofs
     if differing := hints.keys() ^ sources.keys():
         raise TypeError(f"{cls.__name__} and {descriptor.full_name} differ in {', '.join(sorted(differing))}")
     scope: dict[str, Any] = {"cls": cls, "schema": schema, "missing": _missing, "checked": _checked}
@@ -117,7 +118,10 @@ class Oneof:
 
     def write(self, value: Any) -> dict[str, Any]:
         """Return `value` as keyword arguments of the enclosing message."""
-        field, write = self._writers.get(type(value)) or self._writer_of_base(type(value))
+        cls = type(value)
+        if cls not in self._writers:  # a subclass, as of a refusal
+            cls = next(base for base in cls.__mro__ if base in self._writers)
+        field, write = self._writers[cls]
         return {field: write(value)}
 
     def read(self, message: Any) -> Any:
@@ -128,9 +132,6 @@ class Oneof:
     def read_required(self, message: Any) -> Any:
         value = self.read(message)
         return value if value is not None else _missing(self._name)
-
-    def _writer_of_base(self, cls: type[Any]) -> tuple[str, Callable[[Any], Any]]:
-        return next(self._writers[base] for base in cls.__mro__ if base in self._writers)
 
 
 def _oneof(hint: Any, oneof: Any, scope: dict[str, Any]) -> tuple[str, str]:
@@ -210,10 +211,6 @@ def _unwrapped(hint: Any) -> tuple[Any, tuple[Any, ...]]:
     if get_origin(hint) is Annotated:
         return get_args(hint)[0], hint.__metadata__
     return hint, ()
-
-
-def _oneof_name(field: Any) -> str:
-    return field.containing_oneof.name if field.containing_oneof is not None else ""
 
 
 def _schema_name(cls: type[Any]) -> str:
@@ -307,15 +304,12 @@ def refusal_of(kind: str, text: str) -> LighthouseError:
 # Codecs of messages in unary calls, or in several streams.
 
 
-def _write_refusal(error: LighthouseError) -> refusal_pb2.Refusal:
-    return refusal_pb2.Refusal(kind=kind_of(error), text=cut_reason(str(error)))
-
-
-def _read_refusal(message: refusal_pb2.Refusal) -> LighthouseError:
-    return refusal_of(message.kind, message.text)
-
-
-REFUSAL = register_codec(LighthouseError, refusal_pb2.Refusal, _write_refusal, _read_refusal)
+REFUSAL = register_codec(
+    LighthouseError,
+    refusal_pb2.Refusal,
+    lambda error: refusal_pb2.Refusal(kind=kind_of(error), text=cut_reason(str(error))),
+    lambda message: refusal_of(message.kind, message.text),
+)
 WORLD = compiled(World, lighthouse_pb2.World)
 DISTRUST = compiled(Distrust, lighthouse_pb2.Distrust)
 RANK_EVIDENCE = compiled(RankEvidence, evidence_pb2.RankEvidence)

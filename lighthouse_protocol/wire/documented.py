@@ -6,7 +6,7 @@ whose number differs under both numbers.
 """
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
@@ -20,20 +20,45 @@ from lighthouse_protocol.pb.torchft import torchft_pb2
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.wire.codec import DISTRUST, WORLD, register_codec
 
+# Fields with the same name in a dataclass and its protobuf message.
+_IN_BOTH_FORMS = ("address", "store_address", "step", "shrink_only", "commit_failures", "data")
+_NATIVE_ONLY = (
+    "ranks_disagree",
+    "seen_quorum_id",
+    "watched",
+    "catch_up",
+    "has_source",
+    "resolves_to_loopback",
+    "compares",
+    "continues",
+)
+_NATIVE_OPTIONAL = ("tag_quorum_id", "works_at", "heals_first")
+_ASSIGNMENT = (
+    "quorum_id",
+    "replica_rank",
+    "replica_world_size",
+    "store_address",
+    "max_step",
+    "max_world_size",
+    "contributors",
+    "commit_failures",
+    "revoked",
+    "compares",
+    "secret",
+)
+_ASSIGNMENT_OPTIONAL = ("max_rank", "tag_quorum_id", "place")
+_ASSIGNMENT_TUPLES = ("replica_ids", "other_sources", "catching_up", "healing")
 
-class _Member(Protocol):
-    """Fields that both forms of QuorumMember have."""
+_Member = lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember
 
-    replica_id: str
-    address: str
-    store_address: str
-    step: int
-    world_size: int
-    shrink_only: bool
-    data: str
-    commit_failures: int
 
-    def SerializeToString(self) -> bytes: ...
+def _named(value: Any, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
+def _given(message: Any, *names: str) -> dict[str, Any]:
+    """Return optional fields of a message. An absent field is None."""
+    return {name: getattr(message, name) if message.HasField(name) else None for name in names}
 
 
 def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
@@ -71,15 +96,10 @@ def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours:
         replica_id=name,
         incarnation=incarnation,
         wire_id=member.replica_id,
-        address=member.address,
-        store_address=member.store_address,
-        step=member.step,
         group_world_size=member.world_size,
-        shrink_only=member.shrink_only,
-        commit_failures=member.commit_failures,
-        data=member.data,
         wire=raw,
         extras=_extras(member, raw),
+        **_named(member, *_IN_BOTH_FORMS),
         **ours,
     )
 
@@ -87,17 +107,8 @@ def _participant(member: _Member, identity: tuple[str, str], raw: bytes, **ours:
 def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
     """Return the fields that only the native form has."""
     return {
-        "tag_quorum_id": member.tag_quorum_id if member.HasField("tag_quorum_id") else None,
-        "ranks_disagree": member.ranks_disagree,
-        "seen_quorum_id": member.seen_quorum_id,
-        "watched": member.watched,
-        "catch_up": member.catch_up,
-        "works_at": member.works_at if member.HasField("works_at") else None,
-        "has_source": member.has_source,
-        "heals_first": member.heals_first if member.HasField("heals_first") else None,
-        "resolves_to_loopback": member.resolves_to_loopback,
-        "compares": member.compares,
-        "continues": member.continues,
+        **_named(member, *_NATIVE_ONLY),
+        **_given(member, *_NATIVE_OPTIONAL),
         "distrust": distrust_from_native(member),
     }
 
@@ -152,7 +163,7 @@ def quorum_to_native(quorum: Quorum, created_at: float) -> lighthouse_pb2.Lighth
 def quorum_to_torchft(quorum: Quorum, created_at: float) -> torchft_pb2.LighthouseQuorumResponse:
     """Convert a quorum to torchft's form. `created_at` is a Unix time in seconds; torchft's client requires it."""
     response = torchft_pb2.LighthouseQuorumResponse()
-    _fill_quorum(response.quorum, quorum, created_at, _fill_torchft)
+    _fill_quorum(response.quorum, quorum, created_at, _fill_both)
     return response
 
 
@@ -170,41 +181,26 @@ def participant_to_native(participant: Participant) -> lighthouse_pb2.QuorumMemb
 
 
 def _fill_native(member: lighthouse_pb2.QuorumMember, participant: Participant) -> None:
-    member.MergeFromString(participant.wire)
+    _fill_both(member, participant)
     member.incarnation = participant.incarnation
     # Set or clear each of our fields, since a future torchft may use our numbers for something else.
-    for name in ("tag_quorum_id", "heals_first", "works_at"):
+    for name in _NATIVE_ONLY:
+        setattr(member, name, getattr(participant, name))
+    for name in _NATIVE_OPTIONAL:
         if (value := getattr(participant, name)) is None:
             member.ClearField(name)
         else:
             setattr(member, name, value)
-    member.ranks_disagree = participant.ranks_disagree
-    member.seen_quorum_id = participant.seen_quorum_id
-    member.watched = participant.watched
-    member.catch_up, member.has_source = participant.catch_up, participant.has_source
-    member.resolves_to_loopback = participant.resolves_to_loopback
-    member.compares = participant.compares
-    member.continues = participant.continues
     member.ClearField("distrust")
     if (distrust := distrust_to_native(participant.distrust)) is not None:
         member.distrust.CopyFrom(distrust)
-    _fill_both(member, participant)
 
 
-def _fill_torchft(member: torchft_pb2.QuorumMember, participant: Participant) -> None:
+def _fill_both(member: _Member, participant: Participant) -> None:
     member.MergeFromString(participant.wire)
-    _fill_both(member, participant)
-
-
-def _fill_both(member: lighthouse_pb2.QuorumMember | torchft_pb2.QuorumMember, participant: Participant) -> None:
-    member.replica_id = participant.wire_id
-    member.address = participant.address
-    member.store_address = participant.store_address
-    member.step = participant.step
-    member.world_size = participant.group_world_size
-    member.shrink_only = participant.shrink_only
-    member.commit_failures = participant.commit_failures
-    member.data = participant.data
+    member.replica_id, member.world_size = participant.wire_id, participant.group_world_size
+    for name in _IN_BOTH_FORMS:
+        setattr(member, name, getattr(participant, name))
 
 
 def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
@@ -222,57 +218,28 @@ def _received_participant(member: lighthouse_pb2.QuorumMember) -> Participant:
 
 def assignment_to_native(answer: Assignment) -> manager_pb2.ManagerQuorumResponse:
     return manager_pb2.ManagerQuorumResponse(
-        quorum_id=answer.quorum_id,
         address=answer.heal_from_address or answer.primary_address,
-        store_address=answer.store_address,
-        max_step=answer.max_step,
-        max_rank=answer.max_rank,
-        max_world_size=answer.max_world_size,
-        replica_rank=answer.replica_rank,
-        replica_world_size=answer.replica_world_size,
         heal=answer.heals,
         recover_src_replica_rank=answer.heal_from_rank,
         recover_dst_replica_ranks=answer.serve_to,
-        replica_ids=answer.replica_ids,
-        commit_failures=answer.commit_failures,
-        contributors=answer.contributors,
-        revoked=answer.revoked,
-        other_sources=answer.other_sources,
-        catching_up=answer.catching_up,
-        tag_quorum_id=answer.tag_quorum_id,
         world=None if answer.world is None else WORLD.write(answer.world),
-        compares=answer.compares,
-        place=answer.place,
-        healing=answer.healing,
-        secret=answer.secret,
+        **_named(answer, *_ASSIGNMENT, *_ASSIGNMENT_OPTIONAL, *_ASSIGNMENT_TUPLES),
     )
 
 
 def assignment_from_native(message: manager_pb2.ManagerQuorumResponse) -> Assignment:
     return Assignment(
-        quorum_id=message.quorum_id,
-        replica_rank=message.replica_rank,
-        replica_world_size=message.replica_world_size,
-        replica_ids=tuple(message.replica_ids),
-        store_address=message.store_address,
-        max_step=message.max_step,
-        max_rank=message.max_rank if message.HasField("max_rank") else None,
-        max_world_size=message.max_world_size,
-        contributors=message.contributors,
         primary_address="" if message.heal else message.address,
         heal_from_rank=message.recover_src_replica_rank if message.heal else None,
         heal_from_address=message.address if message.heal else "",
         serve_to=tuple(message.recover_dst_replica_ranks),
-        commit_failures=message.commit_failures,
-        revoked=message.revoked,
+        world=WORLD.read(message.world) if message.HasField("world") else None,
+        **_named(message, *_ASSIGNMENT),
+        **_given(message, *_ASSIGNMENT_OPTIONAL),
+        replica_ids=tuple(message.replica_ids),
         other_sources=tuple(message.other_sources),
         catching_up=tuple(message.catching_up),
-        tag_quorum_id=message.tag_quorum_id if message.HasField("tag_quorum_id") else None,
-        world=WORLD.read(message.world) if message.HasField("world") else None,
-        compares=message.compares,
-        place=message.place if message.HasField("place") else None,
         healing=tuple(message.healing),
-        secret=message.secret,
     )
 
 

@@ -148,28 +148,22 @@ _OPTIONS: list[tuple[str, int | str]] = [
 _BROKEN_WHILE_WRITING = "Internal error from Core"
 
 
-def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
-    """Open a channel to the coordinator's first address. Raise WrongState in a fork of a process that uses gRPC."""
+def _open_channel(api: Any, coordinator: Coordinator, tls: ClientTls | None) -> Any:
+    """Open a channel to the first address. Raise WrongState in a fork of a process that uses gRPC."""
     mark_grpc_used()
+    address = str(coordinator.addresses[0])
     if tls is None:
-        return grpc.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
-    return grpc.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
+        return api.insecure_channel(address, options=_OPTIONS)
+    options = [*_OPTIONS, ("grpc.ssl_target_name_override", tls.name)] if tls.name else _OPTIONS
+    return api.secure_channel(address, grpc.ssl_channel_credentials(tls.roots, tls.key, tls.cert), options=options)
+
+
+def sync_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.Channel:
+    return _open_channel(grpc, coordinator, tls)
 
 
 def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.Channel:
-    """Open a channel for asyncio. Otherwise the same as sync_channel()."""
-    mark_grpc_used()
-    if tls is None:
-        return grpc.aio.insecure_channel(str(coordinator.addresses[0]), options=_OPTIONS)
-    return grpc.aio.secure_channel(str(coordinator.addresses[0]), _credentials(tls), options=_options(tls))
-
-
-def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(tls.roots, tls.key, tls.cert)
-
-
-def _options(tls: ClientTls) -> list[tuple[str, int | str]]:
-    return [*_OPTIONS, ("grpc.ssl_target_name_override", tls.name)] if tls.name else _OPTIONS
+    return _open_channel(grpc.aio, coordinator, tls)
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
@@ -359,7 +353,6 @@ class AsyncClient:
 
     @property
     def is_connected(self) -> bool:
-        """True if the HTTP/2 connection is established."""
         return self._channel is not None and self._channel.get_state() is grpc.ChannelConnectivity.READY
 
     async def connect(self, timeout_s: float) -> None:

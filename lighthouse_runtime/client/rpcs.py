@@ -45,15 +45,6 @@ def _nothing(_: Message) -> None:
     return None
 
 
-def _runs(answer: run_pb2.RunsResponse) -> tuple[RunStatus, ...]:
-    return tuple(map(codecs.RUN_STATUS.read, answer.runs))
-
-
-def _keys(answer: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
-    generation, keys = codecs.KEYS.read(answer)
-    return generation, {(key.kind, key.name): key.value for key in keys}
-
-
 def health(*, timeout_s: float) -> Rpc[None]:
     """Call gRPC's health check. Returns if the server answers, whatever its health."""
     path = "/grpc.health.v1.Health/Check"
@@ -152,11 +143,16 @@ def get_keys(
         WrongState: `generation` is not the current one.
         UnknownName: The keys of generation `of` have been deleted.
     """
+
+    def read(answer: run_pb2.GetKeysResponse) -> tuple[int, dict[tuple[KeyKind, str], bytes]]:
+        current, keys = codecs.KEYS.read(answer)
+        return current, {(key.kind, key.name): key.value for key in keys}
+
     return Rpc(
         LIGHTHOUSE + "GetKeys",
         run_pb2.GetKeysRequest(generation=generation, kind=kind, name=name, of=of, previous=previous),
         run_pb2.GetKeysResponse,
-        _keys,
+        read,
         timeout_s,
         wait_for_ready=True,
     )
@@ -164,7 +160,13 @@ def get_keys(
 
 def runs(run: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[RunStatus, ...]]:
     """Return the status of `run`, or of all runs of the job if it is empty."""
-    return Rpc(LIGHTHOUSE + "Runs", run_pb2.RunsRequest(run=run), run_pb2.RunsResponse, _runs, timeout_s)
+    return Rpc(
+        LIGHTHOUSE + "Runs",
+        run_pb2.RunsRequest(run=run),
+        run_pb2.RunsResponse,
+        lambda answer: tuple(map(codecs.RUN_STATUS.read, answer.runs)),
+        timeout_s,
+    )
 
 
 def stop_run(reason: str, *, timeout_s: float = 10.0) -> Rpc[None]:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import ctypes
 import functools
+import itertools
 import os
 import select
 import signal
@@ -16,6 +17,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
@@ -23,7 +25,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
     Exits at once if the parent process no longer exists.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(1)
 
@@ -133,7 +135,10 @@ STOP_TIMEOUT_S = 10.0
 
 
 class ServerProcess:
-    """A daemon that runs as a child of this process until its last reference is dropped."""
+    """A daemon that runs as a child of this process until its last reference is dropped.
+
+    `announced` is the line that the daemon wrote when it was ready.
+    """
 
     def __init__(
         self,
@@ -156,100 +161,71 @@ class ServerProcess:
         Raises:
             RuntimeError: The daemon did not start. Its own output contains the reason.
         """
-        self._child = _Child(serve, options, on_end or (lambda status: None), name, variables or {})
-        threading.Thread(target=self._child.run, name="lighthouse server", daemon=True).start()
-        self.announced = self._child.announced.result()  # the line that the daemon writes once it serves
-        self._finalizer = weakref.finalize(self, self._child.stop)
+        started: Future[tuple[subprocess.Popen[bytes], str]] = Future()
+        is_stopping = threading.Event()
 
-    @property
-    def pid(self) -> int:
-        return self._child.pid
+        def run() -> None:  # must not refer to `self`, which could then never be dropped
+            try:
+                process, announced = _start(serve, options, name, variables or {})
+            except Exception as e:  # noqa: BLE001  raised by `started.result()`
+                started.set_exception(RuntimeError(str(e)))
+                return
+            started.set_result((process, announced))
+            status = process.wait()
+            if on_end is not None and not is_stopping.is_set():
+                on_end(status)
+
+        threading.Thread(target=run, name="lighthouse server", daemon=True).start()
+        self._process, self.announced = started.result()
+        self.pid = self._process.pid
+        self._finalizer = weakref.finalize(self, _stop, self._process, is_stopping, os.getpid())
 
     @property
     def is_alive(self) -> bool:
-        return self._child.is_alive
+        return self._process.poll() is None
 
     def stop(self) -> None:
         """Stop the daemon and wait for its exit. Further calls do nothing."""
         self._finalizer()
 
 
-class _Child:
-    def __init__(
-        self,
-        serve: str,
-        options: Mapping[str, str],
-        on_end: Callable[[int], None],
-        name: str,
-        variables: Mapping[str, str],
-    ) -> None:
-        self._name = name
-        self._variables = variables
-        self.announced: Future[str] = Future()
-        self.pid = 0
-        self._serve = serve
-        self._options = options
-        self._on_end = on_end
-        self._owner = os.getpid()
-        self._is_stopping = False
-        self._process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def is_alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def run(self) -> None:
-        """Start the child and wait for its exit."""
-        try:
-            process, announced = self._start()
-        except Exception as e:  # noqa: BLE001  raised by `announced.result()`
-            self.announced.set_exception(RuntimeError(str(e)))
-            return
-        self._process, self.pid = process, process.pid
-        self.announced.set_result(announced)
-        status = process.wait()
-        if not self._is_stopping:
-            self._on_end(status)
-
-    def stop(self) -> None:
-        process = self._process
-        if process is None or os.getpid() != self._owner:  # a forked child of the owner must not stop it
-            return
-        self._is_stopping = True
-        process.terminate()
-        try:
-            process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-
-    def _start(self) -> "tuple[subprocess.Popen[bytes], str]":
-        receiving, sending = os.pipe()
-        options = {**self._options, "--announce-fd": str(sending), "--parent-pid": str(os.getpid())}
-        # -P: the working directory may contain another `manager` or `lighthouse` package.
-        command = [sys.executable, "-P", "-c", self._serve, "serve"]
-        try:
-            process = subprocess.Popen(
-                command + [text for pair in options.items() for text in pair],
-                pass_fds=(sending,),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # torchrun signals its rank's process group; the rank still needs the daemon
-                env={**os.environ, **self._variables},
-            )
-        except OSError:
-            os.close(receiving)
-            raise
-        finally:
-            os.close(sending)
-        return process, _announced(process, receiving, self._name)
-
-
-def _announced(process: "subprocess.Popen[bytes]", receiving: int, name: str) -> str:
+def _start(
+    serve: str, options: Mapping[str, str], name: str, variables: Mapping[str, str]
+) -> "tuple[subprocess.Popen[bytes], str]":
+    receiving, sending = os.pipe()
+    given = {**options, "--announce-fd": str(sending), "--parent-pid": str(os.getpid())}
+    # -P: the working directory may contain another `manager` or `lighthouse` package.
+    command = [sys.executable, "-P", "-c", serve, "serve", *itertools.chain.from_iterable(given.items())]
+    try:
+        process = subprocess.Popen(
+            command,
+            pass_fds=(sending,),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # torchrun signals its rank's process group; the rank still needs the daemon
+            env={**os.environ, **variables},
+        )
+    except OSError:
+        os.close(receiving)
+        raise
+    finally:
+        os.close(sending)
     with open(receiving, closefd=True) as pipe:
         poll = select.poll()  # select() fails on descriptors above 1023
         poll.register(pipe, select.POLLIN)
         line = pipe.readline().strip() if poll.poll(START_TIMEOUT_S * 1000) else ""
     if line:
-        return line
+        return process, line
     process.kill()
     raise RuntimeError(f"{name} did not start (status {process.wait()}); see its messages above")
+
+
+def _stop(process: "subprocess.Popen[bytes]", is_stopping: threading.Event, owner_pid: int) -> None:
+    if os.getpid() != owner_pid:  # a forked child of the owner must not stop it
+        return
+    is_stopping.set()
+    process.terminate()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -48,39 +48,45 @@ CHECKED_EVERY_S = 0.5
 
 
 class WatchedFile(Generic[T]):
-    """Parsed content of a file, at most CHECKED_EVERY_S old. If a new version is invalid, the old content stays."""
+    """Parsed content of one or more files, at most CHECKED_EVERY_S old. If a new version is invalid, the old one stays.
 
-    def __init__(self, path: Path, read: Callable[[], T]) -> None:
-        """Read the file with `read`, which parses it and raises InvalidRequest if it is invalid."""
-        self._path = path
+    `error` is the reason why the newest version is not used, or empty.
+    """
+
+    def __init__(self, read: Callable[[], T], *paths: Path) -> None:
+        """Read the files with `read`, which parses them and raises InvalidRequest, OSError or ValueError."""
+        self._paths = paths
         self._read = read
-        self._stamp = file_stamp(path)
+        self._stamp = file_stamp(*paths)
         self._checked_at = time.monotonic()
-        self._value = read()
-        self.error = ""  # why the newest version is not used
+        self.current = read()  # without a check for a newer version
+        self.error = ""
 
     @property
     def value(self) -> T:
         if time.monotonic() - self._checked_at >= CHECKED_EVERY_S:
             self.reload_if_changed()
-        return self._value
+        return self.current
 
     def reload_if_changed(self) -> None:
-        """Read the file if it has changed."""
         self._checked_at = time.monotonic()
-        if (stamp := file_stamp(self._path)) != self._stamp:
+        if (stamp := file_stamp(*self._paths)) != self._stamp:
             self._stamp = stamp
             try:
-                self._value, self.error = self._read(), ""
-            except InvalidRequest as e:
+                self.current, self.error = self._read(), ""
+            except (InvalidRequest, OSError, ValueError) as e:
                 self.error = str(e)
 
 
-def file_stamp(path: Path) -> tuple[int, int]:
-    """Return a value that changes whenever the file is modified or replaced."""
-    try:
-        found = os.stat(path)
-    except OSError:
-        return (0, 0)
-    # Modification time and inode: the latter detects a replacement within the clock's resolution.
-    return (found.st_mtime_ns, found.st_ino)
+def file_stamp(*paths: Path) -> tuple[tuple[int, int], ...]:
+    """Return a value that changes whenever one of the files is modified or replaced."""
+    stamps: list[tuple[int, int]] = []
+    for path in paths:
+        try:
+            found = os.stat(path)
+        except OSError:
+            stamps.append((0, 0))
+        else:
+            # Modification time and inode: the latter detects a replacement within the clock's resolution.
+            stamps.append((found.st_mtime_ns, found.st_ino))
+    return tuple(stamps)

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
+from lighthouse_protocol.limits import escaped
+
 LEVELS = ("debug", "info", "warning", "error")
 FORMATS = ("text", "json")
 
@@ -93,11 +95,7 @@ class _TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         # A line may quote text of callers, which must not control a terminal.
         text = without_credentials(super().format(record))
-        return text if text.replace("\n", "").isprintable() else "\n".join(map(_printable, text.split("\n")))
-
-
-def _printable(line: str) -> str:
-    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in line)
+        return text if text.replace("\n", "").isprintable() else "\n".join(map(escaped, text.split("\n")))
 
 
 class _JsonFormatter(logging.Formatter):

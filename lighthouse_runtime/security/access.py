@@ -9,17 +9,18 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
 
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import LIGHTHOUSE_PORT, TOKEN_METADATA_KEY, TOKEN_SCHEME, cut_reason
-from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
+from lighthouse_protocol.refusals import InvalidRequest, LighthouseError, NotPermitted
 from lighthouse_protocol.rules import access
 from lighthouse_protocol.rules.access import Identities, Principal, Role
+from lighthouse_protocol.rules.rate_limits import TokenBucket
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.net.address import is_own_address
 from lighthouse_runtime.process.files import WatchedFile
@@ -71,21 +72,28 @@ class Audit:
         self._path = path
         self._has_failed = False
         self._left_out = 0
-        self._allowance = REFUSALS_AT_ONCE
-        self._refilled_at = time.monotonic()
+        self._refusals = TokenBucket(REFUSALS_PER_S, REFUSALS_AT_ONCE)
 
     def act(self, principal: Principal, peer: str, what: str, target: str, result: str = "done") -> None:
-        """Record an action and its result."""
         self._write(self._path, principal, peer, what, target, result)
 
+    @contextmanager
+    def action(self, principal: Principal, peer: str, what: str, target: str) -> Generator[None, None, None]:
+        """Record the action within the context, with its result: done, refused or failed."""
+        result = "failed"
+        try:
+            yield
+            result = "done"
+        except LighthouseError as e:
+            result = f"refused: {e}"
+            raise
+        finally:
+            self.act(principal, peer, what, target, result)
+
     def refuse(self, principal: Principal, peer: str, what: str, reason: str, target: str = "") -> None:
-        now = time.monotonic()
-        self._allowance = min(REFUSALS_AT_ONCE, self._allowance + (now - self._refilled_at) * REFUSALS_PER_S)
-        self._refilled_at = now
-        if self._allowance < 1:
+        if not self._refusals.try_take(time.monotonic()):
             self._left_out += 1
             return
-        self._allowance -= 1
         more = f" ({self._left_out} more refusals were not noted)" if self._left_out else ""
         self._left_out = 0
         path = None if self._path is None else self._path.with_suffix(".refused" + self._path.suffix)

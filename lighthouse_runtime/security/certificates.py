@@ -51,11 +51,15 @@ def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Sequence[str]) -> tuple
         raise ValueError("ca.key is not an elliptic-curve key")
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, names[0])])
+    alternatives: list[x509.GeneralName] = [
+        x509.IPAddress(ipaddress.ip_address(name)) if Address(name, None).is_ip else x509.DNSName(name)
+        for name in dict.fromkeys(names)
+    ]
     builder = (
         _builder(subject, ca.subject, key.public_key(), SERVER_LASTS)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
-        .add_extension(x509.SubjectAlternativeName(list(map(_general_name, dict.fromkeys(names)))), critical=False)
+        .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
     )
     return _key_pem(key), _pem(builder.sign(ca_key, hashes.SHA256())) + ca_pem
@@ -88,7 +92,3 @@ def _pem(certificate: x509.Certificate) -> bytes:
 def _key_pem(key: ec.EllipticCurvePrivateKey) -> bytes:
     form = serialization.PrivateFormat.PKCS8
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
-
-
-def _general_name(name: str) -> x509.GeneralName:
-    return x509.IPAddress(ipaddress.ip_address(name)) if Address(name, None).is_ip else x509.DNSName(name)

@@ -55,7 +55,7 @@ def variables_of(files: TlsFiles) -> dict[str, str]:
 
 def known_tls(coordinator: Coordinator) -> ClientTls | None:
     """Return what fetch_tls() would return, or None if that requires reading a file or contacting the server."""
-    roots = known_roots(coordinator) if coordinator.ca_pin and coordinator.files == NO_FILES else None
+    roots = _roots.get(coordinator.ca_pin) if coordinator.files == NO_FILES else None
     return None if roots is None else ClientTls(roots, SERVER_NAME)
 
 
@@ -101,7 +101,7 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
 
 def stamp_of_files(files: TlsFiles) -> object:
     """Return a value that changes whenever one of the files is modified or replaced."""
-    return tuple(file_stamp(Path(path)) for path in (files.ca, files.cert, files.key) if path)
+    return file_stamp(*(Path(path) for path in (files.ca, files.cert, files.key) if path))
 
 
 def refused_client_message(address: str, files: TlsFiles) -> str:
@@ -153,15 +153,10 @@ _roots: dict[str, bytes] = {}  # CA certificates as PEM, by pin; never outdated,
 _lock = threading.Lock()
 
 
-def known_roots(coordinator: Coordinator) -> bytes | None:
-    """Return the CA certificate as PEM, or None if this process has not fetched it yet."""
-    return _roots.get(coordinator.ca_pin)
-
-
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
     """Return the CA certificate of the coordinator's pin, as PEM. The first call fetches it, as in fetch_tls()."""
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
-    while (roots := known_roots(coordinator)) is None:
+    while (roots := _roots.get(coordinator.ca_pin)) is None:
         try:
             return _fetch(coordinator, ends_at)
         except Unreachable as e:

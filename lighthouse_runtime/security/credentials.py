@@ -29,7 +29,7 @@ from lighthouse_protocol.limits import LIGHTHOUSE_PORT
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from lighthouse_protocol.rules.access import Principal, Role
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.process.files import WatchedFile, file_stamp, make_private, write_private
+from lighthouse_runtime.process.files import WatchedFile, make_private, write_private
 from lighthouse_runtime.security.client_tls import SERVER_NAME
 
 log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ class TokenFile(WatchedFile[Tokens]):
     """The tokens in a folder, read again when the file changes. Raises InvalidRequest if invalid at first."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder / FILE, lambda: Tokens.read(folder))
+        super().__init__(lambda: Tokens.read(folder), folder / FILE)
 
 
 def token_name(role: Role, token: str) -> str:
@@ -268,14 +268,13 @@ class CertificateFiles:
         self._key = key
         self._client_ca = client_ca
         self._lock = threading.Lock()
-        self._stamp = self._stat()
-        self.error = ""
-        self._http, self._grpc = self._read()
-        self._is_fetched = True
+        paths = (certificate, key) if client_ca is None else (certificate, key, client_ca)
+        self._files = WatchedFile(self._read, *paths)
+        self._fetched = self._files.current[1]
 
     def for_grpc(self) -> grpc.ServerCredentials:
         fetch: Any = self._fetch  # the stub's type lacks None, which keeps the present certificate
-        return grpc.dynamic_ssl_server_credentials(self._grpc, fetch, self._client_ca is not None)
+        return grpc.dynamic_ssl_server_credentials(self._fetched, fetch, self._client_ca is not None)
 
     def for_http(self) -> ssl.SSLContext:
         """Return a context that uses the newest certificate for each handshake.
@@ -286,7 +285,7 @@ class CertificateFiles:
         front = self._context()
 
         def newest(connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> None:
-            connection.context = self._http
+            connection.context = self._files.current[0]
 
         front.sni_callback = newest
         return front
@@ -294,24 +293,21 @@ class CertificateFiles:
     def reload_if_changed(self) -> None:
         """Read the files if they have changed. gRPC calls this at each handshake; for HTTP, call it periodically."""
         with self._lock:
-            stamp = self._stat()
-            if stamp == self._stamp:
-                return
-            self._stamp = stamp
-            try:
-                self._http, self._grpc = self._read()
-                self._is_fetched, self.error = False, ""
-            except (OSError, ValueError) as e:
-                self.error = str(e)
+            self._files.reload_if_changed()
+
+    @property
+    def error(self) -> str:
+        return self._files.error
 
     def _fetch(self) -> "grpc.ServerCertificateConfiguration | None":
         """Return the certificate, or None if it has not changed. gRPC calls this in a thread for each handshake."""
         self.reload_if_changed()
         with self._lock:
-            if self._is_fetched:
+            newest = self._files.current[1]
+            if newest is self._fetched:
                 return None
-            self._is_fetched = True
-            return self._grpc
+            self._fetched = newest
+            return newest
 
     def _read(self) -> tuple[ssl.SSLContext, grpc.ServerCertificateConfiguration]:
         """Read the files and check that the key matches, since gRPC itself would report a mismatch only to clients."""
@@ -334,10 +330,6 @@ class CertificateFiles:
             except OSError as e:
                 raise ValueError(f"{self._client_ca} has no certificates of CAs: {e}") from None
         return context
-
-    def _stat(self) -> tuple[tuple[int, int], ...]:
-        paths = (self._certificate, self._key, self._client_ca)
-        return tuple(file_stamp(path) for path in paths if path is not None)
 
 
 def _check_owner(folder: Path) -> None:

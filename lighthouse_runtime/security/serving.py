@@ -102,7 +102,7 @@ class Locator:
         self._given = coordinator
         self._role = role
         self._may_change = _may_be_given(coordinator)
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: object = None
         self._found = coordinator
 
     def find(self) -> Coordinator:

@@ -9,7 +9,6 @@ becomes INTERNAL. The server also has health checks, reflection and graceful shu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import ipaddress
 import logging
@@ -176,7 +175,6 @@ class Call:
 
     @property
     def is_local(self) -> bool:
-        """True if the caller's address is on this host."""
         return is_local(self.peer)
 
 
@@ -340,58 +338,50 @@ class GrpcServer:
         self, path: str, request: type[Message], handler: Handler
     ) -> Callable[[bytes, _Context], Awaitable[bytes]]:
         async def serve(body: bytes, context: _Context) -> bytes:
-            peer = None
-            try:
-                call = self._permitted(path, context)
-                self._gate.check()
-                if self._peers is not None:
-                    peer = self._peers.enter(call.peer)
-                    peer.charge(Resource.BYTES, asyncio.get_running_loop().time(), len(body))
-
-                async def answered() -> Message | bytes:
-                    parsed = _parse(request, body)
-                    if not changes_state(f"/{path}"):
-                        return await handler(parsed, call)
-                    return await self._audited(path, parsed, call, handler)
-
-                answer = await _refusing(path, answered)
-                await self._gate.wait_delivered()
-            except LighthouseError as e:
-                await self._refuse(path, context, self._error_to_send(e))
-            finally:
+            async with self._admitted(path, context) as (call, peer):
                 if peer is not None:
-                    peer.leave()
-            self._observe_status(path, grpc.StatusCode.OK)
-            return answer if isinstance(answer, bytes) else answer.SerializeToString()
+                    peer.charge(Resource.BYTES, _now(), len(body))
+                answer = await _refusing(path, lambda: self._answer(path, _parse(request, body), call, handler))
+                await self._gate.wait_delivered()
+                return answer if isinstance(answer, bytes) else answer.SerializeToString()
 
         return serve
+
+    async def _answer(self, path: str, request: Message, call: Call, handler: Handler) -> Message | bytes:
+        if not changes_state(f"/{path}"):
+            return await handler(request, call)
+        what, target = method_name(f"/{path}"), _target(request, call)
+        with self._access.audit.action(call.principal, call.caller, what, target):
+            return await handler(request, call)
 
     def _streaming(
         self, path: str, handler: Callable[[Any, Call, Sender], Awaitable[None]]
     ) -> Callable[[Any, _Context], Awaitable[None]]:
         async def serve(first: Any, context: _Context) -> None:
-            peer = None
-            try:
-                if self._is_closed:
-                    raise Unreachable("the server is stopping")
-                call = self._permitted(path, context)
-                self._gate.check()
-                if self._peers is not None:
-                    peer = self._peers.enter(call.peer)
-                async with self._open(context, peer) as sender:
-                    await _refusing(path, lambda: handler(first, call, sender))
-            except LighthouseError as e:
-                await self._refuse(path, context, self._error_to_send(e))
-            finally:
-                if peer is not None:
-                    peer.leave()
-            self._observe_status(path, grpc.StatusCode.OK)
+            async with self._admitted(path, context) as (call, peer), self._open(context, peer) as sender:
+                await _refusing(path, lambda: handler(first, call, sender))
 
         return serve
 
-    def _error_to_send(self, error: LighthouseError) -> LighthouseError:
-        # While the gate refuses calls, authorised callers receive its error instead.
-        return error if isinstance(error, NotPermitted) else self._gate.refusal() or error
+    @asynccontextmanager
+    async def _admitted(self, path: str, context: _Context) -> AsyncGenerator[tuple[Call, Peer | None]]:
+        """Authorise the caller and count the call as open. A LighthouseError within the context ends the call."""
+        peer = None
+        try:
+            if self._is_closed:
+                raise Unreachable("the server is stopping")
+            call = self._permitted(path, context)
+            self._gate.check()
+            if self._peers is not None:
+                peer = self._peers.enter(call.peer)
+            yield call, peer
+        except LighthouseError as e:
+            # While the gate refuses calls, authorised callers receive its error instead.
+            await self._refuse(path, context, e if isinstance(e, NotPermitted) else self._gate.refusal() or e)
+        finally:
+            if peer is not None:
+                peer.leave()
+        self._observe_status(path, grpc.StatusCode.OK)
 
     def _permitted(self, path: str, context: _Context) -> Call:
         """Authorise the caller and return the call's context. Raise NotPermitted if this fails."""
@@ -400,19 +390,7 @@ class GrpcServer:
         principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))
         return Call(context.time_remaining(), peer, metadata, principal)
 
-    async def _audited(self, path: str, request: Message, call: Call, handler: Handler) -> Message | bytes:
-        result = "failed"
-        try:
-            answer = await handler(request, call)
-            result = "done"
-            return answer
-        except LighthouseError as e:
-            result = f"refused: {e}"
-            raise
-        finally:
-            self._access.audit.act(call.principal, call.caller, method_name(f"/{path}"), _target(request, call), result)
-
-    @contextlib.asynccontextmanager
+    @asynccontextmanager
     async def _open(self, context: _Context, peer: Peer | None) -> AsyncGenerator[Sender, None]:
         try:
             # Otherwise grpc.aio sends the metadata with the first message. Closing the stream meanwhile would send it

@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from lighthouse_protocol.refusals import DeadlinePassed
@@ -110,38 +109,29 @@ CHEAP_S = 0.005
 MAX_KEPT = 16
 
 
-@dataclass(frozen=True, slots=True)
-class _Built(Generic[V]):
-    value: V
-    until: float
-
-
 class Snapshots(Generic[K, V]):
     """Cache of views by key. `build` creates a view; an exception that it raises is not cached."""
 
     def __init__(self, build: Callable[[K], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._build = build
         self._clock = clock
-        self._kept: dict[K, _Built[V]] = {}
+        self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
     def get(self, key: K) -> V:
         """Return the view of a key. An expensive view may be old, in proportion to the time that building it takes."""
         began_at = self._clock()
         kept = self._kept.get(key)
-        if kept is not None and began_at < kept.until:
-            return kept.value
+        if kept is not None and began_at < kept[1]:
+            return kept[0]
         value = self._build(key)
         now = self._clock()
         self._kept.pop(key, None)
         if now - began_at > CHEAP_S:
-            self._drop_old(now)
-            self._kept[key] = _Built(value, now + (now - began_at) / LOOP_SHARE)
+            self._kept = {key: kept for key, kept in self._kept.items() if now < kept[1]}
+            while len(self._kept) >= MAX_KEPT:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = (value, now + (now - began_at) / LOOP_SHARE)
         return value
-
-    def _drop_old(self, now: float) -> None:
-        self._kept = {key: kept for key, kept in self._kept.items() if now < kept.until}
-        while len(self._kept) >= MAX_KEPT:
-            del self._kept[next(iter(self._kept))]
 
 
 # A clock that includes the time in which the machine is suspended.

@@ -273,8 +273,8 @@ class HttpServer:
             }
         if side.incident is not None:
             routes["GET /incidents/{id}"] = self._incident
-        if (lines := side.log) is not None:
-            routes["GET /log"] = lambda _: _text(lines())
+        if side.log is not None:
+            routes["GET /log"] = self._log
         return routes
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
@@ -366,6 +366,10 @@ class HttpServer:
         except LighthouseError as e:
             return refused(e)
 
+    async def _log(self, _: web.Request) -> web.Response:
+        assert self._side.log is not None
+        return web.Response(text=self._side.log())
+
     async def _end_feed(self, _: web.Application) -> None:
         self._feed.close()
 
@@ -398,7 +402,3 @@ def _json(value: object) -> web.Response:
     if len(body) > COMPRESSED_ABOVE_BYTES:
         response.enable_compression()  # if the client accepts it
     return response
-
-
-async def _text(text: str) -> web.Response:
-    return web.Response(text=text)

@@ -18,8 +18,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from lighthouse_runtime.process.children import die_with_parent
 from lighthouse_runtime.process.files import make_private
-from manager.guard.process_tree import MARK_VARIABLE, die_with
+from manager.guard.process_tree import MARK_VARIABLE
 
 _MAX_ERROR_BYTES = 1 << 16
 LOG_WARNED_EVERY_S = 60.0
@@ -255,7 +256,7 @@ def open_log(path: str) -> io.FileIO:
 
 
 def _prepare(guard: int) -> None:
-    die_with(guard)
+    die_with_parent(guard, signal.SIGKILL)
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         # In a background job of a shell, SIGINT is ignored, and child processes would inherit this.
         if signal.getsignal(number) not in (None, signal.SIG_DFL):

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARK_VARIABLE = "LIGHTHOUSE_TREE"
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
 # Number of reads, 1 ms apart, while a process is within an exec. A deadline could expire while the host is paused.
@@ -26,13 +25,6 @@ EXEC_LOOKS = 100
 def become_subreaper() -> None:
     """Make orphaned descendants of this process its children."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def die_with(parent: int) -> None:
-    """Make the kernel kill this process when the process `parent` dies."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
-        os._exit(1)
 
 
 def descendants(root: int) -> list[int]:

@@ -182,7 +182,7 @@ class Cluster:
         """What it has said, and what it had written down and may have said."""
         self.logs.append(self._lighthouse.log())
         with sqlite3.connect(f"file:{self.folder / 'journal'}?mode=ro", uri=True) as db:
-            records = [parse_run(raw) for (raw,) in db.execute("SELECT record FROM run")]
+            records = [parse_run(raw) for (raw,) in db.execute("SELECT value FROM record WHERE key LIKE '/run/%'")]
         for record in records:
             if record.generation is not None:
                 slots = tuple(rank.slot for rank in record.generation.active)

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from examples.ports import free_port
-from lighthouse.store.etcd_store import Keys, parse_job
+from lighthouse.job.records import parse_quorum
+from lighthouse.store.etcd_store import EtcdKeys, read_row
 from lighthouse.store.leadership import parse as parse_leader
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.session import GroupReport, Heartbeat, Hello, ToLighthouse, ToManager, Welcome
@@ -142,7 +143,7 @@ class History:
 
 def read_history(cluster: EtcdCluster, prefix: str) -> History:
     """Raises AssertionError where a record was written by no leader, or an id names two lists."""
-    names, found = Keys(prefix), History()
+    names, found = EtcdKeys(prefix), History()
     last = _read(cluster, names.all, 0)[0]
     for revision in range(2, last + 1):
         changed = {
@@ -156,7 +157,7 @@ def read_history(cluster: EtcdCluster, prefix: str) -> History:
             assert leader is not None, f"{base64.b64decode(key)!r} was written at {revision} without its leader's key"
             found.writes += 1
             if key == _text(names.job(JOB)):
-                record = parse_job(b"", base64.b64decode(kv["value"]))
+                record = parse_quorum(read_row(b"", base64.b64decode(kv["value"]), {}))
                 if record.quorum is not None:
                     members = tuple(f"{p.replica_id}/{p.incarnation}" for p in record.quorum.participants)
                     was = found.lists.setdefault(record.quorum.quorum_id, members)

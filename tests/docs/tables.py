@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 import lighthouse.cli
@@ -23,16 +22,7 @@ from lighthouse.job.restarts import RunMachine
 from lighthouse.job.status import run_status
 from lighthouse.server.config import ENV_PREFIX as LIGHTHOUSE_PREFIX
 from lighthouse.server.config import LighthouseConfig
-from lighthouse.server.metrics import (
-    AccountCollector,
-    Counters,
-    IncidentCollector,
-    LeadershipCollector,
-    LighthouseCollector,
-    PhaseCollector,
-    RunCollector,
-    render,
-)
+from lighthouse.server.metrics import Scrape, render
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.session import GroupCounts, GroupReport, HeldQuorum, HoldState
 from lighthouse_protocol.messages.status import ManagerStatus
@@ -294,18 +284,18 @@ def _default_of(field: dataclasses.Field[Any]) -> str:
 
 
 def _lighthouse_scrape() -> bytes:
-    registry = CollectorRegistry()
-    registry.register(LighthouseCollector(lambda: status(job(member("a"))), Counters()))
-    registry.register(AccountCollector(lambda: {"default": _trained()}, float))
-    registry.register(RunCollector(lambda: [run_status(("default", "default"), RunMachine(), 0.0)]))
-    registry.register(PhaseCollector(lambda: {"default": {"step": 1.0}}))
-    registry.register(LeadershipCollector(lambda: None))
     times = IncidentTimes()
     times.count_opened("default", IncidentKind.LOSS)
     times.add_detect_time("default", IncidentKind.LOSS, 0.1)
     times.add_recover_time("default", IncidentKind.LOSS, 1.0)
-    registry.register(IncidentCollector(times))
-    return render(registry)[0]
+    scrape = Scrape(
+        status(job(member("a"))),
+        runs=[run_status(("default", "default"), RunMachine(), 0.0)],
+        accounts={"default": _trained()},
+        phase_s={"default": {"step": 1.0}},
+        incidents=times,
+    )
+    return render(scrape)[0]
 
 
 def _trained() -> JobAccount:

@@ -13,12 +13,11 @@ from pathlib import Path
 
 from lighthouse.job.progress import KEPT, Levels, Pace, Samples
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.progress import RankPlace, RankState
 from lighthouse_protocol.messages.status import (
     JobStatus,
     MemberState,
     MemberStatus,
-    RankPlace,
-    RankState,
     TimelineEntry,
     TimelineKind,
 )

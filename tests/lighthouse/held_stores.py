@@ -7,13 +7,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Protocol
 
-import lighthouse.store.etcd_store
-import lighthouse.store.sqlite
+import lighthouse.store.records
 from lighthouse.job.store import RecordStore
-from lighthouse.store import sqlite
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient, parse_etcd_address
 from lighthouse.store.sqlite import Journal
+from lighthouse_protocol.refusals import NotLeader
 
 CLAIM_S = 30.0
 TTL_S = 30.0  # a test may compute for seconds on a busy machine
@@ -61,7 +60,7 @@ class JournalHolder:
 
 
 class Journals:
-    limits = (lighthouse.store.sqlite, sqlite)
+    limits = (lighthouse.store.records,)
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -84,8 +83,14 @@ class EtcdHolder:
         self._run = run
         self._leads = asyncio.Event()
         self._client = EtcdClient(parse_etcd_address(address))
-        self.shared = SharedStore(self._client, TTL_S, self._leads.set, lambda refusal: None)
+        self.shared = SharedStore(self._client, TTL_S, self)
         self.store = self.shared.records
+
+    def lead(self) -> None:
+        self._leads.set()
+
+    def follow(self, refusal: NotLeader) -> None:
+        pass
 
     def start(self) -> None:
         self._run(self._start())
@@ -114,7 +119,7 @@ class EtcdHolder:
 
 
 class Etcds:
-    limits = (lighthouse.store.etcd_store,)
+    limits = (lighthouse.store.records,)
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from lighthouse_protocol.messages.progress import RankPlace, RankState
 from lighthouse_protocol.messages.run import RankStatus, RunCounters, RunStatus, RunTerms
 from lighthouse_protocol.messages.status import (
     HealStatus,
@@ -9,8 +10,6 @@ from lighthouse_protocol.messages.status import (
     LighthouseStatus,
     MemberState,
     MemberStatus,
-    RankPlace,
-    RankState,
 )
 
 

@@ -1,7 +1,8 @@
 from dataclasses import replace
 
 from lighthouse.cli.listings import ranks as command
-from lighthouse_protocol.messages.status import JobStatus, RankPlace, RankState
+from lighthouse_protocol.messages.progress import RankPlace, RankState
+from lighthouse_protocol.messages.status import JobStatus
 from tests.lighthouse.statuses import job, member, place, status
 
 

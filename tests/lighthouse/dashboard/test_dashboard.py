@@ -7,14 +7,13 @@ from html.parser import HTMLParser
 from lighthouse import dashboard
 from lighthouse.job.records import Verdict
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.progress import RankPlace, RankState
 from lighthouse_protocol.messages.session import QuorumPhase
 from lighthouse_protocol.messages.status import (
     JobStatus,
     LighthouseStatus,
     MemberState,
     MemberStatus,
-    RankPlace,
-    RankState,
     TimelineEntry,
     TimelineKind,
 )

@@ -15,8 +15,9 @@ from lighthouse.job.records import RunRecord
 from lighthouse.job.restarts import RunMachine
 from lighthouse.job.status import run_status
 from lighthouse_protocol.messages.incident import IncidentKind, IncidentSummary
+from lighthouse_protocol.messages.progress import RankState
 from lighthouse_protocol.messages.run import RunStopped, SupervisorHeartbeat, SupervisorStatus
-from lighthouse_protocol.messages.status import JobStatus, MemberState, RankState, TimelineEntry, TimelineKind
+from lighthouse_protocol.messages.status import JobStatus, MemberState, TimelineEntry, TimelineKind
 from lighthouse_protocol.refusals import Unreachable
 from lighthouse_protocol.rules.access import Role
 from lighthouse_runtime.security import access

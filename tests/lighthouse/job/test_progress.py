@@ -19,10 +19,11 @@ from lighthouse_protocol.messages.progress import (
     HealTotals,
     OpenPhase,
     RankName,
+    RankPlace,
+    RankState,
     RankView,
 )
 from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport, HeldQuorum, HoldState
-from lighthouse_protocol.messages.status import RankPlace, RankState
 from lighthouse_protocol.rules.stall import Kind, StallVerdict
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from lighthouse.job.progress import EVERY_S, KEPT, RATE_OVER_S, RATE_STEPS, Levels, Pace, Samples, levels_of
 from lighthouse.job.status import job_status
-from lighthouse_protocol.messages.status import MemberState, RankState
+from lighthouse_protocol.messages.progress import RankState
+from lighthouse_protocol.messages.status import MemberState
 from tests.lighthouse.builders import beat, beating, join, machine, training
 from tests.lighthouse.lives import Life, beat_for, formed
 from tests.lighthouse.statuses import place

@@ -7,7 +7,6 @@ from enum import StrEnum
 
 import grpc
 import pytest
-from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount
@@ -17,11 +16,8 @@ from lighthouse.server.metrics import (
     METHODS,
     OTHER,
     REFUSALS,
-    AccountCollector,
     Counters,
-    IncidentCollector,
-    LighthouseCollector,
-    RunCollector,
+    Scrape,
     render,
 )
 from lighthouse_protocol.messages.incident import IncidentKind
@@ -51,9 +47,7 @@ BUSY = status(
 
 
 def scrape(snapshot: LighthouseStatus, counters: Counters | None = None) -> str:
-    registry = CollectorRegistry()
-    registry.register(LighthouseCollector(lambda: snapshot, counters or Counters()))
-    return render(registry)[0].decode()
+    return render(Scrape(snapshot, counters or Counters()))[0].decode()
 
 
 def samples(text: str) -> dict[tuple[str, ...], float]:
@@ -133,23 +127,8 @@ def test_a_stall_lasts_for_seconds_and_none_lasts_for_none():
     assert (seen["lighthouse_stalled_seconds", "stuck"], seen["lighthouse_stalled_seconds", "moves"]) == (31.5, 0)
 
 
-def test_reads_the_snapshot_once_a_scrape_and_not_before():
-    calls: list[int] = []
-
-    def snapshot() -> LighthouseStatus:
-        calls.append(1)
-        return BUSY
-
-    registry = CollectorRegistry()
-    registry.register(LighthouseCollector(snapshot, Counters()))
-    assert calls == []
-    render(registry)
-    assert calls == [1]
-
-
 def test_the_content_type_is_that_of_the_text_format():
-    body, content_type = render(CollectorRegistry())
-    assert body == b""
+    _, content_type = render(Scrape(BUSY))
     assert content_type.startswith("text/plain; version=")
 
 
@@ -165,9 +144,7 @@ def test_promtool_has_nothing_to_say():
 def test_a_stopped_run_without_processes():
     stop = RunStopped("exit code 130", "g0", 1)
     run = RunStatus("j", "r", "stopped", RunCounters(), RunTerms(3), (), False, stop, (), (), ())
-    registry = CollectorRegistry()
-    registry.register(RunCollector(lambda: [run]))
-    seen = samples(render(registry)[0].decode())
+    seen = samples(render(Scrape(BUSY, runs=[run]))[0].decode())
     assert (seen["lighthouse_run_stopped", "j", "r"], seen["lighthouse_run_supervisors", "j", "r"]) == (1, 0)
 
 
@@ -187,9 +164,7 @@ def test_times_by_job_and_kind():
     times.add_detect_time("j", IncidentKind.LOSS, 0.0)
     times.add_detect_time("j", IncidentKind.LOSS, 0.04)
     times.add_recover_time("j", IncidentKind.LOSS, 700.0)
-    registry = CollectorRegistry()
-    registry.register(IncidentCollector(times))
-    seen = samples(render(registry)[0].decode())
+    seen = samples(render(Scrape(BUSY, incidents=times))[0].decode())
     assert seen["lighthouse_incident_detection_seconds_count", "j", "loss"] == 2
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "loss", "0.01"] == 1
     assert seen["lighthouse_incident_detection_seconds_bucket", "j", "stall", "60.0"] == 0
@@ -202,9 +177,7 @@ def test_times_by_job_and_kind():
 def test_a_job_without_an_incident_has_zeros_for_every_kind():
     times = IncidentTimes()
     times.count_opened("j", IncidentKind.LOSS)
-    registry = CollectorRegistry()
-    registry.register(IncidentCollector(times, lambda: ["j", "new"]))
-    seen = samples(render(registry)[0].decode())
+    seen = samples(render(Scrape(BUSY, incidents=times, jobs=["j", "new"]))[0].decode())
     counted = {kind: seen["lighthouse_incidents_total", "j", kind] for kind in IncidentKind}
     assert counted == dict.fromkeys(IncidentKind, 0) | {IncidentKind.LOSS: 1}
     assert [seen["lighthouse_incidents_total", "new", kind] for kind in IncidentKind] == [0] * len(IncidentKind)
@@ -212,9 +185,7 @@ def test_a_job_without_an_incident_has_zeros_for_every_kind():
 
 
 def scrape_account(account: JobAccount, now: float = 0.0) -> dict[tuple[str, ...], float]:
-    registry = CollectorRegistry()
-    registry.register(AccountCollector(lambda: {"j": account}, lambda: now))
-    return samples(render(registry)[0].decode())
+    return samples(render(Scrape(BUSY, accounts={"j": account}, now=now))[0].decode())
 
 
 def test_all_counters_begin_at_zero():

@@ -1,21 +1,22 @@
 """What the page asks for reaches the handlers of the RPCs as their requests, and the audit has how each act ended."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from lighthouse.server.page_acts import PageActs
+from lighthouse.server.page_acts import page_acts
 from lighthouse_protocol.limits import JOB_METADATA_KEY, RUN_METADATA_KEY
 from lighthouse_protocol.messages.incident import Gathered
 from lighthouse_protocol.refusals import UnknownName
 from lighthouse_protocol.rules.access import POLICY, Principal, Role, is_control
 from lighthouse_runtime.security.access import Audit
 from lighthouse_runtime.server.grpc_server import Call
-from lighthouse_runtime.web.control import Order
+from lighthouse_runtime.web.control import Act, Order
 
+Acts = Mapping[str, Act]
 CALL = Call(10.0, "ipv4:10.0.0.1:5", {"other": "kept"}, Principal("token op", frozenset({Role.OPERATE})))
 
 
@@ -59,9 +60,9 @@ def audited(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def acts(services: Services, audited: Path) -> PageActs:
+def acts(services: Services, audited: Path) -> Acts:
     asked = cast("Any", services)
-    return PageActs(asked, asked, asked, Audit(audited))
+    return page_acts(asked, asked, asked, Audit(audited))
 
 
 def entries(audited: Path) -> list[dict[str, Any]]:
@@ -80,19 +81,24 @@ def entries(audited: Path) -> list[dict[str, Any]]:
     ],
 )
 async def test_each_asks_the_handler_of_its_rpc(
-    acts: PageActs, services: Services, route: str, order: Order, asked: tuple[str, ...], answer: dict[str, object]
+    acts: Acts,
+    services: Services,
+    route: str,
+    order: Order,
+    asked: tuple[str, ...],
+    answer: dict[str, object],
 ):
-    assert await acts.by_route()[f"POST /{route}"](order, CALL) == answer
+    assert await acts[f"POST /{route}"](order, CALL) == answer
     assert services.asked == [(route, *asked)]
 
 
-async def test_the_audit_has_each_act_and_how_it_ended(acts: PageActs, services: Services, audited: Path):
-    await acts.by_route()["POST /drain"](Order("j", "a", reason="repair"), CALL)
+async def test_the_audit_has_each_act_and_how_it_ended(acts: Acts, services: Services, audited: Path):
+    await acts["POST /drain"](Order("j", "a", reason="repair"), CALL)
     services.refusal = UnknownName("run: there is no r")
     with pytest.raises(UnknownName):
-        await acts.by_route()["POST /stop"](Order("j", run="r"), CALL)
+        await acts["POST /stop"](Order("j", run="r"), CALL)
     services.refusal = None
-    await acts.by_route()["POST /stacks"](Order("j"), CALL)
+    await acts["POST /stacks"](Order("j"), CALL)
     lines = entries(audited)
     assert len(lines) == 2, "stacks change nothing"
     assert (lines[0]["what"], lines[0]["target"]) == ("POST /drain", "job=j, replica_id=a, msg=repair")
@@ -100,7 +106,7 @@ async def test_the_audit_has_each_act_and_how_it_ended(acts: PageActs, services:
     assert "run=r" in lines[1]["target"]
 
 
-def test_each_needs_an_operator(acts: PageActs):
-    assert acts.by_route()
-    assert all(is_control(route) for route in acts.by_route())
-    assert {route for route in POLICY if route.startswith("POST ")} - {"POST /login"} == set(acts.by_route())
+def test_each_needs_an_operator(acts: Acts):
+    assert acts
+    assert all(is_control(route) for route in acts)
+    assert {route for route in POLICY if route.startswith("POST ")} - {"POST /login"} == set(acts)

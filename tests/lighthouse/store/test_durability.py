@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import lighthouse.store.sqlite
 from lighthouse.server.metrics import Counters
 from lighthouse.server.services import LighthouseService
+from lighthouse.store.sqlite import Journal
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase, Welcome
 from tests.lighthouse.lives import JOB, Life, Manager, beat_for, formed
@@ -28,7 +28,7 @@ def on_disk(path: Path) -> dict[str, Any]:
     alone = path.with_name("alone.sqlite")
     shutil.copyfile(path, alone)
     with closing(sqlite3.connect(f"{alone.as_uri()}?mode=ro&immutable=1", uri=True)) as db:
-        rows = db.execute("SELECT record FROM job WHERE name = ?", (JOB,)).fetchall()
+        rows = db.execute("SELECT value FROM record WHERE key = ?", (f"/job/{JOB}",)).fetchall()
     alone.unlink()
     return json.loads(rows[0][0]) if rows else {}
 
@@ -232,7 +232,7 @@ def test_a_reader_of_the_file_costs_a_warning_and_no_commit(
     a, b = formed(life, "ab")
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
-        reader.execute("SELECT * FROM job").fetchall()
+        reader.execute("SELECT * FROM record").fetchall()
         b.close()
         a.join()
         beat_for(loop, [a], 1)
@@ -260,7 +260,7 @@ def test_a_journal_that_cannot_be_written_ends_the_lighthouse_with_one_line(
     a.join()  # it forms when the lease of earlier lives is over
     loop.now += 4.0 * is_paused
     if what.startswith("full"):
-        monkeypatch.setattr(lighthouse.store.sqlite, "put_record", full)
+        monkeypatch.setattr(Journal, "_check_term", full)
     else:
         path.rename(path.with_name("away"))
     loop.go(3)
@@ -285,8 +285,9 @@ def test_a_look_at_the_status_that_finds_the_disk_full_is_answered(
     last_id = a.quorum_id
     a.close()
     loop.go(100)
-    monkeypatch.setattr(lighthouse.store.sqlite, "put_forgotten", full)
-    assert LighthouseService(life.jobs, Counters()).status().jobs == ()
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "_check_term", full)
+        assert LighthouseService(life.jobs, Counters()).status().jobs == ()
     [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert line.startswith(f"cannot remove the inactive job {JOB} from the journal: --journal: {path}")
     assert life.memory.load()[JOB].quorum_id == last_id

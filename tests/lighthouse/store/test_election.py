@@ -58,7 +58,7 @@ class Lighthouse:
         self.client = client
         self.ended: asyncio.Future[NotLeader] = asyncio.get_running_loop().create_future()
         self.began = asyncio.Event()
-        self.shared = SharedStore(client, TTL_S, self.began.set, self._end)
+        self.shared = SharedStore(client, TTL_S, self)
 
     async def start(self) -> None:
         await self.shared.start("me:1", "http://me:2")
@@ -69,7 +69,10 @@ class Lighthouse:
             await asyncio.sleep(0)
         return status.store_error
 
-    def _end(self, refusal: NotLeader) -> None:
+    def lead(self) -> None:
+        self.began.set()
+
+    def follow(self, refusal: NotLeader) -> None:
         if not self.ended.done():
             self.ended.set_result(refusal)
 

@@ -15,7 +15,6 @@ from lighthouse.store.etcd_client import (
     LeaseGone,
     StoreCredentials,
     StoreUnavailable,
-    after_prefix,
     delete,
     has_version,
     parse_etcd_address,
@@ -25,6 +24,7 @@ from lighthouse.store.etcd_client import (
     was_changed_at,
     was_made_at,
 )
+from lighthouse.store.records import after_prefix
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports, needs_etcd
 

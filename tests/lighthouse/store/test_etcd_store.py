@@ -1,15 +1,17 @@
 """What is written of the leader's records, and what never can be. The suite of the interface: store/test_stores.py."""
 
 import random
+import zlib
 from collections.abc import Callable, Sequence
 
 import pytest
 
 import lighthouse.store.etcd_store
-from lighthouse.job.records import JoinState, QuorumRecord, RunRecord
+from lighthouse.job.records import JoinState, QuorumRecord, RunRecord, dump_quorum
 from lighthouse.store import etcd_store
 from lighthouse.store.etcd_client import KeyValue
-from lighthouse.store.etcd_store import Batch, Delete, EtcdStore, Keys, Put, dump_job
+from lighthouse.store.etcd_store import Batch, EtcdStore
+from lighthouse.store.records import Delete, Keys, Put
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_protocol.refusals import NotLeader, WrongState
@@ -129,7 +131,7 @@ def kv(key: str, value: bytes) -> KeyValue:
     [
         (kv("/l/job/j", b"?"), "/l/job/j"),
         (kv("/l/run/j/r", b"?"), "/l/run/j/r"),
-        (kv("/l/key/j/r/x/iteration/a", b"?"), "/l/key/j/r/x"),
+        (kv("/l/key/j/r/x/iteration/a", zlib.compress(b"?")), "/l/key/j/r/x"),
         (kv("/l/forgotten", b"?"), "/l/forgotten"),
     ],
 )
@@ -153,7 +155,7 @@ def test_keys_of_other_programs_are_ignored_and_logged_once(caplog: pytest.LogCa
         kv("/l/", b"?"),
     ]
     written = Written()
-    written.store.take([kv("/l/leader", b"?"), *foreign, kv("/l/job/j", dump_job(QuorumRecord(7)))])
+    written.store.take([kv("/l/leader", b"?"), *foreign, kv("/l/job/j", zlib.compress(dump_quorum(QuorumRecord(7))))])
     assert written.store.load() == {"j": QuorumRecord(7)}
     assert [r.getMessage() for r in caplog.records] == [
         "--store: ignoring b'/l/' and 4 other keys below /l/, which no lighthouse of this version has written"
@@ -233,7 +235,9 @@ def test_a_record_of_which_a_part_is_missing_is_named() -> None:
         disk.write(batch)
         store.written()
     del disk.rows[min(key for key in disk.rows if b"/part/" in key)]
-    with pytest.raises(WrongState, match=r"--store: '/l/job/j' in etcd is not read: its parts '\w+' are not all there"):
+    with pytest.raises(
+        WrongState, match=r"--store: '/l/job/j' in etcd cannot be read: its parts '\w+' are not all there"
+    ):
         disk.read()
 
 
@@ -245,7 +249,7 @@ def test_etcd_takes_a_record_of_several_megabytes(etcd: EtcdCluster) -> None:
     data = [random.Random(i).randbytes(2048).hex() for i in range(1000)]
     members = tuple(group(f"g{i}", data=text, wire=text.encode()) for i, text in enumerate(data))
     record = QuorumRecord(5, Quorum(5, members), entries={m.replica_id: JoinState(0, 0, 0) for m in members})
-    assert len(dump_job(record)) > 3 * lighthouse.store.etcd_store.RECORD_BYTES
+    assert len(zlib.compress(dump_quorum(record))) > 3 * lighthouse.store.etcd_store.RECORD_BYTES
     holder.store.commit("j", record)
     holder.settle()
     holder.release()
@@ -296,7 +300,7 @@ def test_a_late_copy_of_a_batch_undoes_nothing(etcd: EtcdCluster) -> None:
 def test_another_format_is_refused_and_left_as_it_is(etcd: EtcdCluster) -> None:
     stores = Etcds(etcd.store("format"))
     holder = stores.claim()
-    holder.store._change(Put(holder.store.keys.format, b"9"))  # pyright: ignore[reportPrivateUsage]
+    holder.store._queue(Put(holder.store.keys.format, b"9"))  # pyright: ignore[reportPrivateUsage]
     holder.store.commit("j", QuorumRecord(1))
     holder.settle()
     holder.release()

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import lighthouse.store.sqlite
-from lighthouse.store.sqlite import beside
+from lighthouse.store.sqlite import Journal, beside
 from lighthouse_protocol.messages.membership import Quorum
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.lives import FIRST_WALL_MS, Life, Manager, beat_for
@@ -96,7 +95,7 @@ class Story:
         def full(*_: object) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        self.monkeypatch.setattr(lighthouse.store.sqlite, "put_record", full)
+        self.monkeypatch.setattr(Journal, "_check_term", full)
 
     def spoil(self) -> None:
         self.monkeypatch.undo()

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+import lighthouse.store.records
 import lighthouse.store.sqlite
 from lighthouse.job.records import Former, JoinState, QuorumRecord, RestartRecord, RunRecord, Supervisor
 from lighthouse.job.store import MemoryStore
@@ -137,7 +138,7 @@ def test_a_whole_log_of_an_earlier_journal_is_not_replayed_into_a_new_one(path: 
     log = path.with_name("journal.sqlite-wal")
     with claimed(path) as journal, closing(sqlite3.connect(path)) as reader:
         reader.execute("BEGIN")
-        reader.execute("SELECT * FROM job").fetchall()
+        reader.execute("SELECT * FROM record").fetchall()
         journal.commit("job", record(7))
         kept = log.read_bytes()
     assert kept, "somebody reads the file, so the commit stands in the log"
@@ -148,13 +149,18 @@ def test_a_whole_log_of_an_earlier_journal_is_not_replayed_into_a_new_one(path: 
 
 
 def test_a_change_that_fails_in_the_middle_leaves_nothing_of_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise sqlite3.OperationalError("disk I/O error")
+    put_row = sqlite.put_row
+
+    def fail(db: sqlite3.Connection, key: bytes, value: bytes) -> None:
+        if key == b"/forgotten":
+            raise sqlite3.OperationalError("disk I/O error")
+        put_row(db, key, value)
 
     with claimed(path) as journal:
         journal.commit("job", record(7))
         with monkeypatch.context() as patched:
-            patched.setattr(lighthouse.store.sqlite, "pop_forgotten", fail)
+            patched.setattr(lighthouse.store.records, "FORGOTTEN_JOBS", 0)
+            patched.setattr(lighthouse.store.sqlite, "put_row", fail)
             with pytest.raises(WrongState, match="disk I/O error"):
                 journal.forget("job")
         assert journal.load() == {"job": record(7)}
@@ -302,7 +308,7 @@ def test_an_odd_holder(path: Path, name: str, holder: str) -> None:
 
 def test_without_a_claim_nothing_is_done(path: Path) -> None:
     journal = Journal(path)
-    for call in (journal.load, lambda: journal.commit("job", record(1)), lambda: journal.last_id("job")):
+    for call in (lambda: journal.commit("job", record(1)), lambda: journal.commit_run(RUN, FULL, 0)):
         with pytest.raises(WrongState, match="is not claimed by this process"):
             call()
     assert not path.exists()
@@ -385,7 +391,7 @@ def other_database(path: Path) -> None:
 REFUSED: dict[str, tuple[Callable[[Path], object], type[LighthouseError], str]] = {
     "text": (lambda path: path.write_text("Dear diary"), InvalidRequest, "is not a journal; name another file"),
     "another program's": (other_database, InvalidRequest, "belongs to another program; name another file"),
-    "newer": (edited("PRAGMA user_version = 3"), WrongState, "has version 3, and this lighthouse knows 2: start the"),
+    "newer": (edited("PRAGMA user_version = 4"), WrongState, "has version 4, and this lighthouse knows 3: start the"),
     "half": (changed(lambda raw: raw[: len(raw) // 2]), WrongState, "move it away (and keep it)"),
     "header only": (
         changed(lambda raw: raw[:50]),
@@ -398,11 +404,15 @@ REFUSED: dict[str, tuple[Callable[[Path], object], type[LighthouseError], str]] 
         "move it away (and keep",
     ),
     "an index": (changed(lambda raw: raw[:12288] + b"\xa5" * 4096 + raw[16384:]), WrongState, "is damaged ("),
-    "a bit in a record": (changed(lambda raw: flip(raw, b"group-77")), WrongState, "is damaged (job 'job' is not what"),
-    "an id": (edited("UPDATE job SET quorum_id = 1 WHERE name = 'old'"), WrongState, "is damaged (job 'old' is not"),
-    "a term": (edited("UPDATE lighthouse SET term = 0"), WrongState, "is damaged (its term is not what was"),
-    "no term": (edited("DELETE FROM lighthouse"), WrongState, "is damaged (its term is not what was"),
-    "no table": (edited("DROP TABLE job"), WrongState, "its tables are not those"),
+    "a bit in a record": (
+        changed(lambda raw: flip(raw, b"group-77")),
+        WrongState,
+        "is damaged ('/job/job' is not what",
+    ),
+    "an id": (edited("UPDATE record SET value = '{}' WHERE key = '/job/old'"), WrongState, "'/job/old' is not what"),
+    "a term": (edited("UPDATE record SET value = '0' WHERE key = '/term'"), WrongState, "its term is not what was"),
+    "no term": (edited("DELETE FROM record WHERE key = '/term'"), WrongState, "is damaged (its term is not what was"),
+    "no table": (edited("DROP TABLE record"), WrongState, "its table is not the one"),
 }
 
 
@@ -422,7 +432,7 @@ def test_any_single_bit_of_a_journal_is_noticed_or_harmless(path: Path) -> None:
     raw = written(path)
     with claimed(path) as journal:
         kept = journal.load()
-    tables = range(raw.index(b"CREATE TABLE run_key"), raw.index(b"checksum", raw.index(b"CREATE TABLE lighthouse")))
+    tables = range(raw.index(b"CREATE TABLE record"), raw.index(b"checksum", raw.index(b"CREATE TABLE record")))
     draw = random.Random(7)
     for at in (*tables, *draw.sample(range(len(raw)), 60)):
         damaged = raw[:at] + bytes([raw[at] ^ 1 << draw.randrange(8)]) + raw[at + 1 :]
@@ -441,13 +451,13 @@ def test_any_single_bit_of_a_journal_is_noticed_or_harmless(path: Path) -> None:
 
 
 def test_a_newer_journal_whose_lighthouse_was_killed_keeps_its_log(path: Path) -> None:
-    newer = "journal.claim(); journal._db.execute('PRAGMA user_version = 3'); say(0); time.sleep(60)"
+    newer = "journal.claim(); journal._db.execute('PRAGMA user_version = 4'); say(0); time.sleep(60)"
     with child(newer, path) as process:
         assert line(process) == "0"
     log = path.with_name("journal.sqlite-wal")
     before = (path.read_bytes(), log.read_bytes())
     assert before[1]
-    assert "has version 3" in refusal(path, WrongState)
+    assert "has version 4" in refusal(path, WrongState)
     assert (path.read_bytes(), log.read_bytes()) == before
 
 
@@ -593,7 +603,7 @@ def test_a_run_in_this_process_keeps_its_keys_and_old_spaces_go() -> None:
 def test_an_older_lighthouse_may_not_write(path: Path):
     with claimed(path) as journal:
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            sqlite.put_head(db, sqlite.Head(9, 0))
+            sqlite.put_row(db, b"/term", b"9")
         with pytest.raises(WrongState, match="taken over by another lighthouse"):
             journal.commit_run(RUN, FULL, 0)
 
@@ -601,11 +611,10 @@ def test_an_older_lighthouse_may_not_write(path: Path):
 @pytest.mark.parametrize(
     "damage",
     [
-        "UPDATE run SET record = '{}'",
-        "UPDATE run SET is_finished = 0",
-        "UPDATE run SET name = 'other'",
-        "UPDATE run_key SET value = '2'",
-        "UPDATE run_key SET generation = 4",
+        "UPDATE record SET value = '{}' WHERE key = '/run/job/run'",
+        "UPDATE record SET key = '/run/job/other' WHERE key = '/run/job/run'",
+        "UPDATE record SET value = '2' WHERE key LIKE '/key/%'",
+        "UPDATE record SET key = '/key/job/run/4' WHERE key LIKE '/key/%'",
     ],
 )
 def test_what_is_damaged_is_named_and_left_as_it_is(path: Path, damage: str):
@@ -615,7 +624,7 @@ def test_what_is_damaged_is_named_and_left_as_it_is(path: Path, damage: str):
     with closing(sqlite3.connect(path)) as db, db:
         db.execute(damage)
     before = path.read_bytes()
-    moved = "name = 'other'" in damage
+    moved = "other" in damage
     with pytest.raises(WrongState, match="is damaged") as caught:
         Journal(path).claim()
     assert ("other" if moved else "run") in str(caught.value)

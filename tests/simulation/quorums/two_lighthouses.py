@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from lighthouse.job.records import QuorumConfig, QuorumRecord
-from lighthouse.store import etcd_store, leadership
+from lighthouse.job.records import QuorumConfig, QuorumRecord, parse_quorum
+from lighthouse.store import leadership
 from lighthouse.store.election import LeadershipDriver, Request
 from lighthouse.store.etcd_client import KeyValue
-from lighthouse.store.etcd_store import Batch, Delete, EtcdStore, Keys, Put
+from lighthouse.store.etcd_store import Batch, EtcdStore, read_row
 from lighthouse.store.leadership import FENCE_SHARE, CandidateConfig, Leader
+from lighthouse.store.records import Delete, Keys, Put
 from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.messages.membership import Quorum
@@ -126,7 +127,7 @@ class Etcd(Process):
                 case Put(key_, value):
                     self.values[key_] = value, at
                     if key_ == Keys(PREFIX).job(JOB):
-                        self._wrote(etcd_store.parse_job(key_, value), who.candidate)
+                        self._wrote(parse_quorum(read_row(key_, value, {})), who.candidate)
                 case Delete(key_, None):
                     self.values.pop(key_, None)
                 case Delete(key_, end):
@@ -173,7 +174,7 @@ class Contender(QuorumLighthouse):
         super().__init__(site)
         self.gate = OutputGate(self._refusal)
         self._config_ = CandidateConfig(self.name, TTL_S)
-        self.leadership = LeadershipDriver(self._config_, Timers(self), self, self._began, self._over)
+        self.leadership = LeadershipDriver(self._config_, Timers(self), self)
         self.leadership.start()
 
     def _hold(self) -> Callable[[], None]:
@@ -190,7 +191,7 @@ class Contender(QuorumLighthouse):
     def leads(self) -> bool:
         return self.is_up and not self.is_paused and self.may_speak
 
-    def _began(self, term: int, revision: int) -> None:
+    def leadership_began(self, term: int, revision: int) -> None:
         self.log(f"leads in term {term}")
         self.world.counts["terms"] += 1
         self.records.begin(term, revision)
@@ -199,7 +200,10 @@ class Contender(QuorumLighthouse):
         self.site.pair.leads(self)
         self.jobs.remember(self.records.load())
 
-    def _over(self, reason: str) -> None:
+    def leader_changed(self, leader: Leader | None) -> None:
+        pass
+
+    def leadership_ended(self, reason: str) -> None:
         self.log(f"leads no more: {reason}")
         self.world.counts["leaders deposed"] += 1
         self.records.end()
