@@ -30,6 +30,7 @@ from torch import Tensor
 from xxhash import xxh3_64
 
 from agent_client.healing.connection import (
+    CANNOT_BE_SENT,
     NONCE_HEADER,
     PROOF_HEADER,
     DeadlineSocket,
@@ -38,7 +39,6 @@ from agent_client.healing.connection import (
     StateRefused,
     StateUnavailable,
     check_answer,
-    check_source,
     connect,
     split_address,
 )
@@ -72,7 +72,7 @@ from agent_client.state.codec import (
 from agent_client.state.snapshot import StateMismatch, copy_of
 from agent_client.state.tree import CorruptState, State, assemble, disassemble
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, prove
+from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, is_proven, prove
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +160,10 @@ class Connection:
         nonces = challenge.getheader(NONCE_HEADER, ""), secrets.token_hex(16)
         proof = prove(requests.secret, TARGET_WORD, self._address, *key, *nonces)
         response = self._request(path, {NONCE_HEADER: nonces[1], PROOF_HEADER: proof})
-        check_source(response, requests.secret, SOURCE_WORD, self._address, *key, *nonces)
+        if response.status < 300 or response.status == CANNOT_BE_SENT:  # other refusals are not used as data
+            answer = response.getheader(PROOF_HEADER, "")
+            if not is_proven(answer, requests.secret, SOURCE_WORD, self._address, *key, *nonces):
+                raise StateUnavailable("it did not prove that it is a member of the quorum; its data is not used")
         return response
 
     def _request(self, path: str, headers: Mapping[str, str] = {}) -> http.client.HTTPResponse:

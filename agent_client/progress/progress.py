@@ -84,10 +84,8 @@ class Progress:
             self.trace.write(f"step {step} has state {digest} under quorum {quorum_id}")
 
     def tick(self) -> None:
-        marks = self.marks
-        marks.append(self.clock())
-        if len(marks) > MAX_UNREAD:
-            self.bound()
+        self.marks.append(self.clock())
+        self.bound()
 
     def phase(self, name: str, total: int | None = None) -> Block:
         """Return a context manager that marks a named phase of the script's work.
@@ -101,16 +99,15 @@ class Progress:
         except KeyError:
             phase = self._new(name, self._phases, is_wait=False)
         phase.total = total
-        if self.trace is None:
-            return phase
-        return Traced(self, self.trace, name if total is None else f"{name} of {total}", phase)
+        return self._traced(name if total is None else f"{name} of {total}", phase)
 
     def waiting_for(self, what: str) -> Block:
         """Return a context manager that marks a wait for other ranks.
 
         During the wait, this rank is never reported as behind.
         """
-        return self._traced_wait(what, self._waits.get(what) or self._new(what, self._waits, is_wait=True))
+        wait = self._waits.get(what) or self._new(what, self._waits, is_wait=True)
+        return self._traced(f"the wait for {what}", wait)
 
     def _new(self, name: str, known: "dict[str, Phase]", *, is_wait: bool) -> "Phase":
         name = name[:MAX_NAME_CHARS]
@@ -136,7 +133,7 @@ class Progress:
         inside = Inside(self.own, number, operation, shape, within_group)
         if self.trace is None:
             return inside
-        return Traced(self, self.trace, _describe(number, operation, shape, within_group=within_group), inside)
+        return self._traced(_describe(number, operation, shape, within_group=within_group), inside)
 
     def torchs(self, operation: str, shape: Shape) -> TorchCollective:
         """Mark a collective that torch's modules run. Its end is not traced, because torch does not report it."""
@@ -150,15 +147,14 @@ class Progress:
 
     def asking(self, what: str) -> Block:
         """Return a context manager that marks a wait of the Agent for `what`. The script may be computing meanwhile."""
-        return self._traced_wait(what, ActivityBlock(self.own, what, is_wait=True))
+        return self._traced(f"the wait for {what}", ActivityBlock(self.own, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
         """Return a context manager that marks slow work of the Agent, for which the script will have to wait."""
-        block = ActivityBlock(self.own, what, is_wait=False)
-        return block if self.trace is None else Traced(self, self.trace, what, block)
+        return self._traced(what, ActivityBlock(self.own, what, is_wait=False))
 
-    def _traced_wait(self, what: str, block: Block) -> Block:
-        return block if self.trace is None else Traced(self, self.trace, f"the wait for {what}", block)
+    def _traced(self, what: str, block: Block) -> Block:
+        return block if self.trace is None else Traced(self, self.trace, what, block)
 
     # -- on any thread
 
@@ -193,10 +189,8 @@ class Phase(Name):
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         progress = self.progress
-        marks = progress.marks
-        marks.append((progress.clock(), self, False))
-        if len(marks) > MAX_UNREAD:
-            progress.bound()
+        progress.marks.append((progress.clock(), self, False))
+        progress.bound()
 
 
 class TraceFile:

@@ -105,7 +105,12 @@ class SelfReporter:
         return SelfReport(number, stacks, text, (why,) if why else ())
 
     def _read_recorder(self) -> None:
-        self._read = recorded()
+        try:
+            text = flight_recorder()
+            self._read = text, "" if text else "Flight Recorder: this process has recorded no collective"
+        except Exception as e:  # whatever this version of torch raises
+            log.exception("cannot read the Flight Recorder")
+            self._read = "", f"Flight Recorder: {e!r}"
 
 
 def own_stacks() -> str:
@@ -129,16 +134,6 @@ def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
         yield f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n'
         frame = frame.f_back
     yield "  ...\n"
-
-
-def recorded() -> tuple[str, str]:
-    """Return the newest collectives as JSON, or an empty string and the reason why there are none."""
-    try:
-        text = flight_recorder()
-    except Exception as e:  # whatever this version of torch raises
-        log.exception("cannot read the Flight Recorder")
-        return "", f"Flight Recorder: {e!r}"
-    return text, "" if text else "Flight Recorder: this process has recorded no collective"
 
 
 def flight_recorder() -> str:
@@ -265,7 +260,7 @@ class _Recorder:
                 (place, int(number))
                 for place, dump in enumerate(read_recorders(with_entries=False))
                 for number, status in dump.get("pg_status", {}).items()
-                if _goes_on(status)
+                if int(status["last_enqueued_collective"]) > int(status["last_completed_collective"])
             }
             if unfinished and self._known[0] != counts:
                 self._known = counts, newest_going_on(read_recorders(with_entries=True))
@@ -273,10 +268,6 @@ class _Recorder:
             self._going_on = counts, {str(entries[-1]["process_group"][0]): _words(entries) for entries in going_on}
         except Exception:  # whatever this version of torch raises
             log.debug("cannot read the Flight Recorder", exc_info=True)
-
-
-def _goes_on(status: Mapping[str, str]) -> bool:
-    return int(status["last_enqueued_collective"]) > int(status["last_completed_collective"])
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:

@@ -145,8 +145,7 @@ class CallWrapper:
 
 
 class WrappedCall(Generic[T]):
-    def __init__(self, function: Callable[[CallWrapper], T], options: Options) -> None:
-        launch = options.launch()
+    def __init__(self, function: Callable[[CallWrapper], T], options: Options, launch: Launch) -> None:
         self._function = function
         self._options = options
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
@@ -364,8 +363,9 @@ class Wrapper:
                 bound = inspect.BoundArguments(signature, typing.cast(Any, arguments))
                 return typing.cast(Callable[..., T], function)(*bound.args, **bound.kwargs)
 
-            serve_store(self.options, self.options.launch())
-            return WrappedCall(call, self.options).run()
+            launch = self.options.launch()
+            serve_store(self.options, launch)
+            return WrappedCall(call, self.options, launch).run()
 
         return wrapped
 

@@ -32,7 +32,8 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in separate CPU memory. `tensor` must not require a gradient."""
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
-    return with_layout(empty_bytes(tensor.nbytes), tensor.dtype, tensor.shape, kept_strides(tensor)).copy_(tensor)
+    copied = empty_bytes(tensor.nbytes).view(tensor.dtype).as_strided(tensor.shape, kept_strides(tensor))
+    return copied.copy_(tensor)
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -41,10 +42,7 @@ def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     Fused optimizers work in memory order, so a parameter and its optimizer state must have the same order of
     dimensions, such as channels_last.
     """
-    strides = tensor.stride()
-    if tensor.is_contiguous() or has_no_gaps(tensor.shape, strides):
-        return strides
-    return torch.empty_like(tensor, device="meta").stride()  # torch's own rule for a copy
+    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -61,10 +59,6 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     """Return a view with permuted dimensions, whose row-major order is the memory order of a copy of `tensor`."""
     strides = kept_strides(tensor)
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
-
-
-def with_layout(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    return raw.view(dtype).as_strided(shape, strides)
 
 
 MAX_NAMED = 10

@@ -134,8 +134,8 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 class RankMachine:
     """Decides what a rank does. Times are readings of the caller's monotonic clock, in seconds."""
 
-    def __init__(self, entry: RankHello, config: RankConfig | None = None) -> None:
-        self.config = config or RankConfig()
+    def __init__(self, entry: RankHello, config: RankConfig) -> None:
+        self.config = config
         self.phase = RankPhase.IDLE
         self.generation = entry.generation
         self.seen = entry.seen
