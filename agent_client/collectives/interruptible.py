@@ -45,7 +45,7 @@ class InterruptibleGroup(ProcessGroup):
         self._before = open_sockets()
         self._gloo: dict[ProcessGroupGloo, Connections] = {}
         self._waiter = Waiter()
-        weakref.finalize(self, self._waiter.end)
+        weakref.finalize(self, self._waiter.stop)
         self._under_way: deque[Any] = deque(maxlen=_UNDER_WAY)
         weakref.finalize(self, gloo_wait.keep_briefly, self._under_way).atexit = False
         self._is_aborted = False
@@ -192,7 +192,7 @@ class Waiter:
             self._thread = threading.Thread(target=self._run, name="gloo futures", daemon=True)
             self._thread.start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._waited.put(None)
 
     def _run(self) -> None:

@@ -65,7 +65,7 @@ class ScheduleReplay:
     def attach(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
 
-    def begin(self) -> None:
+    def mark_begin(self) -> None:
         self._begun = self._counts()
 
     def save(self) -> None:
@@ -169,7 +169,7 @@ class CatchUpDriver:
         self._state.register_schedulers()
         if not self.machine.follows:
             self._schedules.save()
-        self._schedules.begin()
+        self._schedules.mark_begin()
 
     def answered(self, assignment: Assignment) -> None:
         """Prepare for a step, given its assignment: start or cancel a transfer, or return to the held state."""

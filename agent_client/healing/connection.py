@@ -34,7 +34,7 @@ class DeadlineSocket(socket.socket):
     is_proven: bool = False  # the peer has proved that it is a member of the quorum; only set by a server
     is_cut: bool = False  # the server has closed the connection to make room for another
 
-    def begin(self, within_s: float, silence_s: float = math.inf) -> None:
+    def set_limits(self, within_s: float, silence_s: float = math.inf) -> None:
         """Set the time limits in seconds: `within_s` for all following operations together, `silence_s` for each."""
         self.deadline, self.silence_s = time.monotonic() + within_s, silence_s
 

@@ -344,7 +344,7 @@ class Fetch:
     def _end_transfer(self) -> None:
         transfer, self._transfer = self._transfer, None
         if transfer is not None:
-            transfer.end()
+            transfer.stop()
 
     # -- failures
 
@@ -476,7 +476,7 @@ class _Transfer:
             while not (self._plan.is_over or self._plan.needs_lead or self._requests.is_over):
                 self._wait()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         with self._changed:
             self._is_ended = True
             for connection in self._connections.values():

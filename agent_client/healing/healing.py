@@ -55,7 +55,7 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
 
     def log_progress() -> None:
         now = time.monotonic()
-        heal.add_report(0, "", mark.read(), now)  # GroupHeal can track several ranks; here there is only one
+        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal can track several ranks; here there is only one
         while line := heal.next_line(now):
             log.info("%s", line)
 
@@ -69,10 +69,10 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
     try:
         yield
     except BaseException:
-        mark.failed()
+        mark.mark_failed()
         raise
     else:
-        mark.over()
+        mark.mark_done()
     finally:
         is_over.set()
         thread.join(LOG_INTERVAL_S)

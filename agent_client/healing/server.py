@@ -132,7 +132,7 @@ class Listener(TCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._admits(str(client_address[0])):
             with suppress(OSError):
-                request.begin(REFUSAL_TIMEOUT_S)
+                request.set_limits(REFUSAL_TIMEOUT_S)
                 request.sendall(REFUSAL)
             return self.shutdown_request(request)
         serve = partial(self._serve, request, client_address)
@@ -430,12 +430,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         # The limit covers the whole request, so that a client cannot occupy the connection by sending slowly.
-        self.connection.begin(min(HEADERS_TIMEOUT_S, STALL_TIMEOUT_S))
+        self.connection.set_limits(min(HEADERS_TIMEOUT_S, STALL_TIMEOUT_S))
         super().handle_one_request()
 
     def parse_request(self) -> bool:
         is_whole = super().parse_request()
-        self.connection.begin(math.inf, STALL_TIMEOUT_S)
+        self.connection.set_limits(math.inf, STALL_TIMEOUT_S)
         return is_whole
 
     def do_GET(self) -> None:

@@ -48,13 +48,13 @@ class HealMark:
         self._at = (source, received, total)
         self.moved_at = self._clock()
 
-    def over(self) -> None:
+    def mark_done(self) -> None:
         self._ended_at = self._clock()
 
-    def failed(self) -> None:
+    def mark_failed(self) -> None:
         self._has_failed = True
 
-    def read(self) -> HealProgress | None:
+    def to_message(self) -> HealProgress | None:
         """Return the progress, or None if the heal has failed or finished more than KEPT_S ago."""
         now, ended_at = self._clock(), self._ended_at
         if self._has_failed or (ended_at is not None and now >= ended_at + KEPT_S):
@@ -100,15 +100,15 @@ class Activity:
     def reject(self, step: int, reason: str, *, is_own: bool) -> None:
         self.rejected = (RejectedStep(step, reason, is_own), self.clock())
 
-    def read(self) -> ActivitySample:
+    def take_sample(self) -> ActivitySample:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
         own = None if inside is None else inside.to_message(is_inside)
         torchs, torchs_at = self._read_torchs()
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
         what = act.what[:MAX_NAME_CHARS] if act is not None else ""
         waits_for, busy = (what, "") if act is None or act.is_wait else ("", what)
-        calls = self.script_groups.read()
-        heal = self.heal.read() if self.heal is not None else None
+        calls = self.script_groups.read_calls()
+        heal = self.heal.to_message() if self.heal is not None else None
         healed_at = self.heal.moved_at if self.heal is not None else since
         moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at, healed_at)
         rejected, rejected_at = self.rejected

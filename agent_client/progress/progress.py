@@ -161,15 +161,15 @@ class Progress:
     def sample(self) -> ProgressSample:
         with self._reckoning:
             self._reckon()
-            return self._times.sample(self.own.read(), self.clock())
+            return self._times.make_sample(self.own.take_sample(), self.clock())
 
     def _reckon(self) -> None:
         for _ in range(len(self.marks)):
             mark = self.marks.popleft()
             if not isinstance(mark, tuple):
-                self._times.tick(mark)
+                self._times.add_tick(mark)
             elif len(mark) == 2:
-                self._times.step(mark[1], mark[0])
+                self._times.add_step(mark[1], mark[0])
             elif mark[2]:
                 self._times.enter(mark[1], mark[0])
             else:

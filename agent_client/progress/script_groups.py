@@ -204,7 +204,7 @@ class ScriptGroups:
     def total(self) -> int:
         return sum(self._entered.values())
 
-    def read(self) -> tuple[GroupCalls, ...]:
+    def read_calls(self) -> tuple[GroupCalls, ...]:
         """Return the collectives of each process group. The group that has most recently made progress comes first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)

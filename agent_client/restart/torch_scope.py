@@ -42,7 +42,7 @@ importlib.import_module("torch.distributed.nn.functional")
 
 
 class TorchScope:
-    """Patches torch.distributed between `begin` and `end`. Call `abort` at any time, and `recover` only after `end`."""
+    """Patches torch.distributed for a generation. Call `abort` at any time, but `recover` only after `restore`."""
 
     def __init__(self, lighthouse: str) -> None:
         """Exclude the existing objects from garbage collection. `lighthouse` is its address, or an empty string."""
@@ -61,10 +61,10 @@ class TorchScope:
         gc.freeze()
         self._frozen = gc.get_freeze_count()
 
-    def close(self) -> None:
+    def unfreeze(self) -> None:
         gc.unfreeze()
 
-    def begin(self, generation: int) -> None:
+    def patch(self, generation: int) -> None:
         self._generation, self._rendezvous_count, self._store = generation, 0, None
         _forget_unfinished_groups()
         self._excepthook = sys.excepthook
@@ -75,7 +75,7 @@ class TorchScope:
             self._variables = [name for name in _VARIABLES if name not in os.environ]
             os.environ.update({name: _VARIABLES[name] for name in self._variables})
 
-    def end(self) -> None:
+    def restore(self) -> None:
         for name in self._variables:
             os.environ.pop(name, None)
         for name, value in self._replaced.items():

@@ -70,7 +70,7 @@ class LocalAttempts:
     def ready(self) -> None:
         pass
 
-    def wait(self) -> Run | Ended:
+    def next_order(self) -> Run | Ended:
         if self._has_returned:
             return Ended(RunCompleted(self._counters.number))
         number, limit = self._counters.number + 1, self._terms.max_iterations
@@ -83,7 +83,7 @@ class LocalAttempts:
         self._counters = RunCounters(number, job_restarts=number, ranks_restarts=number)
         return Run(self._counters, *self._place)
 
-    def begin(self, run: Run) -> None:
+    def begin_generation(self, run: Run) -> None:
         self._state.begin_generation(run.counters, run.rank, run.world_size)
 
     def raised(self, reason: str) -> None:
@@ -177,23 +177,23 @@ class WrappedCall(Generic[T]):
     def _repeat(self) -> Ended:
         self._attempts.ready()
         has_returned = False
-        while isinstance(verdict := self._attempts.wait(), Run):
+        while isinstance(order := self._attempts.next_order(), Run):
             if has_returned:  # the function had returned, but another rank failed afterwards
                 self._recover()
-            has_returned = self._attempt(verdict)
+            has_returned = self._attempt(order)
             if has_returned:
                 self._attempts.returned()
             else:
                 self._recover()
                 self._attempts.ready()
-        return verdict
+        return order
 
     def _attempt(self, run: Run) -> bool:
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
         with _restored("RANK", "WORLD_SIZE"), self._groups.of(run.number):
-            self._attempts.begin(run)
-            self._interrupter.begin()
+            self._attempts.begin_generation(run)
+            self._interrupter.arm()
             try:
                 self._result = self._section.run(self._call, lambda: self._attempts.is_over(run.number))
                 return True
@@ -209,7 +209,7 @@ class WrappedCall(Generic[T]):
                 else:
                     log.exception("iteration %d failed", self._state.iteration)
             finally:
-                self._interrupter.end()
+                self._interrupter.disarm()
         self._attempts.raised(reason)
         return False
 

@@ -162,7 +162,7 @@ class StepRunner:
         if isinstance(assignment, LighthouseError):
             return machine.got_no_quorum(str(assignment))
         machine.answered(assignment)
-        self.progress.numbers.begin(assignment.quorum_id, reductions_before)
+        self.progress.numbers.begin_quorum(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
         self.last = assignment
