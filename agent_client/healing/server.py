@@ -251,6 +251,8 @@ class StateOffer:
     unread: int | None = None  # number of bytes to send before a copy is dropped; None for the current state
     secret: str = field(default="", repr=False)  # readers must prove that they know it, unless it is empty
     readers: set[DeadlineSocket] = field(default_factory=set[DeadlineSocket])
+    targets: frozenset[str] = frozenset()  # replica_ids of the groups for which a copy is kept
+    until: float = math.inf  # when no target needs the copy any more, by time.monotonic()
 
 
 class StateServer:
@@ -314,17 +316,28 @@ class StateServer:
             if self._withdrawn is held:
                 self._withdrawn = None
 
-    def keep(self, key: StateKey, state: State, reads: int, secret: str = "") -> None:
-        """Also serve a copy, until it was read `reads` times or `forget` is called. The copy must not change."""
+    def keep(self, key: StateKey, state: State, targets: frozenset[str], until: float, secret: str = "") -> None:
+        """Also serve a copy of the state, until each target has read it once or `drop_kept` drops it.
+
+        Args:
+            key: Key under which readers request the copy.
+            state: The copy, which must not change.
+            targets: replica_ids of the groups that need the copy.
+            until: Time by time.monotonic() after which no target needs it.
+            secret: Secret that readers must prove to know, unless it is empty.
+        """
         encoding = encode(state)
         with self._changed:
-            self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
+            unread = len(targets) * encoding.body_length
+            self._kept[key] = StateOffer(key, encoding, unread, secret, targets=targets, until=until)
             self._changed.notify_all()
 
-    def forget(self, key: StateKey) -> None:
+    def drop_kept(self, should_drop: Callable[[StateOffer], object]) -> None:
+        """Stop serving the copies for which `should_drop` returns true, and disconnect their readers."""
         with self._changed:
-            if (held := self._kept.pop(key, None)) is not None:
-                _cut_off(held.readers)
+            for kept in [each for each in self._kept.values() if should_drop(each)]:
+                del self._kept[kept.key]
+                _cut_off(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
         """Refuse requests for this state, and give the reason why it cannot be sent. Call `refuse_up_to` as well."""
@@ -352,8 +365,7 @@ class StateServer:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            for key in list(self._kept):
-                self.forget(key)
+            self.drop_kept(lambda _: True)
         self.withdraw()
         self._listener.close()
 

@@ -120,7 +120,7 @@ class TorchScope:
     def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
         """Return the generation's store. If `is_first`, serve it and publish its address at the lighthouse."""
         if self._store is None:
-            before = gloo_connections.open_sockets()
+            before = gloo_connections.socket_inodes()
             if is_first:
                 host = advertised_host(lighthouse)
                 store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
@@ -139,7 +139,7 @@ class TorchScope:
                 connect_timeout = min(timeout, CONNECT_TIMEOUT)
                 store = TCPStore(address.host, address.port or 0, is_master=False, timeout=connect_timeout)
                 store.set_timeout(timeout)
-            self._connections.append(gloo_connections.of_store(before, store.port))
+            self._connections.append(gloo_connections.store_connections(before, store.port))
             self._store = store
         return self._store
 

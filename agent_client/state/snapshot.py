@@ -73,6 +73,10 @@ class StateMismatch(Exception):
         """First difference, as one line, or an empty string if something other than the structure differs."""
 
 
+class DoesNotFit(StateMismatch):
+    """A received state does not fit the local model or optimizer. No other source's state will fit, either."""
+
+
 def snapshot(state: State) -> State:
     """Return a deep copy that shares nothing with `state`: detached tensors on the CPU with separate memory."""
     skeleton, tensors = disassemble(state)
@@ -91,13 +95,13 @@ def install_matches(expected: State, received: State) -> None:
     anything, because an optimizer has no state before its first step.
 
     Raises:
-        StateMismatch: The structures differ. The message contains the paths.
+        DoesNotFit: The structures differ. The message contains the paths.
     """
     found = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
     if not found:
         return
     lines = [*found[:MAX_NAMED], f"and {len(found) - MAX_NAMED} more"][: len(found)]
-    raise StateMismatch(
+    raise DoesNotFit(
         "\n  ".join(["the received state does not match the local one, which was not changed:", *lines])
         + "\nEvery replica group must build the same model and optimizer: compare their configurations and versions.",
         found[0] + (f", and {len(found) - 1} more" if len(found) > 1 else ""),

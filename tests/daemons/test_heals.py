@@ -29,7 +29,7 @@ def test_a_heal_is_shown_while_it_goes_on_and_told_when_it_is_over() -> None:
                 return job.members[0]
 
             link.ask(0, "", tag_quorum_id=0, commit_failures=0, timeout_s=PATIENCE_S)
-            mark = progress.own.heal_begins("a", 17)
+            mark = progress.activity.heal_begins("a", 17)
             mark.received("a", 300 * MIB, 1000 * MIB)
             eventually(lambda: member().state is MemberState.HEALING, "it heals")
             heal = member().heal

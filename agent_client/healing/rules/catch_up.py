@@ -76,7 +76,7 @@ class CatchUpMachine(Generic[T]):
     _catches_up: bool = False
 
     @property
-    def follows(self) -> bool:
+    def is_catching_up(self) -> bool:
         """True while the rank is catching up: it takes part in a later step than that of its state."""
         return self.held is not None
 
@@ -95,8 +95,8 @@ class CatchUpMachine(Generic[T]):
         return tuple(self._kept)
 
     @property
-    def keeps(self) -> bool:
-        return self.follows and self.has_source
+    def can_keep(self) -> bool:
+        return self.is_catching_up and self.has_source
 
     # -- events
 
@@ -111,9 +111,9 @@ class CatchUpMachine(Generic[T]):
         self._catches_up = plan.catches_up
         if not plan.catches_up:
             return self._return()
-        if not self.follows and _is_same(holds, plan.begins):
+        if not self.is_catching_up and _is_same(holds, plan.begins):
             return CatchUpAction.GO_ON
-        if not self.follows:
+        if not self.is_catching_up:
             self.held = holds
             return self._start(plan, source)
         if self.transfer is Transfer.UNDER_WAY and self.source not in plan.names:
@@ -169,7 +169,7 @@ class CatchUpMachine(Generic[T]):
     # -- within
 
     def _return(self) -> CatchUpAction:
-        was_following, self.held = self.follows, None
+        was_following, self.held = self.is_catching_up, None
         self._kept.clear()
         self.transfer, self.source = Transfer.DONE, ""
         self._failures, self.heals_blocking = 0, False

@@ -2,6 +2,7 @@
 
 import http.client
 import logging
+import math
 import os
 import socket
 import stat
@@ -143,7 +144,7 @@ class TestFetch:
             for _ in range(3):
                 fetch(server.address, KEY, 60)
             assert paced == set()
-            server.keep(OTHER, STATE, 2)
+            server.keep(OTHER, STATE, frozenset("bc"), math.inf)
             fetch(server.address, OTHER, 60)
             assert paced == {"server"}
             beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, is_background=True)

@@ -266,8 +266,8 @@ class TestOfTheAgent:
 
     def test_the_heals_of_the_process_add_up(self, progress: Progress):
         assert progress.sample().healed is None
-        progress.own.heal_received(2.0, 100)
-        progress.own.heal_received(1.0, 50)
+        progress.activity.heal_received(2.0, 100)
+        progress.activity.heal_received(1.0, 50)
         assert progress.sample().healed == HealTotals(2, 3.0, 150)
 
     def test_what_it_is_busy_with_is_where_the_rank_is(self, progress: Progress, clock: Clock):

@@ -72,7 +72,7 @@ def groups(torch: Torch) -> ScriptGroups:
 def looked(groups: ScriptGroups) -> tuple[GroupCalls, ...]:
     """Once what has been looked up is there."""
     groups.read_calls()
-    assert eventually(lambda: groups._recorder._looking is not None and not groups._recorder._looking.is_alive())
+    assert eventually(lambda: groups._recorder._reader is not None and not groups._recorder._reader.is_alive())
     return groups.read_calls()
 
 
@@ -218,7 +218,7 @@ class TestOwnEvidence:
         assert "in test_stacks_of_all_threads" in main
         [other] = [other for other in others if "the waiting one (most recent call first):" in other]
         assert re.search(r'\n  File ".*test_script_groups\.py", line \d+ in wait_inside\n', other)
-        assert "lighthouse look" not in own.stacks
+        assert "lighthouse evidence" not in own.stacks
         assert own.number == 5
 
     def test_a_deep_recursion_is_cut(self):
