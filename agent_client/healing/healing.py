@@ -27,7 +27,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent_client.healing.connection import StateKey, StateUnavailable
+from agent_client.healing.connection import StateKey
 from agent_client.healing.fetch import Fetch, FindAddress
 from agent_client.healing.server import StateServer
 from agent_client.progress.activity import Activity, HealMark
@@ -167,14 +167,18 @@ class BackgroundFetch:
         self._fetch.cancel(reason)
 
     def _run(self) -> None:
-        began_at = time.monotonic()
         try:
-            with logged(self._mark, is_beside=True):
-                received = self._fetch.run()
-            self._activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
-            self.received.set_result(received)
+            self.received.set_result(_run_logged(self._fetch, self._mark, self._activity, is_beside=True))
         except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
             self.received.set_exception(e)
+
+
+def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_beside: bool = False) -> dict[str, Any]:
+    began_at = time.monotonic()
+    with logged(mark, is_beside=is_beside):
+        received = fetch.run()
+    activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
+    return received
 
 
 class Healing:
@@ -237,15 +241,14 @@ class Healing:
         if not assignment.heals:
             return
         sources = self._sources(assignment)
-        began_at, mark = time.monotonic(), self._activity.heal_begins(next(iter(sources)), assignment.max_step)
-        with logged(mark):
-            fetch = self._new_fetch(assignment, sources, mark)
-            with self._lock:
-                if assignment.quorum_id <= self._revoked_id:
-                    raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-                self._fetch, self._fetch_quorum_id = fetch, assignment.quorum_id
-            self._received = received = fetch.run()
-        self._activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
+        mark = self._activity.heal_begins(next(iter(sources)), assignment.max_step)
+        fetch = self._new_fetch(assignment, sources, mark)
+        with self._lock:
+            self._fetch, self._fetch_quorum_id = fetch, assignment.quorum_id
+            is_revoked = assignment.quorum_id <= self._revoked_id
+        if is_revoked:
+            fetch.cancel(f"quorum {assignment.quorum_id} was revoked")
+        self._received = _run_logged(fetch, mark, self._activity)
 
     def install(self, machine: StateOwner) -> None:
         received, self._received = self._received, None

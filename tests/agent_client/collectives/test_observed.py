@@ -90,7 +90,7 @@ def test_of_several_that_go_on_the_first_is_told(pair: list[ObservedGroup], prog
         work.wait()
     assert eventually(lambda: where(progress[1]) == Collective(0, 0, "broadcast", "2", False, True, 2))
     pair[0].progress.enter_torch_collective("broadcast", "3")
-    assert len(progress[0].own.torchs) == 1, "what is over is kept no longer"
+    assert len(progress[0].activity.torch_collectives) == 1, "what is over is kept no longer"
 
 
 def test_an_error_ends_it(pair: list[ObservedGroup], progress: list[Progress]) -> None:
