@@ -189,7 +189,7 @@ class Connection:
 
 
 def key_path(key: StateKey, wait_s: float) -> str:
-    """Return the last part of a request's path: the key, and how long the source may wait for the state."""
+    """Return the last part of a request's path: the key, and the time that the source may wait for the state."""
     return f"{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={wait_s:.3f}"
 
 

@@ -173,7 +173,7 @@ class Entry(NamedTuple):
 
 
 class Number(NamedTuple):
-    """Reported number of a collective. One over the groups has another number for its part inside the group."""
+    """Reported number of a collective. One over the groups has a second number for its part inside the group."""
 
     quorum_id: int
     number: int

@@ -93,7 +93,7 @@ class InterruptibleSection:
                 self._thread, self._again_at, self._asked_at = threading.get_ident(), 0.0, None
             return function()
         finally:
-            self.close()
+            self.stop_delivery()
 
     def interrupt(self) -> bool:
         """Raise Interruption in the function.
@@ -131,7 +131,7 @@ class InterruptibleSection:
             frame = frame.f_back
         return False
 
-    def close(self) -> None:
+    def stop_delivery(self) -> None:
         """Ensure that no other exception is delivered.
 
         After an Interruption, the caller of `run` must call this as well, because another exception may have been

@@ -177,7 +177,10 @@ class RankThread(DriverThread):
         self.put(events.Waiting())
 
     def next_order(self) -> events.Run | events.Ended:
-        """Return the next order. Block while this rank is a spare, or while other ranks are not ready."""
+        """Return the generation to run next, or how the run has ended.
+
+        Block while this rank is a spare, or while other ranks are not ready.
+        """
         order = self._ended or self._orders.get()
         if isinstance(order, events.Ended) and isinstance(order.outcome, RunCompleted):
             _completed.add(self._key)

@@ -198,7 +198,7 @@ class WrappedCall(Generic[T]):
                 self._result = self._section.run(self._call, lambda: self._attempts.is_over(run.number))
                 return True
             except Interruption as e:
-                self._section.close()
+                self._section.stop_delivery()
                 reason, self._left_by = "interrupted", e
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"

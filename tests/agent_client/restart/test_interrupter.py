@@ -65,7 +65,7 @@ def test_an_abort_that_fails_does_not_hold_up_the_exception() -> None:
 
     with pytest.raises(Interruption):
         section.run(train, lambda: False)
-    section.close()
+    section.stop_delivery()
     hands.disarm()
     assert [each.aborts for each in aborts] == [1, 1]
     hands.interrupt("late")  # nothing runs: nothing is aborted
@@ -93,7 +93,7 @@ def test_no_line_runs_after_a_wait_that_an_abort_has_ended() -> None:
 
     with pytest.raises(Interruption):
         section.run(train, lambda: False)
-    section.close()
+    section.stop_delivery()
     hands.disarm()
     assert not saved
 
