@@ -100,8 +100,8 @@ class Internals:
             process_group=config.process_group,
         )
         self.progress = make_progress(place.group_rank)
-        self.progress.own.data = self.data_use
-        self.healing = Healing(state, place.group_rank, self._host, config.heal_timeout_s, self.progress.own)
+        self.progress.activity.data = self.data_use
+        self.healing = Healing(state, place.group_rank, self._host, config.heal_timeout_s, self.progress.activity)
         self.manager = ManagerConnection(
             manager_address,
             place.group_rank,
@@ -223,7 +223,7 @@ class Internals:
     @property
     def catches_up(self) -> bool:
         """True if this rank is catching up, that is, computing with an older state than its peers."""
-        return self.catch_up is not None and self.catch_up.machine.follows
+        return self.catch_up is not None and self.catch_up.machine.is_catching_up
 
     @property
     def holds_state(self) -> bool:
@@ -456,7 +456,7 @@ class Internals:
         if comparison.compares_end or not (machine.has_reduced and self.thread.is_idle):
             self._reach_all()
         if comparison.compares_gradients:
-            digest = self._gradient_digests.take(self.state.gradients_of(), machine.step, lambda each: each.grad)
+            digest = self._gradient_digests.take(self.state.optimized(), machine.step, lambda each: each.grad)
             reason = self._wait_for("peers", self.thread.submit(lambda: comparison.compare_gradients(digest)))
             if reason and self.catch_up is not None:
                 self.catch_up.reject(reason)
