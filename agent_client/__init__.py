@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent_client.restart.store import RestartAbort, State, StoreMixin
     from agent_client.restart.wrapper import CallWrapper, Wrapper
     from agent_client.state.train_state import TrainState
-    from agent_client.step.agent import Agent
+    from agent_client.step.agent import Agent, Preemption
     from agent_client.step.config import AgentConfig
     from agent_client.step.observer import observe
     from agent_client.training.checkpoint_folder import CheckpointFolder
@@ -61,6 +61,7 @@ _WHEN_NAMED = {
     "LighthouseClient": "lighthouse_runtime.client.clients",
     "LocalSGD": "agent_client.training.local_sgd",
     "ManagerClient": "lighthouse_runtime.client.clients",
+    "Preemption": "agent_client.step.agent",
     "StepLoader": "agent_client.training.step_loader",
     "StepSampler": "agent_client.training.sampler",
     "TrainState": "agent_client.state.train_state",
@@ -94,6 +95,7 @@ __all__ = [
     "LocalSGD",
     "ManagerClient",
     "ModelMismatch",
+    "Preemption",
     "RankMismatch",
     "RestartAbort",
     "ScriptMismatch",

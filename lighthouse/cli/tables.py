@@ -4,6 +4,7 @@ This module defines the columns of all tables. The functions return lines for a 
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.job.records import Verdict
 from lighthouse_protocol.messages.incident import Gathered, MemberEvidence
 from lighthouse_protocol.messages.run import RankState, RankStatus, RunStatus, SupervisorStatus
-from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus, PreemptionStatus
 from lighthouse_runtime.cli import format_duration, printable
 
 Row = tuple[str, MemberStatus]
@@ -95,7 +96,11 @@ def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
 def _headline(job: JobStatus, has_name: bool, width: int) -> list[Text]:
     name = f"{printable(job.job)}: " if has_name else ""
     data = () if job.data is None else (Text(f"  data: {job.data}", style="dim" if job.data.is_exact else "yellow"),)
-    texts = (Text.assemble(name, progress(job)), *data, *(Text.assemble("  ", heal) for heal in heals(job)))
+    texts = (
+        Text.assemble(name, progress(job)),
+        *data,
+        *(Text.assemble("  ", line) for line in (*heals(job), *preemptions(job))),
+    )
     return [line for text in texts for line in wrapped(text, width)]
 
 
@@ -166,7 +171,8 @@ def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatu
 
 def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
     """Return a table with a row per replica group. It has a job column if there are several jobs."""
-    return table(_MEMBER_COLUMNS, rows, width)
+    has_notice = any(row[1].preemption for row in rows)
+    return table([*_MEMBER_COLUMNS, *([_ENDS_IN] if has_notice else [])], rows, width)
 
 
 def member_rows(status: LighthouseStatus) -> list[Row]:
@@ -191,6 +197,7 @@ def job_summary(job: JobStatus) -> list[Text]:
         progress(job),
         Text(state_counts(job)),
         *heals(job),
+        *preemptions(job),
     ]
 
 
@@ -205,6 +212,29 @@ def heals(job: JobStatus) -> list[Text]:
     lines = [Text(printable(f"{m.replica_id} is {m.heal.text}"), style="cyan") for m in healing[:HEALS_SHOWN] if m.heal]
     more = len(healing) - HEALS_SHOWN
     return [*lines, Text(f"{counted(more, 'more group')} healing", style="cyan")] if more > 0 else lines
+
+
+def preemptions(job: JobStatus) -> list[Text]:
+    """Return a line per group whose hosts will be taken away, the next one first, for at most HEALS_SHOWN groups."""
+    ending = [m for m in job.members if m.preemption is not None]
+    ending.sort(key=lambda m: _left_s(m.preemption))
+    lines = [f"{m.replica_id} {m.preemption}" for m in ending[:HEALS_SHOWN]]
+    if (more := len(ending) - HEALS_SHOWN) > 0:
+        lines.append(f"{counted(more, 'more group')} with a preemption notice")
+    return [Text(printable(line), style="yellow") for line in lines]
+
+
+def _left_s(preemption: PreemptionStatus | None) -> float:
+    return math.inf if preemption is None or preemption.left_s is None else preemption.left_s
+
+
+def _ends_in(row: Row) -> str:
+    preemption = row[1].preemption
+    if preemption is None:
+        return "-"
+    if preemption.is_advice or preemption.left_s is None:
+        return "perhaps" if preemption.is_advice else "soon"
+    return format_duration(preemption.left_s)
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
@@ -346,6 +376,7 @@ _MEMBER_COLUMNS: Sequence[Column[Row]] = (
     Column("ADDRESS", lambda row: row[1].address.removeprefix("http://") or "-", keep=1, comfort=18),
     Column("START", lambda row: row[1].start or "-", keep=0),
 )
+_ENDS_IN: Column[Row] = Column("ENDS IN", _ends_in, lambda _: "yellow", is_number=True, keep=6)
 
 
 ENTRIES_SHOWN = 5

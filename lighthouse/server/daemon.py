@@ -39,6 +39,7 @@ from lighthouse.server.metrics import (
 )
 from lighthouse.server.page_acts import PageActs
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
+from lighthouse.server.webhook import PreemptionWebhook
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient
 from lighthouse.store.incident_files import IncidentFiles
@@ -87,6 +88,7 @@ class LighthouseDaemon:
         self._shared = self._make_shared_store()
         self._incidents = self._make_incident_registry()
         counters = Counters()
+        self._webhook = None if config.on_preemption is None else PreemptionWebhook(config.on_preemption)
         self._jobs = JobRegistry(
             config.quorum_config,
             Ports(
@@ -95,6 +97,7 @@ class LighthouseDaemon:
                 refused=counters.refused,
                 draw_secret=lambda: secrets.token_hex(SECRET_BYTES),
                 is_busy=_is_busy,
+                preempted=_ignore if self._webhook is None else self._webhook.post,
                 stall_after_s=config.stall_timeout_s,
             ),
             self._memory if self._shared is None else self._shared.records,
@@ -309,6 +312,8 @@ class LighthouseDaemon:
             await self._torchft.stop(self._config.shutdown_timeout_s)
         await self._grpc.stop(self._config.shutdown_timeout_s)
         await self._http.stop()
+        if self._webhook is not None:
+            await self._webhook.close()
         await asyncio.to_thread(self._incidents.close)
         self._memory.release()
         log.info("lighthouse stopped", extra=event("stopped"))
@@ -378,6 +383,10 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
     finally:
         await daemon.stop()
         systemd.close()
+
+
+def _ignore(*_: object) -> None:
+    pass
 
 
 def _is_busy() -> bool:
