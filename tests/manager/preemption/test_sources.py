@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,11 @@ EVENTS = "/metadata/scheduledevents"
 NAME = "/metadata/instance/compute/name"
 HOST = socket.gethostname()
 AT = 1_789_712_520.0  # 2026-09-18T06:22:00Z
+
+
+async def reached(look: Callable[[], bool]) -> None:
+    while not look():  # noqa: ASYNC110 - the service and the log have no event
+        await asyncio.sleep(0.002)
 
 
 @pytest.fixture
@@ -89,8 +94,7 @@ async def test_gcp_answers_when_the_value_changes(metadata: Metadata, http: aioh
     gcp = Gcp(metadata.url)
     assert await gcp.poll(http) is None
     waiting = asyncio.create_task(gcp.poll(http))
-    while metadata.requests.count(f"GET {PREEMPTED}") < 2:
-        await asyncio.sleep(0)
+    await reached(lambda: metadata.requests.count(f"GET {PREEMPTED}") == 2)
     assert not waiting.done()
     before = time.time()
     metadata.set(PREEMPTED, "TRUE")
@@ -165,8 +169,7 @@ class Recorder:
 
     async def until(self, *ends: bool) -> None:
         """Wait until these have come: whether each is a notice."""
-        while [each is not None for each in self.notices] != list(ends):
-            await asyncio.sleep(0.005)
+        await reached(lambda: [each is not None for each in self.notices] == list(ends))
 
 
 async def test_a_notice_outlives_a_service_that_fails_and_each_failure_is_logged_once(
@@ -183,8 +186,7 @@ async def test_a_notice_outlives_a_service_that_fails_and_each_failure_is_logged
         for broken in ("500", "never"):
             metadata.broken = broken
             count = len(metadata.requests)
-            while len(metadata.requests) < count + 3:
-                await asyncio.sleep(0.005)
+            await reached(lambda count=count: len(metadata.requests) >= count + 3)
         assert len(recorder.notices) == 2
         metadata.broken = ""
         metadata.set(ACTION, None)
@@ -198,11 +200,16 @@ async def test_a_notice_outlives_a_service_that_fails_and_each_failure_is_logged
 
 async def test_where_no_service_answers_it_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    task = asyncio.create_task(follow(Azure("http://127.0.0.1:1"), Recorder(), every_s=0.001))
+    polls: list[str] = []
+
+    class Absent(Azure):
+        async def poll(self, http: aiohttp.ClientSession) -> PreemptionNotice | None:
+            polls.append(self.name)
+            return await super().poll(http)
+
+    task = asyncio.create_task(follow(Absent("http://127.0.0.1:1"), Recorder(), every_s=0.001))
     async with asyncio.timeout(60):
-        while not caplog.records:
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0.02)
+        await reached(lambda: len(polls) > 3)
     task.cancel()
     assert [record.levelno for record in caplog.records] == [logging.INFO]
 
