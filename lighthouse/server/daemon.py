@@ -48,6 +48,7 @@ from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import to_document
+from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.messages.status import LighthouseStatus, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import InvalidRequest, NotLeader
 from lighthouse_protocol.rules.rate_limits import PeerLimits
@@ -97,7 +98,7 @@ class LighthouseDaemon:
                 refused=counters.refused,
                 draw_secret=lambda: secrets.token_hex(SECRET_BYTES),
                 is_busy=_is_busy,
-                preempted=_ignore if self._webhook is None else self._webhook.post,
+                preempted=self._preempted,
                 stall_after_s=config.stall_timeout_s,
             ),
             self._memory if self._shared is None else self._shared.records,
@@ -166,6 +167,10 @@ class LighthouseDaemon:
             lambda *asked: self._runs.stop_all(*asked),
             lambda *asked: self._runs.restart(*asked),
         )
+
+    def _preempted(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
+        if self._webhook is not None:
+            self._webhook.post(job, replica_id, notice)
 
     def _accounts(self) -> dict[str, JobAccount]:
         return {driver.job: driver.account for driver in self._jobs}
@@ -383,10 +388,6 @@ async def serve(config: LighthouseConfig, announce_fd: int | None, stop: StopReq
     finally:
         await daemon.stop()
         systemd.close()
-
-
-def _ignore(*_: object) -> None:
-    pass
 
 
 def _is_busy() -> bool:

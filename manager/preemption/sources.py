@@ -37,9 +37,10 @@ GCP_NOTICE_S = 30.0
 """GCP documents this as the time between `preempted` and the end of the machine."""
 TOKEN_TTL_S = 6 * 3600
 MAX_LEFT_S = 1e6
+MAX_SLURM_NOTICE_S = 3600.0
 
 AWS, GCP, AZURE, SLURM, KUBERNETES, FILE, HTTP = "aws", "gcp", "azure", "slurm", "kubernetes", "file", "http"
-NAMES = (AWS, GCP, AZURE, SLURM, KUBERNETES, FILE)
+NAMES = ("auto", AWS, GCP, AZURE, SLURM, KUBERNETES)
 
 OnNotice = Callable[[str, PreemptionNotice | None], object]
 """Receives the name of a source, and its present notice or None."""
@@ -254,16 +255,18 @@ def read_signal(
 ) -> PreemptionNotice | None:
     """Return the notice that a signal to the supervisor stands for, or None if it is no notice.
 
-    SIGTERM is Kubernetes' notice. SIGUSR1 is that of Slurm, which tells the end of the job in SLURM_JOB_END_TIME.
+    SIGTERM is Kubernetes' notice. Slurm sends the signal of `--signal`, and sets SLURM_JOB_END_TIME. If that is more
+    than MAX_SLURM_NOTICE_S away, the signal announces a preemption.
     """
     name, host = signal.Signals(number).name, socket.gethostname()
     if number == signal.SIGTERM and KUBERNETES in used:
         return PreemptionNotice(KUBERNETES, f"{name}: the pod ends", host, now_unix_s + grace_s)
-    if number != signal.SIGUSR1 or SLURM not in used:
+    if number not in (signal.SIGTERM, signal.SIGUSR1) or SLURM not in used:
         return None
     end = environ.get("SLURM_JOB_END_TIME", "")
-    ends_at = float(end) if end.isdecimal() and len(end) <= 10 else now_unix_s + grace_s
-    return PreemptionNotice(SLURM, f"{name}: the job ends", host, ends_at)
+    left_s = float(end) - now_unix_s if end.isdecimal() and len(end) <= 10 else grace_s
+    left_s = left_s if 0 <= left_s <= MAX_SLURM_NOTICE_S else grace_s
+    return PreemptionNotice(SLURM, f"{name}: the job ends", host, now_unix_s + left_s)
 
 
 _DMI = Path("/sys/class/dmi/id")
@@ -288,25 +291,20 @@ def detect(environ: Mapping[str, str], folder: Path = _DMI) -> tuple[str, ...]:
 
 def parse_sources(text: str) -> tuple[str, ...]:
     """Parse the value of --preemption into names, with `file=PATH` as it is. Raise ValueError."""
-    names = tuple(part.strip() for part in text.split(",") if part.strip())
+    if text.strip() == "off":
+        return ()
+    names = tuple(part.strip() for part in text.split(","))
     for name in names:
-        if name in ("auto", "off") and len(names) == 1:
-            continue
-        if name == "auto" or (name in NAMES and name != FILE) or (name.startswith(f"{FILE}=") and name != f"{FILE}="):
-            continue
-        raise ValueError(
-            f"--preemption {text}: {name!r} is unknown; give auto, off, or a list of aws, gcp, azure, slurm, "
-            "kubernetes and file=PATH"
-        )
-    if not names:
-        raise ValueError("--preemption is empty; give auto or off")
+        if name not in NAMES and not (name.startswith(f"{FILE}=") and len(name) > len(f"{FILE}=")):
+            known = f"{', '.join(NAMES)} and file=PATH"
+            raise ValueError(f"--preemption {text}: {name!r} is no source; give off, or a list of {known}")
     return names
 
 
 def chosen_sources(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     """Return the names of the sources to use."""
     names = [name for part in parse_sources(text) for name in (detect(environ) if part == "auto" else (part,))]
-    return tuple(dict.fromkeys(name for name in names if name != "off"))
+    return tuple(dict.fromkeys(names))
 
 
 def polled_sources(names: Collection[str], endpoint: str) -> list[Source]:

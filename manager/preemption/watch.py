@@ -3,27 +3,15 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.rules.preemption import ANSWER_WITHIN_S, Action, Plan, most_urgent, plan
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Timers
 from lighthouse_runtime.timing.timers import DeadlineTimer
+from manager.group.driver import GroupDriver
 
 log = logging.getLogger(__name__)
-
-
-class DrainableGroup(Protocol):
-    """Interface to the group's manager; see GroupDriver."""
-
-    def report_preemption(self, notice: PreemptionNotice | None) -> None: ...
-
-    def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None: ...
-
-    def drain(self, reason: str, *, is_revocable: bool = False) -> None: ...
-
-    def cancel_drain(self) -> bool: ...
 
 
 class PreemptionWatch:
@@ -33,7 +21,7 @@ class PreemptionWatch:
     are preempted at once, exactly the last of them saves a checkpoint.
     """
 
-    def __init__(self, group: DrainableGroup, timers: Timers, wall: Callable[[], float] = time.time) -> None:
+    def __init__(self, group: GroupDriver, timers: Timers, wall: Callable[[], float] = time.time) -> None:
         self.notice: PreemptionNotice | None = None
         self.is_draining = False
         self._group = group
@@ -110,13 +98,9 @@ class PreemptionWatch:
                     self.is_draining = True
                     assert self.notice is not None
                     self._group.drain(f"preemption: {self.notice.reason}", is_revocable=True)
+            case Action.STAY if self.is_draining:
+                self.is_draining = not self._group.cancel_drain()
+                text = "the notice was withdrawn too late: the group leaves" if self.is_draining else "the group stays"
+                log.info(text, extra=event("preemption_drain_cancelled", is_cancelled=not self.is_draining))
             case Action.STAY:
-                if self.is_draining:
-                    self._cancel_drain()
-
-    def _cancel_drain(self) -> None:
-        if self._group.cancel_drain():
-            self.is_draining = False
-            log.info("the group stays", extra=event("preemption_drain_cancelled"))
-        else:
-            log.info("the notice was withdrawn too late: the group leaves", extra=event("preemption_drain_kept"))
+                pass

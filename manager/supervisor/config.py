@@ -114,8 +114,7 @@ class SupervisorConfig:
     )
     preemption_grace_s: float = setting(
         30.0,
-        "Time from SIGTERM to the end of the pod (terminationGracePeriodSeconds), and from Slurm's signal if "
-        "SLURM_JOB_END_TIME is not set.",
+        "Time from SIGTERM to the end of a pod (terminationGracePeriodSeconds), or of a preempted Slurm job.",
         kind=Duration(),
     )
     metadata_endpoint: str = setting(METADATA_ENDPOINT, "Metadata service of the cloud.", metavar="URL")

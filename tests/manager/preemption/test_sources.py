@@ -259,10 +259,11 @@ def test_signals_are_notices_only_where_they_are_chosen() -> None:
     assert read_signal(usr1, ("slurm",), slurm, AT, 30) == PreemptionNotice(
         "slurm", "SIGUSR1: the job ends", HOST, AT + 120
     )
-    without_end = read_signal(usr1, ("slurm",), {"SLURM_JOB_END_TIME": "x"}, AT, 30)
-    assert without_end is not None
-    assert without_end.ends_at_unix_s == AT + 30
-    for number, used in ((term, ("slurm",)), (usr1, ("kubernetes",)), (usr2, ("slurm",)), (term, ())):
+    for end in ("x", "", str(int(AT) + 4000), str(int(AT) - 1), "9" * 400):
+        notice = read_signal(term, ("slurm",), {"SLURM_JOB_END_TIME": end}, AT, 30)
+        assert notice is not None
+        assert notice.ends_at_unix_s == AT + 30, end
+    for number, used in ((usr1, ("kubernetes",)), (usr2, ("slurm",)), (term, ())):
         assert read_signal(number, used, slurm, AT, 30) is None
 
 
