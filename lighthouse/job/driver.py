@@ -492,7 +492,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             left_s = notice.left_s(self._wall())
             when = "soon" if left_s is None else f"in {left_s:.0f} s"
             text = f"ends {'perhaps' if notice.is_advice else when}: {notice.reason} ({notice.source})"
-            self.note(TimelineKind.PREEMPTED, (replica_id,), text)
+            self.note(TimelineKind.NOTICE, (replica_id,), text)
             log.info("%s %s", replica_id, text, extra=event("preempted", job=self.job, replica_id=replica_id))
             self._ports.preempted(self.job, replica_id, notice)
             group.reports.preempted_at = None if left_s is None else self._clock() + left_s

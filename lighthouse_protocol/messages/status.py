@@ -109,7 +109,7 @@ class TimelineKind(StrEnum):
     LOST = "lost"
     KILLED = "killed"
     DRAINED = "drained"
-    PREEMPTED = "preempted"
+    NOTICE = "notice"  # a host will be taken away
     HEALING = "healing"
     HEALED = "healed"
     QUORUM = "quorum"

@@ -527,7 +527,7 @@ class TimelineEntry(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     at_unix_s: builtins.float
     kind: builtins.str
-    """joined, left, lost, killed, drained, preempted, healing, healed, quorum, stall, moves, incident"""
+    """joined, left, lost, killed, drained, notice, healing, healed, quorum, stall, moves, incident"""
     more: builtins.int
     """so many others, which are not named"""
     text: builtins.str

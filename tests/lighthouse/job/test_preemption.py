@@ -90,7 +90,7 @@ def test_the_status_tells_the_time_left_and_each_notice_is_posted_once():
     stage.driver.receive(stage.sessions["b"], PreemptionReport(stage.posted[0][2]))
     assert [given[:2] for given in stage.posted] == [("j", "b")]
     entries = stage.driver.status(has_ranks=True).timeline
-    assert [entry.text for entry in entries if entry.kind is TimelineKind.PREEMPTED] == ["ends in 60 s: spot (aws)"]
+    assert [entry.text for entry in entries if entry.kind is TimelineKind.NOTICE] == ["ends in 60 s: spot (aws)"]
     stage.driver.receive(stage.sessions["b"], PreemptionReport(None))
     assert stage.shown() == {"a": None, "b": None}
 
