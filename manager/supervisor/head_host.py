@@ -300,8 +300,9 @@ class HeadHost(HostSupervisor):
             self,
             self._launch.run_secret,
         )
+        self._preemption = PreemptionWatch(daemon.group, self._loop)
         await daemon.start()
-        self._daemon, self._preemption = daemon, PreemptionWatch(daemon.group, self._loop)
+        self._daemon = daemon
         if self._store is not None:
             self._store.start()
             if (torchrun := self._launch.torchrun) is not None and torchrun.master_port == 0:
@@ -398,17 +399,24 @@ class HeadHost(HostSupervisor):
     async def _leave(self, then: events.EndAsked) -> None:
         if self._daemon is not None and not self._driver.machine.is_over:
             await self._daemon.leave(then.why)
-        while self._preemption is not None and self._preemption.save_left_s > 0 and not self._over.done():
-            await asyncio.wait((self._over,), timeout=self._preemption.save_left_s)
+        while (left_s := self._save_left_s) > 0 and not self._over.done():
+            await asyncio.wait((self._over,), timeout=left_s)
         self.feed(then)
 
     @property
     def _is_preempted(self) -> bool:
         return self._preemption is not None and self._preemption.is_draining
 
+    @property
+    def _save_left_s(self) -> float:
+        """Time in seconds for which ranks with an Agent may still save a checkpoint."""
+        if self._preemption is None or self._daemon is None or not self._daemon.group.has_ranks:
+            return 0.0
+        return self._preemption.save_left_s
+
     def _manager_ended(self, status: int) -> None:
         """Handle the exit of the manager. While the ranks may save a checkpoint, do not stop them."""
-        if status == 0 and self._preemption is not None and (left_s := self._preemption.save_left_s) > 0:
+        if status == 0 and (left_s := self._save_left_s) > 0:
             self._loop.call_later(left_s, self._manager_ended, status)
         else:
             self._driver.manager_ended(status)

@@ -107,3 +107,13 @@ def test_the_http_hook_takes_and_withdraws_a_notice(own_lighthouse: Lighthouse, 
         trains((a,))
         with pytest.raises(urllib.error.HTTPError, match="400"):
             post(port, {"minutes": 3})
+
+
+def test_sigterm_in_a_pod_is_a_notice_and_the_last_group_saves(own_lighthouse: Lighthouse, tmp_path: Path) -> None:
+    options = ("--preemption", "kubernetes", "--preemption-grace", "60s")
+    with group(own_lighthouse.address, tmp_path, "a", *options) as a:
+        trains((a,))
+        assert a.stop() == 143
+        [saved] = (tmp_path / "a").glob("step-*")
+        assert int(saved.name.split("-")[1]) == last_commit(a, 1)
+        assert "wrote the last step before this host ends" in a.log()
