@@ -166,30 +166,30 @@ class WaitingJoins:
     def __bool__(self) -> bool:
         return bool(self._calls)
 
-    def add(self, call: int, replica_id: str, reply: Reply[Answer], limit: Timer) -> None:
+    def add_call(self, call: int, replica_id: str, reply: Reply[Answer], limit: Timer) -> None:
         self._calls[call] = _Waiting(replica_id, reply, limit, self._clock())
 
-    def drop(self, call: int | None) -> str | None:
+    def drop_call(self, call: int | None) -> str | None:
         """Drop a call without an answer. Return the replica_id of its group, or None if the call was not waiting."""
-        waiting = self._take(call)
+        waiting = self._take_call(call)
         return None if waiting is None else waiting.replica_id
 
-    def answer(self, calls: Sequence[int], answer: Answer) -> None:
+    def answer_calls(self, calls: Sequence[int], answer: Answer) -> None:
         for call in calls:
-            if (waiting := self._take(call)) is not None:
+            if (waiting := self._take_call(call)) is not None:
                 self._waited(self._clock() - waiting.began_at)
                 waiting.reply.answer(answer)
 
-    def refuse(self, call: int, error: LighthouseError) -> None:
-        if (waiting := self._take(call)) is not None:
+    def refuse_call(self, call: int, error: LighthouseError) -> None:
+        if (waiting := self._take_call(call)) is not None:
             self._refused(error)
             waiting.reply.refuse(error)
 
-    def refuse_all(self, error: LighthouseError) -> None:
+    def refuse_all_calls(self, error: LighthouseError) -> None:
         for call in list(self._calls):
-            self.refuse(call, error)
+            self.refuse_call(call, error)
 
-    def _take(self, call: int | None) -> _Waiting | None:
+    def _take_call(self, call: int | None) -> _Waiting | None:
         waiting = self._calls.pop(call, None) if call is not None else None
         if waiting is not None:
             waiting.limit.cancel()
@@ -209,15 +209,15 @@ class Session:
 class SessionTable(dict[int, Session]):
     """Open sessions by session number."""
 
-    def send(self, number: int, message: ToManager) -> None:
+    def send_to_session(self, number: int, message: ToManager) -> None:
         if (session := self.get(number)) is not None:
             session.peer.send(message)
 
-    def send_all(self, numbers: Sequence[int], message: ToManager) -> None:
+    def send_to_sessions(self, numbers: Sequence[int], message: ToManager) -> None:
         for number in numbers:
-            self.send(number, message)
+            self.send_to_session(number, message)
 
-    def end(self, number: int, error: LighthouseError | None, reason: str = "") -> None:
+    def end_session_stream(self, number: int, error: LighthouseError | None, reason: str = "") -> None:
         if (session := self.get(number)) is None:
             return
         if error is None:
@@ -254,24 +254,24 @@ class WorldBroadcast:
         self._held_back = SustainedNotice(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
         self._timer = DeadlineTimer(self._send_next, timers)
 
-    def opened(self, number: int) -> None:
+    def add_receiver(self, number: int) -> None:
         """Send the world to a new session."""
         self._behind[number] = None
 
-    def wait(self, waiting_for: str) -> None:
+    def set_waiting_for(self, waiting_for: str) -> None:
         """Set the description of what pending joins are waiting for, "" for nothing."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
-            self.wake()
+            self.schedule_send()
 
-    def read(self, effects: Sequence[QuorumEffect]) -> None:
+    def note_effects(self, effects: Sequence[QuorumEffect]) -> None:
         """Note which effects of the machine may change the world."""
         for effect in effects:
             self._has_grid_changed |= isinstance(effect, GridChanged)
             self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
-        self.wake()
+        self.schedule_send()
 
-    def wake(self) -> None:
+    def schedule_send(self) -> None:
         """Set the timer if there is a change to send. O(1)."""
         if not self._timer.is_set and (self._behind or self._is_new):
             self._timer.set_after(SEND_AFTER_S)
@@ -288,20 +288,20 @@ class WorldBroadcast:
 
     def _send_next(self) -> None:
         if self._world is None or (self._is_new and self._clock() >= self._renew_at):
-            self._renew()
+            self._recompute_world()
         for number in list(itertools.islice(self._behind, SENT_AT_ONCE)):
             del self._behind[number]
             assert self._world is not None
-            self._sessions.send(number, self._world)
-        self.wake()
+            self._sessions.send_to_session(number, self._world)
+        self.schedule_send()
 
-    def _renew(self) -> None:
+    def _recompute_world(self) -> None:
         """Recompute the size of the world. The grid is recomputed only if it may have changed."""
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
             self._grid = grid_of(self._machine.job.groups.values())
-            self._held_back.set(self._grid.explain())
+            self._held_back.set(self._grid.describe_incomplete())
         world = world_of(self._machine, self._grid, self._waiting_for)
         if world.pending and (self._world is None or world.pending != self._world.pending):
             fields = event("groups_join", job=self._job, groups=world.peers_pending)
@@ -370,50 +370,50 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._timeline = TimelineWriter(machine.job)
         self._incident_registry = incident_registry or IncidentRegistry()
         self.progress = ProgressDriver(
-            job, machine.job.groups, ports, self._stalled, lambda: [run.ranks() for run in runs()]
+            job, machine.job.groups, ports, self._handle_verdict, lambda: [run.ranks() for run in runs()]
         )
         self.incidents = IncidentDriver(
             job,
             machine.job,
             ports,
             self._incident_registry,
-            self.send,
-            self.note,
+            self.send_to_member,
+            self.add_timeline_entry,
             lambda: len(machine.joins) > 0,
             runs,
             self.progress,
         )
         self._worlds = WorldBroadcast(job, machine, self._sessions, ports.timers)
         self._waiting = WaitingJoins(self._clock, self.account.waits.add, ports.refused)
-        self._verdicts = VerdictLog(job, machine, ports.timers, self._worlds.wait)
+        self._verdicts = VerdictLog(job, machine, ports.timers, self._worlds.set_waiting_for)
         self._delivery: QuorumDelivery | None = None  # of the newest quorum that this lighthouse formed
         self._decision: Decision | None = None  # newest decision that was processed
         self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
     # -- calls
 
-    def join(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
+    def request_quorum(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
         """Request the next quorum for a group and return the number of the call.
 
         `reply` receives the quorum, or an error before the deadline.
         """
         call = next(self._numbers)
-        self._ask(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
+        self._add_request(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
         return call
 
-    def withdraw(self, call: int) -> None:
+    def cancel_request(self, call: int) -> None:
         """Cancel a call whose caller has disconnected. Does nothing if the call was answered."""
-        if (replica_id := self._waiting.drop(call)) is not None:
+        if (replica_id := self._waiting.drop_call(call)) is not None:
             self._feed(Withdrawn(replica_id, call))
 
-    def _ask(self, joined: Joined, time_left_s: float, reply: Reply[Answer]) -> None:
+    def _add_request(self, joined: Joined, time_left_s: float, reply: Reply[Answer]) -> None:
         give_up_in_s = time_left_s - answer_margin_s(time_left_s)
-        limit = self._ports.timers.call_later(give_up_in_s, self._give_up, joined, time_left_s)
-        self._waiting.add(joined.call, joined.participant.replica_id, reply, limit)
+        limit = self._ports.timers.call_later(give_up_in_s, self._expire_request, joined, time_left_s)
+        self._waiting.add_call(joined.call, joined.participant.replica_id, reply, limit)
         self._feed(joined)
 
-    def _give_up(self, joined: Joined, time_left_s: float) -> None:
-        self._waiting.refuse(joined.call, self._too_late(time_left_s))
+    def _expire_request(self, joined: Joined, time_left_s: float) -> None:
+        self._waiting.refuse_call(joined.call, self._too_late(time_left_s))
         with FROM_TIMER:
             self._feed(Withdrawn(joined.participant.replica_id, joined.call))
 
@@ -421,24 +421,24 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
         return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
 
-    def beat(self, replica_id: str, incarnation: str) -> None:
+    def receive_heartbeat_call(self, replica_id: str, incarnation: str) -> None:
         self._feed(HeartbeatReceived(replica_id, incarnation))
 
     def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
         """Open a session and return its number."""
         number = next(self._numbers)
         self._sessions[number] = Session(peer, hello.participant.replica_id)
-        self._worlds.opened(number)
+        self._worlds.add_receiver(number)
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused
             if hello.participant.replica_id in self._preempted:  # its manager repeats a notice that is still valid
-                self._preempt(hello.participant.replica_id, None)
+                self._take_notice(hello.participant.replica_id, None)
             self.account.add_report(hello.participant.replica_id, hello.levels, self._clock())
         self._opening = 0
         return number
 
-    def receive(self, number: int, message: ToLighthouse) -> None:
+    def receive_from_manager(self, number: int, message: ToLighthouse) -> None:
         session = self._sessions.get(number)
         if session is None:
             return
@@ -446,45 +446,45 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             case Heartbeat():
                 self._feed(SessionHeartbeatReceived(number, message))
                 self.account.add_report(session.replica_id, message.levels, self._clock())
-                self._timeline.beat(session.replica_id, self._wall())
+                self._timeline.check_heal(session.replica_id, self._wall())
                 if message.progress is not None:
                     self.progress.add_view(session.replica_id, message.progress)
-                    self.incidents.viewed(session.replica_id, message.progress)
+                    self.incidents.handle_view(session.replica_id, message.progress)
             case JoinRequest(join, participant, time_left_s, holds):
-                older, replica_id = session.join, self._waiting.drop(session.join)  # replaced by the newer join
+                older, replica_id = session.join, self._waiting.drop_call(session.join)  # replaced by the newer join
                 session.join, session.reply = next(self._numbers), SessionReply(session.peer, join, holds)
                 joined = Joined(session.join, participant, self._clock() + time_left_s, number)
-                self._ask(joined, time_left_s, session.reply)
+                self._add_request(joined, time_left_s, session.reply)
                 if older is not None and replica_id is not None:
                     self._feed(Withdrawn(replica_id, older))  # never answered, even if the newer is refused
             case WithdrawRequest(join):
                 if session.join is not None and session.reply == SessionReply(session.peer, join):
-                    self.withdraw(session.join)
+                    self.cancel_request(session.join)
             case Leave():
                 self._feed(Left(number))
             case PreemptionReport(notice):
-                self._preempt(session.replica_id, notice)
+                self._take_notice(session.replica_id, notice)
             case Evidence() | EvidenceDone():
                 if isinstance(message, EvidenceDone) and message.progress is not None:
                     self.progress.add_view(session.replica_id, message.progress)
-                self.incidents.received(number, message)
+                self.incidents.receive_evidence(number, message)
             case Hello():
-                self._sessions.end(number, None, "a session has one hello")
+                self._sessions.end_session_stream(number, None, "a session has one hello")
 
     def end_session(self, number: int) -> None:
         session = self._sessions.pop(number, None)
         if session is not None:
-            self._waiting.drop(session.join)
+            self._waiting.drop_call(session.join)
             self._feed(SessionEnded(number))
 
-    def send(self, member: Group, message: ToManager) -> bool:
+    def send_to_member(self, member: Group, message: ToManager) -> bool:
         """Send a message on the member's session. Return False if it has none."""
         if member.session is None or not member.is_connected:
             return False
-        self._sessions.send(member.session, message)
+        self._sessions.send_to_session(member.session, message)
         return True
 
-    def _preempt(self, replica_id: str, notice: PreemptionNotice | None) -> None:
+    def _take_notice(self, replica_id: str, notice: PreemptionNotice | None) -> None:
         """Record a group's notice, or that it was withdrawn, and answer the groups with a notice."""
         if (group := self.machine.job.groups.get(replica_id)) is None:
             return
@@ -492,37 +492,41 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             left_s = notice.left_s(self._wall())
             when = "soon" if left_s is None else f"in {left_s:.0f} s"
             text = f"ends {'perhaps' if notice.is_advice else when}: {notice.reason} ({notice.source})"
-            self.note(TimelineKind.NOTICE, (replica_id,), text)
+            self.add_timeline_entry(TimelineKind.NOTICE, (replica_id,), text)
             log.info("%s %s", replica_id, text, extra=event("preempted", job=self.job, replica_id=replica_id))
             self._ports.preempted(self.job, replica_id, notice)
             group.reports.preempted_at = None if left_s is None else self._clock() + left_s
         group.reports.preemption = notice
         (self._preempted.discard if notice is None else self._preempted.add)(replica_id)
-        self._answer_preempted()
+        self._answer_notices()
 
-    def _answer_preempted(self) -> None:
-        """Tell each group with a notice how many other groups stay."""
+    def _answer_notices(self) -> None:
+        """Send each group with a notice the number of other groups that stay."""
         groups = self.machine.job.groups
         self._preempted &= groups.keys()
         for replica_id in self._preempted:
-            self.send(groups[replica_id], PreemptionNoted(count_staying(groups.values(), replica_id)))
+            self.send_to_member(groups[replica_id], PreemptionNoted(count_staying(groups.values(), replica_id)))
 
-    def killed(self, member: Group, why: str) -> None:
+    def record_kill(self, member: Group, why: str) -> None:
         """Record that an operator killed a member."""
         quorum = self.machine.quorum
         if quorum is not None and member.is_participant:
-            self.incidents.killed(member.replica_id, quorum.quorum_id, why)
+            self.incidents.handle_kill(member.replica_id, quorum.quorum_id, why)
 
-    def run_moved(self) -> None:
+    def handle_run_message(self) -> None:
         """Check progress and incidents after a message from a rank of one of the job's runs."""
         self.progress.watch.wake()
-        self.incidents.run_moved()
+        self.incidents.handle_run_progress()
 
     # -- queries
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
         """Return the job's status. `has_ranks` adds the progress of every rank, and the timeline."""
-        verdict, now, incidents = self.progress.verdict(), self._clock(), self._incident_registry.newest(self.job)
+        verdict, now, incidents = (
+            self.progress.verdict(),
+            self._clock(),
+            self._incident_registry.newest_summaries(self.job),
+        )
         ranks = self.progress.ranks() if has_ranks else ()
         timeline = self._timeline.timeline.entries if has_ranks else ()
         rate, progress = self._samples.steps_per_s(self._levels(), now), self.progress
@@ -530,31 +534,31 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             self.job, self.machine, now, verdict, ranks, timeline, incidents, progress.heals, progress.known.data, rate
         )
 
-    def sample(self) -> None:
+    def take_sample(self) -> None:
         """Take a sample for `pace`. Call this every EVERY_S seconds."""
-        self._samples.take(self._levels(), self._clock())
+        self._samples.add_levels(self._levels(), self._clock())
 
-    def pace(self) -> Pace:
+    def current_pace(self) -> Pace:
         """Return the present pace and its samples of the last minutes."""
-        return self._samples.pace(self._levels(), sum(self.account.discards.values()), self._clock())
+        return self._samples.pace_of(self._levels(), sum(self.account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
         ranks = () if self.machine.job.groups else self.progress.ranks()
         return levels_of(self.machine.job, ranks, self.account.goodput(self._clock()))
 
-    def note(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
+    def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         """Add an entry to the timeline."""
-        self._timeline.timeline.note(self._wall(), kind, replica_ids, text)
+        self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
 
-    def _stalled(self, verdict: StallVerdict | None) -> None:
-        self._timeline.stall(verdict, self._wall())
-        self.incidents.take_verdict(verdict)
+    def _handle_verdict(self, verdict: StallVerdict | None) -> None:
+        self._timeline.add_verdict(verdict, self._wall())
+        self.incidents.handle_verdict(verdict)
 
-    def run(self, run_id: str) -> RunDriver | None:
+    def find_run(self, run_id: str) -> RunDriver | None:
         """Return the job's run with this id, or None if that run has no ranks."""
         return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
 
-    def member(self, wire_id: str) -> Group | None:
+    def find_member(self, wire_id: str) -> Group | None:
         groups = self.machine.job.groups
         return groups.get(wire_id) or groups.get(split_replica_id(wire_id)[0])
 
@@ -580,9 +584,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self.incidents.close(reason)
         self._worlds.close()
         self._verdicts.close()
-        self._waiting.refuse_all(Unreachable(reason))
+        self._waiting.refuse_all_calls(Unreachable(reason))
         for session in list(self._sessions):
-            self._sessions.end(session, None, reason)
+            self._sessions.end_session_stream(session, None, reason)
 
     # -- feed and perform
 
@@ -592,11 +596,11 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             case _ if self._is_closed:
                 pass
             case SessionEnded(session):
-                self.incidents.session_ended(session)
+                self.incidents.handle_session_end_of(session)
             case Joined(_, participant):
-                self.incidents.joined(participant)
+                self.incidents.handle_participant(participant)
             case SessionHeartbeatReceived(_, beat) if beat.levels.held is not None:
-                self.incidents.held(beat.levels.held)
+                self.incidents.handle_grant(beat.levels.held)
             case _:
                 pass
 
@@ -615,24 +619,24 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._decision = self.machine.decision
         news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
         if news:
-            self._timeline.read(news, self._wall())
+            self._timeline.add_effects(news, self._wall())
         for effect in news:
             match effect:
                 case MemberLost():
-                    self.incidents.lost(effect)
+                    self.incidents.handle_loss(effect)
                 case MemberForgotten(reports):
                     self.account.stop_time(reports, now)
                     self.progress.known.drop_view(reports)
                 case MemberLeft(replica_id) if (group := self.machine.job.groups.get(replica_id)) is not None:
                     self.account.stop_time(group.reports, now)
                 case QuorumFormed():
-                    self.incidents.formed(effect.quorum, is_new=effect.is_new)
+                    self.incidents.handle_quorum(effect.quorum, is_new=effect.is_new)
                 case _:
                     pass
         if self._preempted and any(isinstance(effect, MemberLost | MemberLeft | MemberDraining) for effect in news):
-            self._answer_preempted()
-        self._verdicts.check()
-        self._worlds.read(news)
+            self._answer_notices()
+        self._verdicts.update_verdict()
+        self._worlds.note_effects(news)
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))
 
@@ -644,21 +648,23 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 if record is not None:
                     self._remember(replace(record, secret=self._secret))
                 self._delivery = QuorumDelivery(quorum, self._delivery)
-                self._waiting.answer(calls, Answer(quorum, stands, self._secret, self._delivery))
+                self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))
                 log_quorum(self.job, quorum, is_new=is_new)
             case QuorumResent(quorum, call):
-                self._waiting.answer([call], Answer(quorum, stands=True, secret=self._secret))
+                self._waiting.answer_calls([call], Answer(quorum, stands=True, secret=self._secret))
             case JobEnded(_, _, record):
                 self._remember(replace(record, secret=self._secret))
                 log_end(self.job, effect)
             case JoinRefused(call, error):
-                self._waiting.refuse(call, error)
+                self._waiting.refuse_call(call, error)
             case HeartbeatAnswered(session, number, order):
-                self._sessions.send(session, HeartbeatAck(number, self.machine.presence.beat_interval_s, order))
+                self._sessions.send_to_session(
+                    session, HeartbeatAck(number, self.machine.presence.beat_interval_s, order)
+                )
             case Welcomed(session, welcome):
-                self._sessions.send(session, welcome)
+                self._sessions.send_to_session(session, welcome)
             case Ordered(order, sessions):
-                self._sessions.send_all(sessions, order)
+                self._sessions.send_to_sessions(sessions, order)
                 log_order(self.job, order)
             case JournalOutdated():
                 log_journal_outdated(self.job, effect)
@@ -668,13 +674,13 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 if session == self._opening and error is not None:
                     self._opening = 0
                     self._ports.refused(error)
-                self._end(session, error, reason)
+                self._end_session_stream(session, error, reason)
             case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberForgotten() | MemberDraining():
                 pass  # read by the timeline and the incidents
             case GridChanged() | NewcomersChanged():
                 pass  # read by the world broadcast
 
-    def _end(self, number: int, error: LighthouseError | None, reason: str) -> None:
+    def _end_session_stream(self, number: int, error: LighthouseError | None, reason: str) -> None:
         if (session := self._sessions.get(number)) is not None:
-            self._waiting.drop(session.join)
-        self._sessions.end(number, error, reason)
+            self._waiting.drop_call(session.join)
+        self._sessions.end_session_stream(number, error, reason)

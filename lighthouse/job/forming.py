@@ -73,13 +73,13 @@ def decide(job: Job, now: float) -> Decision:
     Costs O(1) while the quorum waits for other groups, and O(n log n) once it waits for leases only.
     """
     config, joins, standing = job.config, job.joins, job.standing
-    candidates, joined = joins.candidates, len(joins)
+    candidates, joined = joins.candidate_count, len(joins)
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
     size = size_for(candidates, config.allowed_sizes, config.active)
     has_stragglers = healthy > joined
-    does_wait_count = has_stragglers and joined and not standing.holds_back
+    does_wait_count = has_stragglers and joined and not standing.blocks_forming
     timer = joins.members if working else joins.anyone
-    since = timer.running_since(now) if does_wait_count else None
+    since = timer.waiting_since(now) if does_wait_count else None
     missed_at = None if since is None else since + config.join_timeout_s
     cut_at = last_call_until = next_at = None
     if candidates >= config.min_replicas and size >= config.min_replicas:
@@ -89,9 +89,9 @@ def decide(job: Job, now: float) -> Decision:
             cut_at = answer_by
         if config.active is not None and job.lost_at is not None and joins.members.asking < size:
             last_call_until = min(job.lost_at + config.last_call_s, answer_by)
-        moments = [missed_at, cut_at, last_call_until, standing.free_at()]
-        if standing.unreported(now):
-            moments.append(standing.free_at(choose_members(job, now)))
+        moments = [missed_at, cut_at, last_call_until, standing.leases_free_at()]
+        if standing.unreported_members(now):
+            moments.append(standing.leases_free_at(choose_members(job, now)))
         next_at = min((at for at in moments if at is not None and now < at < math.inf), default=None)
 
     def wait(verdict: Verdict, until: float | None = None) -> Decision:
@@ -119,7 +119,7 @@ def decide(job: Job, now: float) -> Decision:
     if last_call_until is not None and now < last_call_until:
         return wait(Verdict.WAITING_FOR_LOST_MEMBER, last_call_until)
     chosen = choose_members(job, now)
-    free_at = standing.free_at(chosen)
+    free_at = standing.leases_free_at(chosen)
     if now >= free_at:
         return Decision(Verdict.READY, None, missed_at, next_at, chosen)
     if must_wait:
@@ -136,7 +136,7 @@ def stragglers(job: Job) -> list[Group]:
 def peers_pending(job: Job) -> int:
     """Return how many waiting newcomers would fit into the next quorum if all present members stay."""
     members = len(job.replica_ids)
-    most = size_for(members + job.joins.newcomers, job.config.allowed_sizes, job.config.active)
+    most = size_for(members + job.joins.newcomer_count, job.config.allowed_sizes, job.config.active)
     return max(0, most - members)
 
 
@@ -168,7 +168,7 @@ def known_history(job: Job, candidates: Sequence[Group], now: float) -> History:
     history = History(job.history.ranges)
     for member in candidates:
         if member.participant and job.numbering.is_unknown(member.participant.seen_quorum_id):
-            history.add(member.participant.seen_quorum_id)
+            history.add_quorum(member.participant.seen_quorum_id)
     return history
 
 
@@ -211,7 +211,7 @@ class QuorumMachine:
         self._working = 0
         self._next_at = -math.inf  # `deadline` after the last event or tick
         if holders_until is not None:
-            self.standing.restore(record, holders_until, holders_until + config.lease_s)
+            self.standing.restore_standing(record, holders_until, holders_until + config.lease_s)
 
     def remembers_end(self, now: float) -> bool:
         """Return whether the job ended less than END_KEPT_S ago and absent groups may still arrive."""
@@ -221,7 +221,9 @@ class QuorumMachine:
     def is_quiet(self, now: float) -> bool:
         """Return whether no group is alive or remembered, and no lease may still be valid."""
         return (
-            not self.job.groups and self.standing.phase is not QuorumPhase.RETURNING and now >= self.standing.free_at()
+            not self.job.groups
+            and self.standing.phase is not QuorumPhase.RETURNING
+            and now >= self.standing.leases_free_at()
         )
 
     def is_judging_closings(self, now: float) -> bool:
@@ -238,37 +240,37 @@ class QuorumMachine:
 
     def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
         if isinstance(event, events.SessionHeartbeatReceived) and now < self._next_at:
-            answer = self.presence.acknowledge(event, now)
+            answer = self.presence.answer_unchanged_heartbeat(event, now)
             if answer is not None:
                 return [answer]
         if isinstance(event, events.WasLate):  # first, so that the pause makes no group lapse
-            self.presence.was_late(event.by_s, now)
+            self.presence.postpone_after_pause(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
-            self.presence.silence.postpone(now)
-        self._pass_time(now)
+            self.presence.silence.postpone_judgement(now)
+        self._advance_time(now)
         match event:
             case events.Joined():
-                self.presence.join(event, now)
+                self.presence.handle_join(event, now)
             case events.HeartbeatReceived(replica_id, incarnation):
-                self.presence.beat_without_session(replica_id, incarnation, now)
+                self.presence.handle_plain_heartbeat(replica_id, incarnation, now)
             case events.Withdrawn(replica_id, call):
-                self.joins.withdraw(replica_id, call, now)
+                self.joins.withdraw_join(replica_id, call, now)
             case events.SessionOpened():
-                self.presence.open(event, now)
+                self.presence.handle_hello(event, now)
             case events.SessionHeartbeatReceived():
-                self.presence.beat(event, now)
+                self.presence.handle_session_heartbeat(event, now)
             case events.SessionEnded():
-                self.presence.end(event, now)
+                self.presence.handle_session_end(event, now)
             case events.Left():
-                self.presence.leave(event, now)
+                self.presence.handle_leave(event, now)
             case events.WasLate() | events.HostBusy():
                 pass
-        self._settle(now)
+        self._decide_and_form(now)
         return self.job.take_effects()
 
     def tick(self, now: float) -> Sequence[events.QuorumEffect]:
-        self._pass_time(now)
-        self._settle(now)
+        self._advance_time(now)
+        self._decide_and_form(now)
         return self.job.take_effects()
 
     def deadline(self, now: float) -> float | None:
@@ -276,72 +278,72 @@ class QuorumMachine:
 
         Right after `handle` or `tick` with the same `now`, the result is later than `now`.
         """
-        moments = (self.job.next_at(), self.standing.returns_until(), self.decision.next_at)
+        moments = (self.job.next_timeout_at(), self.standing.returns_until(), self.decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     # -- time
 
-    def _pass_time(self, now: float) -> None:
-        self.job.pass_time(now)
+    def _advance_time(self, now: float) -> None:
+        self.job.start_clock(now)
         if self.job_end.step is None:
             self._ended_at = None
         elif self._ended_at is None:
             self._ended_at = now
-        self.presence.pass_time(now)
+        self.presence.lapse_silent_groups(now)
 
-    def _settle(self, now: float) -> None:
+    def _decide_and_form(self, now: float) -> None:
         if self.job.counts[Kind.WORKING] < self._working:
             self.job.lost_at = now
-        self._review()
-        self._end_job(now)
-        decision = self._decide(now)
+        self._recall_if_needed()
+        self._end_job_if_over(now)
+        decision = self._decide_after_timeout(now)
         self._working = self.job.counts[Kind.WORKING]
         if decision.chosen:
-            self._form(decision.chosen, now)
+            self._form_quorum(decision.chosen, now)
             self._working = self.job.counts[Kind.WORKING]
-            self._review()
+            self._recall_if_needed()
             decision = decide(self.job, now)
         self.decision = decision
-        self.presence.dismiss()
+        self.presence.close_leaving_sessions()
         next_at = self.deadline(now)
         self._next_at = math.inf if next_at is None else next_at
 
-    def _decide(self, now: float) -> Decision:
+    def _decide_after_timeout(self, now: float) -> Decision:
         """Decide. If the stragglers have missed the join timeout, stop waiting for them and decide again."""
         decision = decide(self.job, now)
         is_over = decision.until is not None and now >= decision.until
         if decision.verdict is not Verdict.WAITING_FOR_STRAGGLERS or not is_over:
             return decision
         for group in stragglers(self.job):
-            self.job.miss(group)
+            self.job.mark_missed_timeout(group)
         return decide(self.job, now)
 
-    def _end_job(self, now: float) -> None:
-        if not self.presence.has_ended():
+    def _end_job_if_over(self, now: float) -> None:
+        if not self.presence.has_job_ended():
             return
         members = self.job.replica_ids
         others = [m for m in self.job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
-        self.job_end.reach(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
+        self.job_end.record_end(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
         assert self.job_end.step is not None
-        record = self._record(stands=self.standing.phase is not QuorumPhase.NONE)
+        record = self._make_record(stands=self.standing.phase is not QuorumPhase.NONE)
         self.job.emit(events.JobEnded(self.job_end.step, self.job_end.absent, record))
-        self.presence.refuse_late(now)
+        self.presence.refuse_late_joins(now)
 
     # -- a standing quorum
 
-    def _review(self) -> None:
+    def _recall_if_needed(self) -> None:
         """Recall the standing quorum if the waiting groups would change it, or if a member is draining."""
         if self.standing.phase is not QuorumPhase.STANDING:
             return
-        draining = self.presence.draining()
+        draining = self.presence.draining_members()
         if draining:
-            self.presence.recall(f"{draining[0]} drains")
+            self.presence.recall_for(f"{draining[0]} drains")
         elif peers_pending(self.job):
-            self.presence.recall(f"{self.joins.newcomers} waiting to join")
+            self.presence.recall_for(f"{self.joins.newcomer_count} waiting to join")
 
     # -- forming
 
-    def _form(self, chosen: Sequence[Group], now: float) -> None:
+    def _form_quorum(self, chosen: Sequence[Group], now: float) -> None:
         job = self.job
         participants = [member.participant for member in chosen if member.participant]
         tags = [tag_of(member.participant, member.last_assignment) for member in chosen if member.participant]
@@ -349,7 +351,7 @@ class QuorumMachine:
         stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
         always = stands or self.standing.phase is not QuorumPhase.NONE
         are_same = job.consists_of(chosen)
-        is_new = job.numbering.number(chosen, self.presence.seen_id, are_same=are_same, always=always)
+        is_new = job.numbering.choose_id(chosen, self.presence.seen_id, are_same=are_same, always=always)
         quorum = Quorum(job.numbering.quorum_id, lineage.participants)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
             # A group whose step was lowered may or may not have healed when it joins again at max_step.
@@ -360,27 +362,27 @@ class QuorumMachine:
             member.last_assignment = LastAssignment(
                 quorum.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
             )
-            self.job.see(member, now)
+            self.job.record_message(member, now)
         job.history = known_history(job, self.joins.list_candidates(), now)
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
-                job.history.add(quorum_id)
-        self.job_end.formed(job.replica_ids, frozenset(p.replica_id for p in participants))
-        job.form(quorum, chosen, now, is_new=is_new)
+                job.history.add_quorum(quorum_id)
+        self.job_end.record_quorum(job.replica_ids, frozenset(p.replica_id for p in participants))
+        job.replace_quorum(quorum, chosen, now, is_new=is_new)
         if stands:
             secrets = (member.secret for member in chosen)
             entries = {p.replica_id: entry_of(p, secret) for p, secret in zip(participants, secrets, strict=True)}
-            self.standing.form(quorum, entries, {member.replica_id: member.lease_until for member in chosen})
+            self.standing.begin_standing(quorum, entries, {member.replica_id: member.lease_until for member in chosen})
         else:
-            self.standing.replace()
-        calls = self.joins.take(chosen, now)
-        record = self._record(stands) if is_new else None
+            self.standing.end_standing()
+        calls = self.joins.take_calls(chosen, now)
+        record = self._make_record(stands) if is_new else None
         job.emit(events.QuorumFormed(quorum, calls, is_new, stands, record))
 
-    def _record(self, stands: bool) -> QuorumRecord:
+    def _make_record(self, stands: bool) -> QuorumRecord:
         quorum, history = self.job.quorum, self.job.history.ranges
         assert quorum is not None
-        entries, lease_s = self.standing.entries, self.config.lease_s
+        entries, lease_s = self.standing.join_states, self.config.lease_s
         ended, absent = self.job_end.step, self.job_end.absent
         return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, history, ended, absent)
 

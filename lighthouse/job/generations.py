@@ -151,7 +151,7 @@ class RestartLog:
         self._awaits_step = any(r.formed == self.counters.number and r.stepped_at is None for r in record.restarts)
 
     @property
-    def open_one(self) -> RestartRecord | None:
+    def open_restart(self) -> RestartRecord | None:
         newest = self._newest
         return newest if newest is not None and newest.formed is None else None
 
@@ -166,11 +166,11 @@ class RestartLog:
         return "" if self._newest is None else self._newest.cause
 
     @property
-    def lost(self) -> set[RankId]:
+    def lost_ranks(self) -> set[RankId]:
         """Active ranks that the restarts in this log have lost. O(1), because the log is bounded."""
         return {rank for restart in self.restarts if not restart.ends_nothing for rank in restart.lost}
 
-    def refusal(self, entry: RankHello) -> InvalidRequest | None:
+    def check_numbers(self, entry: RankHello) -> InvalidRequest | None:
         """Return an error if the rank has seen a number that this run cannot have reached."""
         most = max(self.counters.number, MAX_LEARNED_GENERATION)
         for field, number in (("seen", entry.seen), ("generation", entry.generation)):
@@ -182,34 +182,34 @@ class RestartLog:
                 )
         return None
 
-    def learn(self, seen: int | None, stride: int) -> None:
+    def skip_seen_numbers(self, seen: int | None, stride: int) -> None:
         """Keep all later numbers above `seen`, the highest number that a rank has received."""
         if seen is not None:
             self.counters = learn(self.counters, seen, stride)
 
-    def begin(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
+    def begin_restart(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
         """Begin a restart because generation `number` broke, by a fault (`is_fault`) or because a rank has joined."""
         incident = self._make_id(at) if is_fault else ""
-        self._add(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
+        self._append_restart(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
             self._count_incident()
 
-    def worsen(self, lost: tuple[RankId, ...], cause: str) -> bool:
+    def add_losses(self, lost: tuple[RankId, ...], cause: str) -> bool:
         """Add losses to the open restart. Return whether a restart without a fault has become one with a fault."""
-        last = self.open_one
+        last = self.open_restart
         if last is None:
             return False
         more = tuple(rank for rank in lost if rank not in last.lost)
         worse = replace(last, lost=(last.lost + more)[:LOST_KEPT])
         if last.incident:
-            self._replace(last, worse)
+            self._replace_restart(last, worse)
             return False
         incident = self._make_id(last.noticed_at)
-        self._replace(last, replace(worse, cause=cause, incident=incident, caused_by=next(iter(lost), None)))
+        self._replace_restart(last, replace(worse, cause=cause, incident=incident, caused_by=next(iter(lost), None)))
         self._count_incident()
         return True
 
-    def explain(self, process: ProcessLost, by: str, number: int, at: float, *, is_rank: bool) -> None:
+    def add_exit(self, process: ProcessLost, by: str, number: int, at: float, *, is_rank: bool) -> None:
         """Add a supervisor's report on a dead process.
 
         The report becomes evidence of the restart in which the process was lost. If the process was not a rank, the
@@ -221,15 +221,17 @@ class RestartLog:
             if all(known.rank != rank for known in found.evidence):
                 cause = f"{rank}: {process.reason}" if found.caused_by == rank else found.cause
                 evidence = (*found.evidence, process)[:EVIDENCE_KEPT]
-                self._replace(found, replace(found, cause=cause, evidence=evidence))
+                self._replace_restart(found, replace(found, cause=cause, evidence=evidence))
         elif not is_rank:
             cause = f"{rank}{f' of {by}' if by else ''}: {process.reason}"
             incident = self._make_id(at)
-            self._add(RestartRecord(number, cause, at, incident, (rank,), evidence=(process,), ends_nothing=True))
+            self._append_restart(
+                RestartRecord(number, cause, at, incident, (rank,), evidence=(process,), ends_nothing=True)
+            )
 
-    def form(self, stride: int, at: float, *, is_process_restart: bool) -> RunCounters:
+    def end_restart(self, stride: int, at: float, *, is_process_restart: bool) -> RunCounters:
         """End the open restart and return the counters of the next generation."""
-        last = self.open_one
+        last = self.open_restart
         self.counters = advance(
             self.counters,
             stride,
@@ -239,19 +241,19 @@ class RestartLog:
         self.formed += 1
         self._awaits_step = last is not None
         if last is not None:
-            self._replace(last, replace(last, formed=self.counters.number, formed_at=at))
+            self._replace_restart(last, replace(last, formed=self.counters.number, formed_at=at))
         return self.counters
 
-    def step(self, at: float) -> None:
+    def record_step(self, at: float) -> None:
         """Record a step of the present generation. O(1) unless it is the first after a restart."""
         if not self._awaits_step:
             return
         self._awaits_step = False
         for restart in self.restarts:
             if restart.formed == self.counters.number:
-                self._replace(restart, replace(restart, stepped_at=at))
+                self._replace_restart(restart, replace(restart, stepped_at=at))
 
-    def begin_launch(self) -> None:
+    def reset_for_launch(self) -> None:
         """Begin another launch of the run. Only the numbers continue."""
         self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
@@ -259,19 +261,19 @@ class RestartLog:
     def _count_incident(self) -> None:
         self.counters = replace(self.counters, job_restarts=self.counters.job_restarts + 1)
 
-    def _add(self, restart: RestartRecord) -> None:
+    def _append_restart(self, restart: RestartRecord) -> None:
         """Append a restart and drop the oldest, but keep the newest restart that ended a generation."""
         followed = self._newest
         self.restarts = (*self.restarts, restart)[-RESTARTS_KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:
             self.restarts = (followed, *self.restarts[1:])
-        self._report(restart)
+        self._emit_incident(restart)
 
-    def _replace(self, old: RestartRecord, new: RestartRecord) -> None:
+    def _replace_restart(self, old: RestartRecord, new: RestartRecord) -> None:
         self.restarts = tuple(new if restart is old else restart for restart in self.restarts)
-        self._report(new)
+        self._emit_incident(new)
 
-    def _report(self, restart: RestartRecord) -> None:
+    def _emit_incident(self, restart: RestartRecord) -> None:
         if restart.incident:
             self._emit(IncidentChanged(restart))
 
@@ -306,28 +308,28 @@ class Ranks:
     def __iter__(self) -> Iterator[Rank]:
         return iter(self._slots.values())
 
-    def records(self, wall_offset_s: float) -> tuple[Rank, ...]:
+    def rank_records(self, wall_offset_s: float) -> tuple[Rank, ...]:
         return tuple(replace(r, seen_at=r.seen_at + wall_offset_s, session=None, waits_since=None) for r in self)
 
     @property
-    def is_empty(self) -> bool:
+    def has_no_live_rank(self) -> bool:
         """True if no rank is alive."""
         return not any(rank.is_here for rank in self)
 
     @property
-    def here(self) -> list[Rank]:
+    def live_ranks(self) -> list[Rank]:
         """Live ranks. O(n)."""
         return [rank for rank in self if rank.is_here]
 
-    def of_slot(self, slot: int) -> Rank | None:
+    def rank_of_slot(self, slot: int) -> Rank | None:
         return self._slots.get(slot)
 
-    def get(self, rank: RankId) -> Rank | None:
+    def find_live(self, rank: RankId) -> Rank | None:
         """Return the record of this process if it is alive and still has its slot, or None."""
         found = self._slots.get(rank.slot)
         return found if found is not None and found.is_here and found.rank == rank else None
 
-    def knows(self, rank: RankId) -> bool:
+    def is_newest(self, rank: RankId) -> bool:
         """Return whether this process is or was the newest of its slot."""
         found = self._slots.get(rank.slot)
         return found is not None and found.rank == rank
@@ -337,25 +339,25 @@ class Ranks:
         """True if a rank has an open stream."""
         return bool(self._sessions)
 
-    def why_not(self, rank: RankId) -> LighthouseError:
+    def why_not_live(self, rank: RankId) -> LighthouseError:
         """Return the error to send to a process that has no live record."""
         found = self._slots.get(rank.slot)
         if found is not None and found.rank != rank:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not connected; enter again")
 
-    def refusal(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
+    def check_hello(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
         """Return why a process may not enter a run with these settings, or None. Changes nothing."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
-        if entry.terms != terms and not self.is_empty:
+        if entry.terms != terms and not self.has_no_live_rank:
             return WrongState(
                 f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}; {_TWO_JOBS}"
             )
-        return self._duplicate(entry)
+        return self._check_duplicate(entry)
 
-    def impostor(self, entry: RankHello, now: float) -> DuplicateReplica | None:
+    def check_owner(self, entry: RankHello, now: float) -> DuplicateReplica | None:
         """Return the error if the slot or incarnation belongs to a process with another secret, or None."""
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.secret or is_shown(entry.secret, old.secret):
@@ -363,7 +365,7 @@ class Ranks:
         is_kept = old.is_here and (old.session is not None or now < self._kept_until)
         return _taken(old, entry) if is_kept or old.rank == entry.rank else None
 
-    def _duplicate(self, entry: RankHello) -> DuplicateReplica | None:
+    def _check_duplicate(self, entry: RankHello) -> DuplicateReplica | None:
         """Return the error if another process keeps the slot, or None.
 
         A process of a later attempt takes the slot. If the old process has no open stream, so does a process of the
@@ -377,7 +379,7 @@ class Ranks:
             return None
         return _taken(old, entry)
 
-    def of_session(self, session: int) -> Rank | None:
+    def rank_of_session(self, session: int) -> Rank | None:
         return self._sessions.get(session)
 
     def is_of_slot(self, slot: int, secret: str) -> bool:
@@ -385,7 +387,7 @@ class Ranks:
         rank = self._slots.get(slot)
         return rank is not None and rank.is_here and is_shown(secret, rank.secret)
 
-    def placed(self, entry: RankHello) -> RankHello:
+    def place_hello(self, entry: RankHello) -> RankHello:
         """Return the hello with the slot chosen for a rank of an elastic run. O(n).
 
         The rank keeps the slot that it has. Otherwise it gets the slot that it requests, if free, or the first free
@@ -401,11 +403,11 @@ class Ranks:
 
     # -- events
 
-    def enter(self, entry: RankHello, session: int | None, now: float) -> Rank:
+    def enter_rank(self, entry: RankHello, session: int | None, now: float) -> Rank:
         """Add or update the record of a process. A newer session of the process replaces an older one."""
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
-            self._forget(rank)
+            self._release_slot(rank)
             rank = self._slots[entry.rank.slot] = Rank(entry.rank, now, now, is_successor=rank is not None)
         elif rank.session is not None:
             self._sessions.pop(rank.session, None)
@@ -413,40 +415,40 @@ class Ranks:
         rank.secret = digest_of(entry.secret)
         rank.step = max(rank.step, entry.step)
         rank.session = session
-        self.see(rank, now)
+        self.record_rank_message(rank, now)
         self._without_stream.discard(entry.rank.slot)
         if session is not None:
             self._sessions[session] = rank
         else:
-            self._watch(rank)
+            self._watch_lapse(rank)
         return rank
 
-    def see(self, rank: Rank, now: float) -> None:
+    def record_rank_message(self, rank: Rank, now: float) -> None:
         rank.seen_at, rank.lapses_at = now, now + self._timeout_s
 
-    def close(self, rank: Rank, lapses_at: float) -> None:
+    def close_stream(self, rank: Rank, lapses_at: float) -> None:
         """Record that the stream has closed. The rank is lost at `lapses_at` unless it reconnects before then."""
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.session, rank.lapses_at = None, lapses_at
-        self._watch(rank)
+        self._watch_lapse(rank)
 
-    def wait(self, rank: Rank, now: float) -> None:
+    def add_ready(self, rank: Rank, now: float) -> None:
         """Mark a rank as ready."""
         if rank.waits_since is None:
             rank.waits_since = now
         self.ready[rank.rank.slot] = rank
 
-    def run(self, rank: Rank) -> None:
+    def remove_ready(self, rank: Rank) -> None:
         """Mark a rank as not ready."""
         rank.waits_since = None
         self.ready.pop(rank.rank.slot, None)
 
-    def lose(self, rank: Rank) -> None:
-        self._forget(rank)
+    def mark_rank_lost(self, rank: Rank) -> None:
+        self._release_slot(rank)
         rank.is_here, rank.session = False, None
 
-    def lapsed(self, now: float) -> list[Rank]:
+    def lapsed_ranks(self, now: float) -> list[Rank]:
         """Return the ranks without a stream whose timeout has passed. The caller must call `lose` for each."""
         if not self._without_stream or now < self._lapses_from:
             return []
@@ -454,11 +456,11 @@ class Ranks:
         self._lapses_from = min((rank.lapses_at for rank in ranks if rank.lapses_at > now), default=math.inf)
         return [rank for rank in ranks if rank.lapses_at <= now]
 
-    def next_at(self) -> float | None:
+    def next_lapse_at(self) -> float | None:
         """Return a moment at or before the next lapse, or None if no rank can lapse."""
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
-    def shift(self, by_s: float) -> None:
+    def postpone_lapses(self, by_s: float) -> None:
         """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         for rank in self:
             rank.lapses_at += by_s
@@ -466,14 +468,14 @@ class Ranks:
         self._lapses_from += by_s
         self._kept_until += by_s
 
-    def _watch(self, rank: Rank) -> None:
+    def _watch_lapse(self, rank: Rank) -> None:
         self._without_stream.add(rank.rank.slot)
         self._lapses_from = min(self._lapses_from, rank.lapses_at)
 
-    def _forget(self, rank: Rank | None) -> None:
+    def _release_slot(self, rank: Rank | None) -> None:
         if rank is None:
             return
-        self.run(rank)
+        self.remove_ready(rank)
         self._without_stream.discard(rank.rank.slot)
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
@@ -503,7 +505,7 @@ class GenerationDecision:
     next_at: float | None = None
     """Next moment at which time alone may change the decision."""
 
-    def shift(self, by_s: float) -> "GenerationDecision":
+    def postponed_by(self, by_s: float) -> "GenerationDecision":
         """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and read no messages."""
         return replace(
             self,
@@ -535,7 +537,7 @@ def decide_generation(
         before: The last decision, which says when the waits began.
         now: The present moment.
     """
-    if current.stands:
+    if current.is_standing:
         return GenerationDecision(RunVerdict.STANDS)
     is_begun = len(ranks.ready) >= (terms.min_active if terms.is_elastic else 1)
     waits_since = _since(before.waits_since, now, is_begun)
@@ -566,7 +568,7 @@ def begins_by_restart(members: Sequence[Rank], current: GenerationState, restart
     count, nor does one that was active before: it may have lost its slot to another process before it received a
     number. The generation begins another launch if numbers continue without a generation and all its processes are new.
     """
-    lost = restarts.lost
+    lost = restarts.lost_ranks
     new = [rank for rank in members if rank.generation is None and rank.rank not in lost]
     is_launch = current.generation is None and restarts.counters.number >= 0 and len(new) == len(members)
     return is_launch or any(rank.attempt > 0 or (rank.is_successor and rank.rank.is_supervised) for rank in new)
@@ -620,7 +622,7 @@ class Generations:
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
-        here = [rank.rank for rank in self.ranks.here]
+        here = [rank.rank for rank in self.ranks.live_ranks]
         self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
         self.restarts = RestartLog(record, make_id, emit)
         self.budget = RestartBudget(record.failed_at)
@@ -632,35 +634,35 @@ class Generations:
         self.steps = 0  # reported steps of all generations
 
     def verdict(self, now: float) -> RunVerdict:
-        return self._decide(now).verdict
+        return self._decide_next(now).verdict
 
     def deadline(self, now: float) -> float | None:
         """Return the next moment after `now` at which time alone may change something."""
-        moments = (self.ranks.next_at(), None if self._is_over else self._decision.next_at)
+        moments = (self.ranks.next_lapse_at(), None if self._is_over else self._decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
-    def is_due(self, now: float) -> bool:
+    def is_decision_due(self, now: float) -> bool:
         """Return whether time alone may have changed the result of `settle`."""
         next_at = self._decision.next_at
         return not self._is_over and next_at is not None and next_at <= now
 
-    def pass_time(self, now: float) -> None:
-        for rank in self.ranks.lapsed(now):
-            self.lose(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
+    def lose_lapsed_ranks(self, now: float) -> None:
+        for rank in self.ranks.lapsed_ranks(now):
+            self.lose_rank(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
-    def was_late(self, by_s: float, now: float) -> None:
+    def postpone_timers(self, by_s: float, now: float) -> None:
         """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
-        self.ranks.shift(by_s)
-        self._decision = self._decision.shift(by_s)
+        self.ranks.postpone_lapses(by_s)
+        self._decision = self._decision.postponed_by(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
 
     # -- end of the run
 
-    def end(self) -> None:
+    def end_run(self) -> None:
         """End the run, stopped or completed. From now on, no generation breaks or forms."""
         self._is_over = True
 
-    def resume(self) -> None:
+    def resume_forming(self) -> None:
         """Continue after a stop. All waits and the restart budget start again."""
         self._is_over = False
         self._decision, self.current.delayed_until = GenerationDecision(), -math.inf
@@ -670,55 +672,55 @@ class Generations:
         """Reset the state for another launch of the run. Only the generation numbers continue."""
         self.ranks = Ranks(self.config.rank_timeout_s)
         self.current = GenerationState()
-        self.restarts.begin_launch()
-        self.resume()
+        self.restarts.reset_for_launch()
+        self.resume_forming()
 
     # -- arrivals and losses
 
-    def enter(self, entry: RankHello, session: int | None, now: float) -> None:
-        error = self.restarts.refusal(entry) or self.ranks.refusal(entry, self.terms)
+    def handle_rank_hello(self, entry: RankHello, session: int | None, now: float) -> None:
+        error = self.restarts.check_numbers(entry) or self.ranks.check_hello(entry, self.terms)
         if error is not None:
             return self._emit(events.RankRefused(entry.rank, error))
         if entry.terms != self.terms:  # not refused, so no rank is alive
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
-        old = self.ranks.of_slot(entry.rank.slot)
+        old = self.ranks.rank_of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
-            self.lose(old, "its process has restarted", now)
-        self.restarts.learn(entry.seen, self.terms.stride)
-        self.restarts.learn(entry.generation, self.terms.stride)
-        rank = self.ranks.enter(entry, session, now)
-        self.ranks.run(rank)
-        self.current.reconnect(rank.rank)
+            self.lose_rank(old, "its process has restarted", now)
+        self.restarts.skip_seen_numbers(entry.seen, self.terms.stride)
+        self.restarts.skip_seen_numbers(entry.generation, self.terms.stride)
+        rank = self.ranks.enter_rank(entry, session, now)
+        self.ranks.remove_ready(rank)
+        self.current.reconnect_rank(rank.rank)
         if entry.is_ready:
-            return self._ready(rank, entry.generation, now)
-        return self._holds(rank, entry.generation)
+            return self._handle_ready(rank, entry.generation, now)
+        return self._record_held_generation(rank, entry.generation)
 
-    def end_session(self, session: int, now: float) -> None:
-        rank = self.ranks.of_session(session)
+    def handle_stream_end(self, session: int, now: float) -> None:
+        rank = self.ranks.rank_of_session(session)
         if rank is None:
             return
         if now < self._held_until:
-            self.ranks.close(rank, self._held_until)
+            self.ranks.close_stream(rank, self._held_until)
         else:
-            self.lose(rank, "its connection was lost", now)
+            self.lose_rank(rank, "its connection was lost", now)
 
-    def lose(self, rank: Rank, reason: str, now: float) -> None:
-        self.ranks.lose(rank)
+    def lose_rank(self, rank: Rank, reason: str, now: float) -> None:
+        self.ranks.mark_rank_lost(rank)
         self.progress.remove_rank(rank.rank.slot)
-        if self.current.lose(rank.rank):
-            self._break(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
+        if self.current.remove_lost(rank.rank):
+            self._break_generation(f"{rank.rank}: {reason}", now, lost=(rank.rank,))
 
     # -- messages of ranks
 
-    def receive(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
-        rank = self.ranks.get(rank_id)
+    def handle_rank_message(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
+        rank = self.ranks.find_live(rank_id)
         if rank is None:
-            self._emit(events.RankRefused(rank_id, self.ranks.why_not(rank_id)))
+            self._emit(events.RankRefused(rank_id, self.ranks.why_not_live(rank_id)))
             return
-        self.ranks.see(rank, now)
+        self.ranks.record_rank_message(rank, now)
         match message:
             case RankHeartbeat(step, phase, progress):
-                runs = self.current.runs(rank.rank, self.current.number)
+                runs = self.current.is_at_work(rank.rank, self.current.number)
                 is_step = step > rank.step and runs
                 rank.step, rank.phase = step or rank.step, phase or rank.phase
                 if progress is not None and runs:
@@ -727,42 +729,42 @@ class Generations:
                 if is_step:
                     self.current.has_stepped = True
                     self.steps += 1
-                    self.restarts.step(self.wall(now))
+                    self.restarts.record_step(self.wall_time(now))
             case ReadyReport(generation):
-                self._ready(rank, generation, now)
+                self._handle_ready(rank, generation, now)
             case FailureReport(generation, reason):
-                self._fail(rank, generation, reason, now)
+                self._handle_failure(rank, generation, reason, now)
             case FinishReport(generation):
-                self._finish(rank, generation)
+                self._handle_finish(rank, generation)
             case CloseReport():
                 if self.terms.is_elastic:
-                    self._complete(max(0, self.current.number))
+                    self._complete_run(max(0, self.current.number))
 
-    def _holds(self, rank: Rank, generation: int | None) -> None:
+    def _record_held_generation(self, rank: Rank, generation: int | None) -> None:
         """Record that a rank runs `generation` (None if none). Interrupt the rank if that generation has ended."""
         if generation is None:
             return
         rank.generation = generation
-        if not self.current.runs(rank.rank, generation):
+        if not self.current.is_at_work(rank.rank, generation):
             self._emit(events.Interrupted(generation, "this generation has ended", (rank.rank,)))
 
-    def _ready(self, rank: Rank, generation: int | None, now: float) -> None:
+    def _handle_ready(self, rank: Rank, generation: int | None, now: float) -> None:
         if not self.current.has_received(rank.rank, generation):
             self._send_generation(rank)
             return
         rank.generation = rank.generation if generation is None else generation
-        self.ranks.wait(rank, now)
-        self.current.ready(rank.rank)
-        self._admit(rank, now)
+        self.ranks.add_ready(rank, now)
+        self.current.mark_ready(rank.rank)
+        self._admit_ready_rank(rank, now)
 
-    def _admit(self, rank: Rank, now: float) -> None:
+    def _admit_ready_rank(self, rank: Rank, now: float) -> None:
         """Apply rule 4 to a ready rank."""
-        if not self.current.stands:
+        if not self.current.is_standing:
             return
         size = len(self.current.active)
         may_grow = size < self.terms.target and not self.current.finished
         if may_grow and len(assign(self.ranks, self.current.slots, self.terms, self.current.running)) > size:
-            self._break(f"{rank.rank} comes in", now, is_fault=False)
+            self._break_generation(f"{rank.rank} comes in", now, is_fault=False)
         else:
             self._send_generation(rank)
 
@@ -772,42 +774,42 @@ class Generations:
         if not self.current.is_place_taken(rank.rank):
             self._emit(events.GenerationSent(rank.rank, self.current.generation))
 
-    def _fail(self, rank: Rank, generation: int, reason: str, now: float) -> None:
+    def _handle_failure(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """Handle a failure of the function. Ignore failures in a broken generation, because the break causes them."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current
         current.delayed_until = now + self.budget.add_failure(
-            self.terms, self.wall(now), lasted_s=now - current.began_at, has_stepped=current.has_stepped
+            self.terms, self.wall_time(now), lasted_s=now - current.began_at, has_stepped=current.has_stepped
         )
-        self._break(f"{rank.rank} has failed: {reason}", now, is_failure=True)
+        self._break_generation(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
-    def fail_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
+    def fail_ranks_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
         """Treat the ranks that keep the others waiting as failed."""
-        for rank in map(self.ranks.of_slot, slots):
+        for rank in map(self.ranks.rank_of_slot, slots):
             if rank is not None:
-                self._fail(rank, self.current.number, reason, now)
+                self._handle_failure(rank, self.current.number, reason, now)
 
-    def _finish(self, rank: Rank, generation: int) -> None:
-        if not self.current.runs(rank.rank, generation):
-            self._holds(rank, generation)
-        elif not self.current.finish(rank.rank):
+    def _handle_finish(self, rank: Rank, generation: int) -> None:
+        if not self.current.is_at_work(rank.rank, generation):
+            self._record_held_generation(rank, generation)
+        elif not self.current.finish_rank(rank.rank):
             self._emit(events.RecordChanged())
         else:
-            self._complete(generation)
+            self._complete_run(generation)
 
-    def _complete(self, number: int) -> None:
-        self.end()
-        self._emit(events.Completed(number, self.everyone, is_new=True))
+    def _complete_run(self, number: int) -> None:
+        self.end_run()
+        self._emit(events.Completed(number, self.live_rank_ids, is_new=True))
 
     # -- breaking and forming
 
     @property
-    def everyone(self) -> tuple[RankId, ...]:
+    def live_rank_ids(self) -> tuple[RankId, ...]:
         """All live ranks, sorted."""
-        return tuple(sorted(rank.rank for rank in self.ranks.here))
+        return tuple(sorted(rank.rank for rank in self.ranks.live_ranks))
 
-    def _break(
+    def _break_generation(
         self,
         cause: str,
         now: float,
@@ -820,37 +822,37 @@ class Generations:
             return
         number = self.current.number
         if self.current.is_broken:
-            if self.restarts.worsen(lost, cause):
+            if self.restarts.add_losses(lost, cause):
                 self._emit(events.Interrupted(number, cause, (), is_new=True))
             return
         self.current.is_broken = True
-        self.restarts.begin(number, cause, self.wall(now), lost, is_fault=is_fault)
+        self.restarts.begin_restart(number, cause, self.wall_time(now), lost, is_fault=is_fault)
         running = tuple(sorted(self.current.running))
         self._emit(events.Interrupted(number, cause, running, is_new=True, is_failure=is_failure))
 
-    def settle(self, now: float) -> str:
+    def form_if_ready(self, now: float) -> str:
         """Form the next generation if it is time. Return why the run must stop, or ""."""
         if self._is_over:
             return ""
         if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):
             return f"{why}; the last: {self.restarts.last_cause}"
-        self._decision = self._decide(now)
+        self._decision = self._decide_next(now)
         if self._decision.verdict is RunVerdict.READY:
-            return self._form(self._decision.chosen, now)
+            return self._form_generation(self._decision.chosen, now)
         if self._decision.is_hopeless:
             needed = max(self.terms.min_active, self.terms.divisible_by)
             return f"min_active: {len(self.ranks.ready)} ranks are left, {needed} are needed"
         return ""
 
-    def _decide(self, now: float) -> GenerationDecision:
+    def _decide_next(self, now: float) -> GenerationDecision:
         return decide_generation(self.ranks, self.current, self.terms, self._decision, now)
 
-    def _form(self, chosen: tuple[RankId, ...], now: float) -> str:
+    def _form_generation(self, chosen: tuple[RankId, ...], now: float) -> str:
         limit = self.terms.max_iterations
         if limit is not None and self.restarts.formed >= limit:
             return f"max_iterations: {limit} generations were run"
         left_out, before = tuple(sorted(self.current.running)), self.current.number
-        generation = self._begin(chosen, now)
+        generation = self._begin_generation(chosen, now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
         self._emit(events.GenerationFormed(generation, spares))
         if left_out:
@@ -858,11 +860,11 @@ class Generations:
             self._emit(events.Interrupted(before, reason, left_out))
         return ""
 
-    def _begin(self, chosen: tuple[RankId, ...], now: float) -> Generation:
-        members = [rank for rank in map(self.ranks.get, chosen) if rank is not None]
-        counters = self.restarts.form(
+    def _begin_generation(self, chosen: tuple[RankId, ...], now: float) -> Generation:
+        members = [rank for rank in map(self.ranks.find_live, chosen) if rank is not None]
+        counters = self.restarts.end_restart(
             self.terms.stride,
-            self.wall(now),
+            self.wall_time(now),
             is_process_restart=begins_by_restart(members, self.current, self.restarts),
         )
         generation = Generation(chosen, counters)
@@ -870,10 +872,10 @@ class Generations:
         for rank in self.ranks:
             self.progress.remove_rank(rank.rank.slot)
         for rank in members:
-            self.ranks.run(rank)
+            self.ranks.remove_ready(rank)
             rank.generation = generation.number
-        self._decision = self._decide(now)
+        self._decision = self._decide_next(now)
         return generation
 
-    def wall(self, now: float) -> float:
+    def wall_time(self, now: float) -> float:
         return now + self.config.wall_offset_s

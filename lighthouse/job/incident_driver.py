@@ -156,7 +156,7 @@ class ProgressDriver:
         self._check_lag = ports.check_lag_in_timer
         self._heal_timer = DeadlineTimer(self._log_heals, timers)
         self.watch = StallWatch(
-            timers, log, job, self._verdict, lambda now: self.known.left_s(now, runs()), floor_s, report
+            timers, log, job, self._verdict, lambda now: self.known.verdict_in_s(now, runs()), floor_s, report
         )
 
     def add_view(self, replica_id: str, view: GroupView) -> None:
@@ -241,18 +241,18 @@ class IncidentTimes:
         self.detect: dict[Key, Histogram] = {}
         self.recover: dict[Key, Histogram] = {}
 
-    def began(self, job: str, kind: IncidentKind) -> None:
+    def count_opened(self, job: str, kind: IncidentKind) -> None:
         """Count a new incident."""
         key = job, kind
         if key not in self.opened and len(self.opened) >= MAX_JOBS * len(IncidentKind):
             del self.opened[next(iter(self.opened))]
         self.opened[key] += 1
 
-    def detected(self, job: str, kind: IncidentKind, seconds: float) -> None:
+    def add_detect_time(self, job: str, kind: IncidentKind, seconds: float) -> None:
         """Record the time in seconds from a fault until it was noticed."""
         _add(self.detect, (job, kind), seconds)
 
-    def recovered(self, job: str, kind: IncidentKind, seconds: float) -> None:
+    def add_recover_time(self, job: str, kind: IncidentKind, seconds: float) -> None:
         """Record the time in seconds from a fault to the first step committed after it."""
         _add(self.recover, (job, kind), seconds)
 
@@ -290,38 +290,38 @@ class IncidentRegistry:
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
 
-    def load(self) -> None:
+    def load_stored(self) -> None:
         """Load the incidents that an earlier lighthouse stored. Blocks. Call this before the first job."""
         if self.files is not None:
             self.archive = IncidentArchive(self.files.load())
 
-    def opened(self, incident: Incident) -> None:
+    def record_opened(self, incident: Incident) -> None:
         summary = incident.summary
-        self.times.began(summary.job, summary.kind)
-        self.times.detected(summary.job, summary.kind, summary.noticed_s)
-        self.keep(incident)
+        self.times.count_opened(summary.job, summary.kind)
+        self.times.add_detect_time(summary.job, summary.kind, summary.noticed_s)
+        self.record_changed(incident)
 
-    def recovered(self, incident: Incident) -> None:
+    def record_recovered(self, incident: Incident) -> None:
         summary = incident.summary
-        self.times.recovered(summary.job, summary.kind, summary.step_s or 0.0)
-        self.keep(incident)
+        self.times.add_recover_time(summary.job, summary.kind, summary.step_s or 0.0)
+        self.record_changed(incident)
 
-    def keep(self, incident: Incident) -> None:
-        self.archive.put(incident)
+    def record_changed(self, incident: Incident) -> None:
+        self.archive.store_incident(incident)
         if self.files is not None:
             self.files.save(incident)
 
-    def report(self, incident: Incident) -> None:
+    def record_of_run(self, incident: Incident) -> None:
         """Record a new or changed incident of a run. The `RunMachine` tracks it."""
-        before, after_s = self.archive.find(incident.id), incident.summary.step_s
+        before, after_s = self.archive.find_incident(incident.id), incident.summary.step_s
         if before is None:
-            self.times.began(incident.summary.job, incident.summary.kind)
+            self.times.count_opened(incident.summary.job, incident.summary.kind)
         if after_s is not None and (before is None or before.summary.step_s is None):
-            self.recovered(incident)
+            self.record_recovered(incident)
         else:
-            self.keep(incident)
+            self.record_changed(incident)
 
-    def newest(self, job: str) -> tuple[IncidentSummary, ...]:
+    def newest_summaries(self, job: str) -> tuple[IncidentSummary, ...]:
         """Return the newest incidents of the job, the newest first."""
         return self.archive.summaries(job)[:SHOWN]
 
@@ -407,79 +407,85 @@ class IncidentDriver:
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
 
-    def session_ended(self, session: int) -> None:
+    def handle_session_end_of(self, session: int) -> None:
         for number in list(self._rounds):
-            self._rounds[number].round.ended(session)
+            self._rounds[number].round.drop_session(session)
             self._finish_if_complete(number)
 
-    def joined(self, participant: Participant) -> None:
-        if self._incidents.is_followed or self._incidents.listens_to(participant):
+    def handle_participant(self, participant: Participant) -> None:
+        if self._incidents.is_followed or self._incidents.is_news(participant):
             now = self._clock()
-            self._perform(self._incidents.distrust(participant.replica_id, participant.distrust, now, self._wall()))
-            self._perform(self._incidents.asked(now))
-            self._perform(self._incidents.reached(participant.requested_step, participant.seen_quorum_id, now))
+            self._perform(
+                self._incidents.record_distrust(participant.replica_id, participant.distrust, now, self._wall())
+            )
+            self._perform(self._incidents.open_losses(now))
+            self._perform(
+                self._incidents.record_step_reached(participant.requested_step, participant.seen_quorum_id, now)
+            )
 
-    def viewed(self, replica_id: str, view: GroupView) -> None:
+    def handle_view(self, replica_id: str, view: GroupView) -> None:
         """Check a member's view for steps discarded because of their gradients."""
         if view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
             name, rejected = (ranks[0].name, ranks[0].sample.rejected) if ranks else (RankName(replica_id, 0), None)
-            self._perform(self._incidents.rejected(name, rejected, self._clock(), self._wall()))
+            self._perform(self._incidents.record_rejected_step(name, rejected, self._clock(), self._wall()))
 
-    def held(self, held: HeldQuorum) -> None:
+    def handle_grant(self, held: HeldQuorum) -> None:
         """Check whether the steps that a member has granted show a recovery."""
         if self._incidents.is_followed:
-            self._perform(self._incidents.reached(held.granted, held.quorum_id, self._clock()))
+            self._perform(self._incidents.record_step_reached(held.granted, held.quorum_id, self._clock()))
 
-    def killed(self, replica_id: str, quorum_id: int, why: str) -> None:
+    def handle_kill(self, replica_id: str, quorum_id: int, why: str) -> None:
         """Record that an operator killed a member of this quorum."""
-        self._perform(self._incidents.killed(replica_id, quorum_id, why, self._clock(), self._wall()))
+        self._perform(self._incidents.open_kill(replica_id, quorum_id, why, self._clock(), self._wall()))
 
-    def lost(self, loss: MemberLost) -> None:
+    def handle_loss(self, loss: MemberLost) -> None:
         """Record a loss. The loss of a group that was in no quorum is not an incident."""
         if loss.quorum_id is None:
             return
-        self._perform(self._incidents.lost(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
+        self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
 
-    def formed(self, quorum: Quorum, *, is_new: bool) -> None:
+    def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:
         if self._incidents.awaits_quorum:
             step, names = (
                 max(member.requested_step for member in quorum.participants),
                 {m.replica_id for m in quorum.participants},
             )
-            self._perform(self._incidents.formed(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names))
+            self._perform(
+                self._incidents.record_new_quorum(quorum.quorum_id, step, self._clock(), is_new=is_new, members=names)
+            )
 
-    def exited(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
+    def handle_exit(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
         """Record a supervisor's report on a dead process. Return whether it may explain the loss of its group."""
         now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._state.list_participants())
-        effects = self._incidents.exited(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
+        effects = self._incidents.add_exit_report(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
         if effects is None:
             return False
         self._perform(effects)
-        self._ports.timers.call_later(EXIT_KEPT_S, self._expire)
+        self._ports.timers.call_later(EXIT_KEPT_S, self._expire_exits)
         return True
 
-    def _expire(self) -> None:
+    def _expire_exits(self) -> None:
         if not self._is_closed:
-            self._perform(self._incidents.expire(self._clock()))
+            self._perform(self._incidents.open_unexplained_exits(self._clock()))
 
-    def take_verdict(self, verdict: StallVerdict | None) -> None:
+    def handle_verdict(self, verdict: StallVerdict | None) -> None:
         """Handle a new verdict, or None when some rank makes progress again.
 
         If all ranks wait for a quorum, that is not an incident: the lighthouse lets them wait, and reports why.
         """
         now = self._clock()
         if verdict is None:
-            return self._perform(self._incidents.moved(now))
+            return self._perform(self._incidents.end_stall(now))
         if verdict.kind is Kind.WAITING and self._is_asked():
             return None
         step = max([member.step for member in self._members()] or [self._run_steps()])
-        return self._perform(self._incidents.stalled(verdict, step, now, self._wall()))
+        return self._perform(self._incidents.open_or_update_stall(verdict, step, now, self._wall()))
 
-    def run_moved(self) -> None:
+    def handle_run_progress(self) -> None:
         """Check for a recovery after a report from a rank of a run."""
         if self._incidents.is_followed:
-            self._perform(self._incidents.reached(self._run_steps(), 0, self._clock()))
+            self._perform(self._incidents.record_step_reached(self._run_steps(), 0, self._clock()))
 
     @property
     def _runs(self) -> dict[str, RunDriver]:
@@ -488,19 +494,19 @@ class IncidentDriver:
     def _run_steps(self) -> int:
         return sum(run.steps for run in self._runs.values())
 
-    def received(self, session: Asked, message: Evidence | EvidenceDone) -> None:
+    def receive_evidence(self, session: Asked, message: Evidence | EvidenceDone) -> None:
         round_ = self._rounds.get(message.number)
         if round_ is None:
             return
         if isinstance(message, Evidence):
-            round_.round.took(session, without_secrets(message.rank))
+            round_.round.add_rank(session, without_secrets(message.rank))
         else:
-            round_.round.done(session)
+            round_.round.finish_session(session)
             self._finish_if_complete(message.number)
 
     # -- evidence
 
-    def gather(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
+    def gather_evidence(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
         """Collect evidence of these ranks, or of all members if None.
 
         Raises:
@@ -508,9 +514,9 @@ class IncidentDriver:
         """
         if len(self._rounds) >= MAX_ROUNDS:
             raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
-        self._begin(EvidenceRound(self._targets()) if ranks is None else self._of(ranks), reply.answer)
+        self._begin_round(EvidenceRound(self._targets()) if ranks is None else self._round_for(ranks), reply.answer)
 
-    def _of(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
+    def _round_for(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._state.groups.get(name) for name in ranks)
         members = [self._target(member) for member in found if member is not None]
         runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._all_runs() if run.run_id in ranks]
@@ -529,7 +535,7 @@ class IncidentDriver:
         session = member.session if member.is_connected else None
         return EvidenceTarget(member.replica_id, session)
 
-    def _begin(self, evidence_round: EvidenceRound, deliver: Callable[[Gathered], None]) -> None:
+    def _begin_round(self, evidence_round: EvidenceRound, deliver: Callable[[Gathered], None]) -> None:
         number = next(self._numbers)
         due_at = self._clock() + WITHIN_S
         limit = DeadlineTimer(functools.partial(self._tick, number), self._ports.timers)
@@ -540,9 +546,11 @@ class IncidentDriver:
             request = EvidenceRequest(number, question.group_ranks)
             member = self._state.groups.get(question.replica_id)
             if isinstance(question.session, str):
-                runs[question.session].collect_evidence(request, functools.partial(self.received, question.session))
+                runs[question.session].collect_evidence(
+                    request, functools.partial(self.receive_evidence, question.session)
+                )
             elif member is None or not self._send(member, request):
-                evidence_round.ended(question.session)
+                evidence_round.drop_session(question.session)
         self._finish_if_complete(number)
 
     def _tick(self, number: int) -> None:
@@ -551,16 +559,16 @@ class IncidentDriver:
         if round_ is not None and self._clock() < round_.due_at:
             round_.limit.set(round_.due_at)
         elif round_ is not None:
-            self._finish(number)
+            self._finish_round(number)
 
     def _finish_if_complete(self, number: int) -> None:
         if self._rounds[number].round.is_complete:
-            self._finish(number)
+            self._finish_round(number)
 
-    def _finish(self, number: int) -> None:
+    def _finish_round(self, number: int) -> None:
         round_ = self._rounds.pop(number)
         round_.limit.cancel()
-        round_.deliver(round_.round.result())
+        round_.deliver(round_.round.gathered())
 
     # -- effects
 
@@ -568,12 +576,12 @@ class IncidentDriver:
         for effect in effects:
             match effect:
                 case incidents.Opened(incident):
-                    self._registry.opened(incident)
+                    self._registry.record_opened(incident)
                     self._log_opened(incident)
                 case incidents.Changed(incident):
-                    self._registry.keep(incident)
+                    self._registry.record_changed(incident)
                 case incidents.Recovered(incident):
-                    self._registry.recovered(incident)
+                    self._registry.record_recovered(incident)
                     log.info(
                         "incident %s: recovered: the next step was committed %.2f s after the fault",
                         incident.id,
@@ -583,9 +591,9 @@ class IncidentDriver:
                         ),
                     )
                 case incidents.EvidenceWanted(id, suspects):
-                    self._collect(id, suspects)
+                    self._collect_evidence(id, suspects)
                 case incidents.ActionDue(id, decision):
-                    self._act(id, decision)
+                    self._perform_action(id, decision)
 
     def _log_opened(self, incident: Incident) -> None:
         summary = incident.summary
@@ -600,7 +608,7 @@ class IncidentDriver:
         groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
         self._note(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
 
-    def _collect(self, id: str, suspects: Sequence[str]) -> None:
+    def _collect_evidence(self, id: str, suspects: Sequence[str]) -> None:
         began_at = self._clock()
 
         def deliver(gathered: Gathered) -> None:
@@ -619,38 +627,42 @@ class IncidentDriver:
                 member.replica_id: member.participant.group_world_size if member.participant is not None else 1
                 for member in self._members()
             } | {name: run.size for name, run in self._runs.items()}
-            self._perform(self._incidents.took(id, gathered, members, now))
+            self._perform(self._incidents.add_evidence(id, gathered, members, now))
 
-        self._begin(EvidenceRound(self._targets(), suspects=suspects), deliver)
+        self._begin_round(EvidenceRound(self._targets(), suspects=suspects), deliver)
 
-    def _act(self, id: str, decision: Decision) -> None:
+    def _perform_action(self, id: str, decision: Decision) -> None:
         if self._is_closed:
-            return self._perform(self._incidents.acted(id, "the lighthouse stopped: nothing was done", self._clock()))
+            return self._perform(
+                self._incidents.record_action(id, "the lighthouse stopped: nothing was done", self._clock())
+            )
         text = decision.text
         if decision.stop:
-            text = self._stop(id)
+            text = self._stop_job(id)
         elif decision.restart:
-            text = self._restart(id, decision)
+            text = self._restart_groups(id, decision)
         log.warning(
             "incident %s: %s", id, text, extra=event("incident_action", job=self._job, incident=id, action=text)
         )
-        return self._perform(self._incidents.acted(id, text, self._clock()))
+        return self._perform(self._incidents.record_action(id, text, self._clock()))
 
-    def _stop(self, id: str) -> str:
-        text = self._registry.archive.get(id).summary.text
+    def _stop_job(self, id: str) -> str:
+        text = self._registry.archive.get_incident(id).summary.text
         reason = cut_reason(f"incident {id}: nothing moves: {text}")
         runs = list(self._registry.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
         if runs:
             return f"stopped the run {', '.join(runs)}"
         members = sorted(member.replica_id for member in self._members())
-        return f"killed {', '.join(members)}: the job has no run to stop" + self._kill(members, reason)
+        return f"killed {', '.join(members)}: the job has no run to stop" + self._kill_groups(members, reason)
 
-    def _restart(self, id: str, decision: Decision) -> str:
+    def _restart_groups(self, id: str, decision: Decision) -> str:
         reason, groups = cut_reason(f"incident {id}: {decision.text}"), decision.groups
         killed = [name for name in groups if not self._registry.restart_ranks(self._job, name, groups[name], reason)]
-        return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill(killed, reason, groups)
+        return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill_groups(killed, reason, groups)
 
-    def _kill(self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None) -> str:
+    def _kill_groups(
+        self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None
+    ) -> str:
         """Kill groups, and return a note on those that could not be notified, or "".
 
         Args:
@@ -666,7 +678,7 @@ class IncidentDriver:
     def close(self, reason: str) -> None:
         """End all requests for evidence. A stall in progress is left to the next lighthouse."""
         self._is_closed = True
-        self._perform(self._incidents.expire(math.inf))
+        self._perform(self._incidents.open_unexplained_exits(math.inf))
         for number in list(self._rounds):
             log.info("evidence round %d ended: %s", number, reason, extra=event("evidence_ended", job=self._job))
-            self._finish(number)
+            self._finish_round(number)

@@ -177,7 +177,7 @@ class _Case:
     losses: "_Lost | None" = None
     away: set[str] = field(default_factory=set[str])
 
-    def note(self, **changes: object) -> Incident:
+    def update_summary(self, **changes: object) -> Incident:
         summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
         self.incident = replace(self.incident, summary=summary)
         return self.incident
@@ -187,7 +187,7 @@ class _Case:
         return replica_id in self.killed and self.incident.summary.quorum_s is None
 
     @property
-    def is_over(self) -> bool:
+    def is_case_over(self) -> bool:
         summary = self.incident.summary
         is_still = summary.kind is IncidentKind.STALL and summary.over_s is None
         return summary.step_s is not None and not is_still and not self.is_looking and not self.away
@@ -206,7 +206,7 @@ class _Lost:
     def __post_init__(self) -> None:
         self.by_name = {self.first.replica_id: self.first}
 
-    def explain(self, replica_id: str, exit_: "_Exit") -> None:
+    def add_cause(self, replica_id: str, exit_: "_Exit") -> None:
         """Add why a process of the group exited. Only the first report counts, because that exit causes the others."""
         loss, rank = self.by_name[replica_id], f"rank {exit_.evidence.group_rank}"
         if replica_id not in self._explained:
@@ -215,7 +215,7 @@ class _Lost:
             self.by_name[replica_id] = replace(loss, reason=f"{loss.reason}: {cause}")
 
     @property
-    def text(self) -> str:
+    def loss_text(self) -> str:
         more = f" and {len(self.by_name) - MAX_NAMED} more" if len(self.by_name) > MAX_NAMED else ""
         named = itertools.islice(self.by_name.items(), MAX_NAMED)
         return "; ".join(f"{name}: {loss.reason}" for name, loss in named) + more
@@ -262,7 +262,7 @@ class IncidentMachine:
 
     # -- stalls
 
-    def stalled(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
+    def open_or_update_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
         """Open or update the incident of a stall. `step` is the highest step that a rank has been granted."""
         case = self._stall
         if case is None:
@@ -272,18 +272,18 @@ class IncidentMachine:
         if case.incident.summary.suspects and not verdict.behind:
             return []  # the earlier suspect is still the cause
         case.verdict = verdict
-        changed = Changed(case.note(text=verdict.text, suspects=_suspects(verdict)))
-        return [changed, *self._look(case)]
+        changed = Changed(case.update_summary(text=verdict.text, suspects=_suspects(verdict)))
+        return [changed, *self._request_evidence(case)]
 
-    def moved(self, now: float) -> list[Effect]:
+    def end_stall(self, now: float) -> list[Effect]:
         case, self._stall = self._stall, None
         if case is None:
             return []
-        changed = Changed(case.note(over_s=now - case.fault_at))
+        changed = Changed(case.update_summary(over_s=now - case.fault_at))
         self._drop_if_over(case)
         return [changed]
 
-    def took(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
+    def add_evidence(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
         """Add the evidence that arrived in time, and decide what to do.
 
         Args:
@@ -299,7 +299,7 @@ class IncidentMachine:
         evidence = suspects_first(gathered.evidence, case.incident.summary.suspects)
         case.incident = replace(case.incident, evidence=evidence, missing=gathered.missing)
         first_s = case.incident.summary.evidence_s
-        changed = Changed(case.note(evidence_s=now - case.fault_at if first_s is None else first_s))
+        changed = Changed(case.update_summary(evidence_s=now - case.fault_at if first_s is None else first_s))
         if case is not self._stall:
             done = self._note_action(case, "progress resumed: nothing was done", now)
             self._drop_if_over(case)
@@ -310,13 +310,13 @@ class IncidentMachine:
         case.is_final, case.killed = decision.is_final, frozenset(members if decision.stop else decision.groups)
         return [changed, ActionDue(id, decision)]
 
-    def acted(self, id: str, action: str, now: float) -> list[Effect]:
+    def record_action(self, id: str, action: str, now: float) -> list[Effect]:
         case = self._cases.get(id)
         return [] if case is None else [self._note_action(case, action, now)]
 
     # -- losses
 
-    def lost(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
+    def add_loss(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
         """Record a loss. It becomes an incident now if a group is waiting for the next quorum (`is_asked`)."""
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
@@ -331,20 +331,20 @@ class IncidentMachine:
         assert lost is not None
         exits = self._exits.pop(loss.replica_id, [])
         for each in exits:
-            lost.explain(loss.replica_id, each)
+            lost.add_cause(loss.replica_id, each)
         if self._loss is not None:
             self._loss.away.add(loss.replica_id)
-            self._attach(self._loss, loss.replica_id, exits)
-            return [Changed(self._loss.note(text=lost.text, suspects=lost.suspects))]
+            self._attach_evidence(self._loss, loss.replica_id, exits)
+            return [Changed(self._loss.update_summary(text=lost.loss_text, suspects=lost.suspects))]
         if exits:
             self._exits[loss.replica_id] = exits  # evidence for a possible incident
-        return self.asked(now) if is_asked else []
+        return self.open_losses(now) if is_asked else []
 
-    def killed(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
+    def open_kill(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
         """Open the incident of a member that an operator killed. Its loss belongs to the incident."""
-        return self.lost(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
+        return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
-    def asked(self, now: float) -> list[Effect]:
+    def open_losses(self, now: float) -> list[Effect]:
         """Open an incident for losses without one, because a group requests the next quorum."""
         lost = self._lost
         if lost is None or self._loss is not None:
@@ -355,15 +355,17 @@ class IncidentMachine:
         seen_at = lost.first.last_seen_at
         fault_at = lost.noticed_at if seen_at is None else min(seen_at, lost.noticed_at)
         noticed_s = lost.noticed_at - fault_at
-        case = self._begin(IncidentKind.LOSS, lost.text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s)
+        case = self._open_case(
+            IncidentKind.LOSS, lost.loss_text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s
+        )
         case.losses, case.away, self._loss = lost, set(lost.by_name), case
         for name in lost.by_name:
-            self._attach(case, name, self._exits.pop(name, []))
+            self._attach_evidence(case, name, self._exits.pop(name, []))
         return [Opened(case.incident)]
 
     # -- dead processes
 
-    def exited(
+    def add_exit_report(
         self, replica_id: str, reason: str, evidence: RankEvidence, now: float, unix_s: float, *, is_member: bool
     ) -> list[Effect] | None:
         """Record a supervisor's report on a dead process.
@@ -374,18 +376,18 @@ class IncidentMachine:
         exit_ = _Exit(reason, evidence, now, unix_s)
         for case in reversed(self._cases.values()):
             if case.losses is not None and replica_id in case.away:
-                case.losses.explain(replica_id, exit_)
-                self._attach(case, replica_id, [exit_])
-                return [Changed(case.note(text=case.losses.text))]
+                case.losses.add_cause(replica_id, exit_)
+                self._attach_evidence(case, replica_id, [exit_])
+                return [Changed(case.update_summary(text=case.losses.loss_text))]
         is_lost = self._lost is not None and replica_id in self._lost.by_name
         if is_lost and self._lost is not None:
-            self._lost.explain(replica_id, exit_)
+            self._lost.add_cause(replica_id, exit_)
         if not (is_member or is_lost) or len(self._exits) >= MAX_EXITS:
             return None
         self._exits.setdefault(replica_id, []).append(exit_)
         return []
 
-    def expire(self, now: float) -> list[Effect]:
+    def open_unexplained_exits(self, now: float) -> list[Effect]:
         """Open incidents for dead processes whose groups were not lost in time."""
         old = {name: exits for name, exits in self._exits.items() if now >= exits[0].at + EXIT_KEPT_S}
         effects: list[Effect] = []
@@ -405,17 +407,17 @@ class IncidentMachine:
             effects.append(Opened(Incident(summary, tuple(MemberEvidence(name, each.evidence) for each in exits))))
         return effects
 
-    def _attach(self, case: _Case, replica_id: str, exits: list[_Exit]) -> None:
+    def _attach_evidence(self, case: _Case, replica_id: str, exits: list[_Exit]) -> None:
         evidence = (*case.incident.evidence, *(MemberEvidence(replica_id, each.evidence) for each in exits))
         case.incident = replace(case.incident, evidence=evidence[:MAX_EVIDENCE])
 
     # -- groups without a valid state
 
-    def listens_to(self, participant: Participant) -> bool:
+    def is_news(self, participant: Participant) -> bool:
         """Return whether the group's report about its state is news."""
         return self._distrusted.get(participant.replica_id) != participant.distrust
 
-    def distrust(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
+    def record_distrust(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
         """Handle what a join reports about its group's state: why it is invalid, or None if it is valid."""
         if distrust is None:
             self._distrusted.pop(replica_id, None)
@@ -426,12 +428,14 @@ class IncidentMachine:
         while len(self._distrusted) > MAX_DISTRUSTED:
             del self._distrusted[next(iter(self._distrusted))]
         text = f"{replica_id}: {distrust.text}"
-        case = self._begin(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
+        case = self._open_case(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
         return [Opened(case.incident)]
 
     # -- non-finite gradients
 
-    def rejected(self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float) -> list[Effect]:
+    def record_rejected_step(
+        self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
+    ) -> list[Effect]:
         """Open an incident for a step discarded because of its gradients. Groups repeat the report for a while."""
         if rejected is None:
             self._rejected.pop(rank.replica_id, None)
@@ -443,43 +447,43 @@ class IncidentMachine:
             del self._rejected[next(iter(self._rejected))]
         suspects = (str(rank),) if rejected.is_own else ()
         text = f"{rank}: step {rejected.step} discarded: {rejected.reason}"
-        case = self._begin(IncidentKind.NONFINITE, text, suspects, now, 0.0, unix_s)
+        case = self._open_case(IncidentKind.NONFINITE, text, suspects, now, 0.0, unix_s)
         case.base = rejected.step
         return [Opened(case.incident)]
 
     # -- recovery
 
-    def formed(
+    def record_new_quorum(
         self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
     ) -> list[Effect]:
         """Record that a quorum of `members` has formed for `step`."""
-        effects = self.asked(now)
+        effects = self.open_losses(now)
         self._lost = self._loss = None
-        effects += self.reached(step, quorum_id, now)
+        effects += self.record_step_reached(step, quorum_id, now)
         for case in self._cases.values():
             if is_new and case.incident.summary.quorum_s is None:
-                effects.append(Changed(case.note(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
+                effects.append(Changed(case.update_summary(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
             if is_new or case.base is None:
                 case.base = step
-            effects += self._came_back(case, members, now)
-        for id in [id for id, case in self._cases.items() if case.is_over]:
+            effects += self._record_returns(case, members, now)
+        for id in [id for id, case in self._cases.items() if case.is_case_over]:
             del self._cases[id]
         return effects
 
-    def _came_back(self, case: _Case, members: Collection[str], now: float) -> list[Effect]:
+    def _record_returns(self, case: _Case, members: Collection[str], now: float) -> list[Effect]:
         if not case.away or not case.away.intersection(members):
             return []
         case.away.difference_update(members)
-        return [] if case.away else [Changed(case.note(back_s=now - case.fault_at))]
+        return [] if case.away else [Changed(case.update_summary(back_s=now - case.fault_at))]
 
-    def reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
+    def record_step_reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
         """Handle that a rank has reached `step` under the quorum, so all earlier steps are committed."""
         effects: list[Effect] = []
         for case in list(self._cases.values()):
             summary = case.incident.summary
             if case.base is None or step <= case.base or quorum_id < summary.quorum_id or summary.step_s is not None:
                 continue
-            effects.append(Recovered(case.note(step_s=now - case.fault_at)))
+            effects.append(Recovered(case.update_summary(step_s=now - case.fault_at)))
             self._drop_if_over(case)
         return effects
 
@@ -487,18 +491,18 @@ class IncidentMachine:
 
     def _open_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
         still_s = verdict.still_s
-        case = self._begin(IncidentKind.STALL, verdict.text, _suspects(verdict), now - still_s, still_s, unix_s)
+        case = self._open_case(IncidentKind.STALL, verdict.text, _suspects(verdict), now - still_s, still_s, unix_s)
         case.verdict, case.base = verdict, step
         self._stall = case
-        return [Opened(case.incident), *self._look(case)]
+        return [Opened(case.incident), *self._request_evidence(case)]
 
-    def _look(self, case: _Case) -> list[Effect]:
+    def _request_evidence(self, case: _Case) -> list[Effect]:
         if case.is_looking or case.is_final or case.looks >= MAX_LOOKS:
             return []
         case.is_looking, case.looks = True, case.looks + 1
         return [EvidenceWanted(case.incident.id, case.incident.summary.suspects)]
 
-    def _begin(
+    def _open_case(
         self,
         kind: IncidentKind,
         text: str,
@@ -514,10 +518,10 @@ class IncidentMachine:
         return case
 
     def _note_action(self, case: _Case, action: str, now: float) -> Changed:
-        return Changed(case.note(action=action, acted_s=now - case.fault_at))
+        return Changed(case.update_summary(action=action, acted_s=now - case.fault_at))
 
     def _drop_if_over(self, case: _Case) -> None:
-        if case.is_over:
+        if case.is_case_over:
             self._cases.pop(case.incident.id, None)
 
 
@@ -587,7 +591,7 @@ class EvidenceRound:
     def is_complete(self) -> bool:
         return not self._waiting
 
-    def took(self, session: Asked, rank: RankEvidence) -> None:
+    def add_rank(self, session: Asked, rank: RankEvidence) -> None:
         question = self._waiting.get(session)
         if question is None:
             return
@@ -596,15 +600,15 @@ class EvidenceRound:
             rank = without_text(rank, f"left out: there is more than {MAX_EVIDENCE_BYTES >> 20} MiB of evidence")
         self._evidence.append(MemberEvidence(question.replica_id, rank))
 
-    def done(self, session: Asked) -> None:
+    def finish_session(self, session: Asked) -> None:
         self._waiting.pop(session, None)
 
-    def ended(self, session: Asked) -> None:
+    def drop_session(self, session: Asked) -> None:
         """Record that a session closed before its answer was complete."""
         if (question := self._waiting.pop(session, None)) is not None:
             self._missing.append(f"{question.replica_id}: its session has ended")
 
-    def result(self) -> Gathered:
+    def gathered(self) -> Gathered:
         """Return the evidence so far, and descriptions of what is missing."""
         late = [f"{question.replica_id}: not all came within {WITHIN_S:g} s" for question in self._waiting.values()]
         evidence = sorted(self._evidence, key=lambda one: (one.replica_id, one.rank.group_rank))
@@ -705,7 +709,7 @@ class IncidentArchive:
         self._by_id: dict[str, Incident] = {}
         self._taken: set[str] = set()
         for incident in sorted(incidents, key=lambda i: (i.summary.opened_unix_s, i.id)):
-            self.put(incident)
+            self.store_incident(incident)
 
     def make_id(self, unix_s: float) -> str:
         stem = datetime.fromtimestamp(unix_s, UTC).strftime("%Y%m%d-%H%M%S")
@@ -715,7 +719,7 @@ class IncidentArchive:
         self._taken.add(name)
         return name
 
-    def put(self, incident: Incident) -> None:
+    def store_incident(self, incident: Incident) -> None:
         """Add or update an incident."""
         self._by_id[incident.id] = incident
         self._taken.add(incident.id)
@@ -727,10 +731,10 @@ class IncidentArchive:
         if incident.evidence:
             self._save_memory()
 
-    def find(self, id: str) -> Incident | None:
+    def find_incident(self, id: str) -> Incident | None:
         return self._by_id.get(id)
 
-    def get(self, id: str) -> Incident:
+    def get_incident(self, id: str) -> Incident:
         """Return an incident. Raise UnknownName if it is not in the archive."""
         incident = self._by_id.get(id)
         if incident is None:

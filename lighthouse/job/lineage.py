@@ -52,7 +52,7 @@ class History:
     def __contains__(self, quorum_id: int) -> bool:
         return any(first <= quorum_id <= last for first, last in self._ranges)
 
-    def add(self, quorum_id: int) -> None:
+    def add_quorum(self, quorum_id: int) -> None:
         if quorum_id in self:
             return
         if self._ranges and self._ranges[-1][1] == quorum_id - 1:
@@ -181,7 +181,7 @@ class Numbering:
         self._own_first_id: int | None = None
         self._began_at: float | None = None
 
-    def check(self, seen_id: int, field: str, now: float) -> None:
+    def check_assigned(self, seen_id: int, field: str, now: float) -> None:
         """Check that a lighthouse of this job can have assigned an id.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
@@ -205,7 +205,7 @@ class Numbering:
         own = self._own_first_id is not None and self._own_first_id <= seen_id <= self.quorum_id
         return seen_id > self._recorded_id and not own
 
-    def number(self, chosen: Sequence[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
+    def choose_id(self, chosen: Sequence[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
         """Choose the id of a new quorum: the last id again, or a new one above `seen_id`.
 
         Args:

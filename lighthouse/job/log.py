@@ -87,9 +87,9 @@ class VerdictLog:
         self._clock = timers.time
         self._report = report
         self._logged: Verdict | None = None
-        self._timer = DeadlineTimer(self._log, timers)
+        self._timer = DeadlineTimer(self._log_verdict, timers)
 
-    def check(self) -> None:
+    def update_verdict(self) -> None:
         """Check the verdict after an event, and start or cancel the timer for its log line."""
         if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
@@ -101,14 +101,14 @@ class VerdictLog:
     def close(self) -> None:
         self._timer.cancel()
 
-    def _log(self) -> None:
+    def _log_verdict(self) -> None:
         verdict = self._machine.decision.verdict
         if verdict is not self._logged:
             self._logged = verdict
             extra = event("no_quorum", job=self._job, verdict=verdict.value)
             log.info("no quorum: %s (%s)", verdict, explain(self._machine, self._clock()), extra=extra)
         self._report(awaited(self._machine))
-        self.check()
+        self.update_verdict()
 
 
 def log_effect(name: RunName, effect: events.RunEffect) -> None:

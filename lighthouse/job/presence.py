@@ -86,26 +86,26 @@ class MassSilence:
         self._cut_until = 0.0  # until then, the members of a judged burst count as alive
         self.all_excused_for = ""
 
-    def was_late(self, by_s: float, now: float) -> None:
-        self._job.shift(by_s)
+    def postpone_closings(self, by_s: float, now: float) -> None:
+        self._job.postpone_timeouts(by_s)
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
         """Return whether the next tick judges a burst of closed connections, unless `postpone` is called first."""
-        due_at = self._job.next_at()
+        due_at = self._job.next_timeout_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
-    def postpone(self, now: float) -> None:
+    def postpone_judgement(self, now: float) -> None:
         """Postpone the verdict on a burst, because more closed connections may be unread.
 
         Does nothing if all members are disconnected, or after POSTPONED_AT_MOST times.
         """
-        members, ended = self._ended()
+        members, ended = self._members_before_burst()
         if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
             self._postponed += 1
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 
-    def closing_held_until(self, member: Group, beat_interval_s: float, now: float) -> float | None:
+    def hold_closing(self, member: Group, beat_interval_s: float, now: float) -> float | None:
         """Handle a stream that ended without a leave.
 
         Returns:
@@ -128,57 +128,57 @@ class MassSilence:
             member.seen_at = now
         return self._judge_at
 
-    def excuse(self, member: Group, beat_interval_s: float, now: float) -> bool:
+    def excuse_member(self, member: Group, beat_interval_s: float, now: float) -> bool:
         """Return whether a silent or disconnected member gets more time. A silent member gets it only once."""
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
         if was_excused or not self._are_most_silent(beat_interval_s, now):
             return False
-        self._job.excuse(member, self._excuse_all(now + self._timeout_s, SILENT_TOGETHER), now)
+        self._job.extend_timeout(member, self._excuse_all(now + self._timeout_s, SILENT_TOGETHER), now)
         return True
 
     def is_cut(self, member: Group, now: float) -> bool:
         """Return whether the member lost its connection along with most others, until a step fails or time is up."""
         return member.closes_at is not None and now < self._cut_until
 
-    def step_failed(self, now: float) -> None:
+    def handle_failed_step(self, now: float) -> None:
         """Bring forward the checks of silent and disconnected members after a failed step. O(n), once per burst."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
             for member in self._job.groups.values():
                 if self._is_unjudged(member) and member.closes_at is not None:
-                    self._job.close(member, now, now)
+                    self._job.await_reconnect(member, now, now)
         if now >= self._cut_until:
             return
         self._cut_until, until = now, now + CLOSINGS_HELD_S
         for member in self._job.list_participants():
             if member.closes_at is not None and member.closes_at > until:
-                self._job.close(member, until, now)
+                self._job.await_reconnect(member, until, now)
 
     def _excuse_closing(self, member: Group, now: float) -> bool:
         if self._is_unjudged(member):
             if now > self._judge_at + LATE_S:
-                self.postpone(now)
+                self.postpone_judgement(now)
             if now < self._judge_at:
-                self._job.close(member, self._judge_at, now)
+                self._job.await_reconnect(member, self._judge_at, now)
             else:
-                self._judge(now)
+                self._judge_burst(now)
         return member.closes_at is None or now < member.closes_at
 
-    def _judge(self, now: float) -> None:
+    def _judge_burst(self, now: float) -> None:
         """Count disconnected members as alive if the network is the likelier cause. O(n), once per burst."""
-        members, ended = self._ended()
+        members, ended = self._members_before_burst()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
             return
         until = self._cut_until = self._excuse_all(now + self._lease_s, CLOSED_TOGETHER)
         held = [m for m in members if m.burst == self._burst and m.closes_at is not None]
         for member in held:
-            self._job.close(member, until, now)
+            self._job.await_reconnect(member, until, now)
         self._job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
-    def _ended(self) -> tuple[list[Group], list[Group]]:
+    def _members_before_burst(self) -> tuple[list[Group], list[Group]]:
         """Return the members that had a session before the burst, and those of them that have disconnected."""
         members = [m for m in self._job.list_participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
@@ -243,21 +243,21 @@ class JobEnd:
         self.finished: dict[str, int] = {}
         """Members of the quorum whose script has ended, with the number of their steps."""
 
-    def reach(self, members: Iterable[str], present: Iterable[str]) -> None:
+    def record_end(self, members: Iterable[str], present: Iterable[str]) -> None:
         """Record the end of the job. `members` are those of the last quorum, `present` the other groups present."""
         self.step = max(self.finished.values())
-        self._keep(name for name in (*self.absent, *members, *present) if name not in self.finished)
+        self._set_absent(name for name in (*self.absent, *members, *present) if name not in self.finished)
 
-    def formed(self, before: Collection[str], members: Collection[str]) -> None:
+    def record_quorum(self, before: Collection[str], members: Collection[str]) -> None:
         """Record that a quorum of `members` has replaced one of `before`."""
         if self.step is None:
             away = (*self.absent, *sorted(before))
-            self._keep(name for name in away if name not in members and name not in self.finished)
+            self._set_absent(name for name in away if name not in members and name not in self.finished)
         else:
             self.absent = ()
         self.step, self.finished = None, {}
 
-    def refusal(self, participant: Participant, others: Iterable[str]) -> Drained | None:
+    def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
         """Return the error for a late group, or None. `others` are the groups that are present or starting."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
@@ -271,7 +271,7 @@ class JobEnd:
             "another --job"
         )
 
-    def _keep(self, names: Iterable[str]) -> None:
+    def _set_absent(self, names: Iterable[str]) -> None:
         self.absent = tuple(dict.fromkeys(names))[-ABSENT_KEPT:]
 
 
@@ -313,33 +313,33 @@ class Presence:
     def membership(self, replica_id: str, digest: str) -> Membership:
         """Return the group's relation to the quorum, as the digest of its secret proves it."""
         lease = self.standing.leases.get(replica_id)
-        if is_same(digest, self._job.secret_of(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
+        if is_same(digest, self._job.last_secret(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
             return Membership.MEMBER
-        is_held = self._job.counts[Kind.WORKING] or self.standing.at_work
+        is_held = self._job.counts[Kind.WORKING] or self.standing.members_at_work
         return Membership.OUTSIDER if is_held else Membership.OPEN
 
     # -- calls and joins
 
-    def join(self, event: events.Joined, now: float) -> None:
+    def handle_join(self, event: events.Joined, now: float) -> None:
         participant = event.participant
-        if (error := self._join_refusal(event, now)) is not None:
+        if (error := self._check_join(event, now)) is not None:
             return self._job.emit(events.JoinRefused(event.call, error))
-        self._send_away(participant, now)
-        self._supersede(participant, now)
-        member = self._admit(participant, event.session, now)
-        self._learn(participant, participant.seen_quorum_id, now)
+        self._evict_loopbacks(participant, now)
+        self._supersede_join(participant, now)
+        member = self._admit_join(participant, event.session, now)
+        self._record_seen_id(participant, participant.seen_quorum_id, now)
         self.seen_id = max(self.seen_id, participant.tag_quorum_id or 0)
         if participant.commit_failures > 0 and member.is_participant:
-            self.silence.step_failed(now)
-            self.pass_time(now)
-        outcome = self.standing.joined(participant, now)
+            self.silence.handle_failed_step(now)
+            self.lapse_silent_groups(now)
+        outcome = self.standing.handle_member_join(participant, now)
         if isinstance(outcome, ResendQuorum):
-            self._resend(member, event.call)
+            self._resend_quorum(member, event.call)
             return self._send_order(outcome.order)
-        self.joins.add(member, event.call, event.deadline_at, now)
+        self.joins.add_join(member, event.call, event.deadline_at, now)
         return self._send_order(outcome)
 
-    def _join_refusal(self, event: events.Joined, now: float) -> LighthouseError | None:
+    def _check_join(self, event: events.Joined, now: float) -> LighthouseError | None:
         if event.session is not None:
             ours = self.sessions.get(event.session)
             if ours is None:
@@ -350,27 +350,29 @@ class Presence:
                     "other replica group",
                     field="replica_id",
                 )
-        error = self._refusal(event.participant, now, session=event.session)
+        error = self._check_caller(event.participant, now, session=event.session)
         if error is None and event.session is not None and self.sessions[event.session].drains:
             return _drains(event.participant.replica_id)
-        return error or self.job_end.refusal(event.participant, self._others(event.participant.replica_id))
+        return error or self.job_end.check_late_group(
+            event.participant, self._other_live_groups(event.participant.replica_id)
+        )
 
-    def _others(self, replica_id: str) -> Iterator[str]:
+    def _other_live_groups(self, replica_id: str) -> Iterator[str]:
         """List the other groups that are training or about to."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
 
-    def refuse_late(self, now: float) -> None:
+    def refuse_late_joins(self, now: float) -> None:
         """Refuse the pending joins of late groups when the job ends."""
         for member in list(self.joins):
             assert member.participant is not None
-            late = self.job_end.refusal(member.participant, self._others(member.replica_id))
+            late = self.job_end.check_late_group(member.participant, self._other_live_groups(member.replica_id))
             if late is not None and member.call is not None:
                 self._job.emit(events.JoinRefused(member.call, late))
                 self._drop_join(member, now)
 
-    def has_ended(self) -> bool:
+    def has_job_ended(self) -> bool:
         """Return whether a member of the last quorum has finished and no other is present."""
         end = self.job_end
         if end.step is not None or not end.finished or self._job.counts[Kind.WORKING]:
@@ -380,66 +382,68 @@ class Presence:
         members = self._job.list_participants()
         return not any(m.is_alive and not m.down and m.replica_id not in end.finished for m in members)
 
-    def _admit(self, participant: Participant, session: int | None, now: float) -> Group:
+    def _admit_join(self, participant: Participant, session: int | None, now: float) -> Group:
         """Admit a join. A manager may use a new incarnation on its session, which stays open."""
         old = self._job.groups.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
             if old.is_alive:
-                self._job.emit(MemberLost(old.replica_id, self._ends_without(old), reason))
-            self._send_order(self.standing.lose(old.replica_id, old.incarnation, reason))
+                self._job.emit(MemberLost(old.replica_id, self._quorum_lost_with(old), reason))
+            self._send_order(self.standing.handle_member_loss(old.replica_id, old.incarnation, reason))
             if session is not None and session == old.session:
                 self.standing.end_lease(old.replica_id, old.incarnation)
-        member = self._job.admit(participant, now)
+        member = self._job.record_join(participant, now)
         if old is not None and old is not member and old.session is not None and old.is_connected:
             member.session, member.lease_until, member.secret = old.session, old.lease_until, old.secret
             member.drains = old.drains
             self.sessions[old.session] = member
-            self._job.count(member)
+            self._job.update_counts(member)
         return member
 
-    def beat_without_session(self, replica_id: str, incarnation: str, now: float) -> None:
+    def handle_plain_heartbeat(self, replica_id: str, incarnation: str, now: float) -> None:
         """Handle a heartbeat outside a session.
 
         Unknown groups above MAX_REPORTED are ignored, and admitted when they join. Heartbeats from callers that do not
         speak for the group are ignored, too.
         """
         old = self._job.groups.get(replica_id)
-        if self._impostor(Participant(replica_id, incarnation), None, "", now) is not None:
+        if self._check_identity(Participant(replica_id, incarnation), None, "", now) is not None:
             return
         if old is not None or self._job.counts[Kind.REPORTED] < min(MAX_REPORTED, self._config.max_replicas):
-            self._job.beat(replica_id, incarnation, now)
+            self._job.record_heartbeat(replica_id, incarnation, now)
 
     # -- sessions
 
-    def open(self, event: events.SessionOpened, now: float) -> None:
+    def handle_hello(self, event: events.SessionOpened, now: float) -> None:
         participant, session = event.hello.participant, event.session
         secret = event.hello.secret
-        error = self._refusal(participant, now, event.hello.levels, session=session, is_hello=True, secret=secret)
+        error = self._check_caller(participant, now, event.hello.levels, session=session, is_hello=True, secret=secret)
         if error is not None:
             return self._job.emit(events.SessionRefused(session, error))
-        self._send_away(participant, now)
-        self._take_place(participant, now)
-        member = self.sessions[session] = self._job.greet(participant, session, now, digest_of(secret))
-        self._learn(participant, participant.seen_quorum_id, now)
-        self._read_levels(member, event.hello.levels, now)
-        order = self.standing.order_for(member.replica_id, member.incarnation, event.hello.levels.held)
+        self._evict_loopbacks(participant, now)
+        self._replace_session(participant, now)
+        member = self.sessions[session] = self._job.add_session(participant, session, now, digest_of(secret))
+        self._record_seen_id(participant, participant.seen_quorum_id, now)
+        self._apply_report(member, event.hello.levels, now)
+        order = self.standing.order_for_held(member.replica_id, member.incarnation, event.hello.levels.held)
         return self._job.emit(events.Welcomed(session, Welcome(self.beat_interval_s, self._config.lease_s, order)))
 
-    def beat(self, event: events.SessionHeartbeatReceived, now: float) -> None:
+    def handle_session_heartbeat(self, event: events.SessionHeartbeatReceived, now: float) -> None:
         member = self.sessions.get(event.session)
         if member is None:
             return
         levels = event.beat.levels
-        if (error := self._unknown_id(None, levels, now)) is not None:
+        if (error := self._check_quorum_ids(None, levels, now)) is not None:
             self._job.emit(events.SessionRefused(event.session, error))
             return
-        self._job.see(member, now)
-        self._read_levels(member, levels, now)
-        order = self.standing.order_for(member.replica_id, member.incarnation, levels.held)
+        self._job.record_message(member, now)
+        self._apply_report(member, levels, now)
+        order = self.standing.order_for_held(member.replica_id, member.incarnation, levels.held)
         self._job.emit(events.HeartbeatAnswered(event.session, event.beat.number, order))
 
-    def acknowledge(self, event: events.SessionHeartbeatReceived, now: float) -> events.HeartbeatAnswered | None:
+    def answer_unchanged_heartbeat(
+        self, event: events.SessionHeartbeatReceived, now: float
+    ) -> events.HeartbeatAnswered | None:
         """Renew the lease for a heartbeat that reports no change. Return None if the heartbeat needs full handling."""
         group, report, standing = self.sessions.get(event.session), event.beat.levels, self.standing
         held, quorum = report.held, standing.quorum
@@ -453,38 +457,38 @@ class Presence:
             return None
         group.seen_at, group.lease_until = now, now + self._config.lease_s
         group.step = max(group.step, held.granted)
-        standing.renew(group.replica_id, group.incarnation, group.lease_until)
-        return events.HeartbeatAnswered(event.session, event.beat.number, standing.order())
+        standing.extend_lease(group.replica_id, group.incarnation, group.lease_until)
+        return events.HeartbeatAnswered(event.session, event.beat.number, standing.current_order())
 
-    def end(self, event: events.SessionEnded, now: float) -> None:
+    def handle_session_end(self, event: events.SessionEnded, now: float) -> None:
         member = self.sessions.pop(event.session, None)
         if event.session in self._leaving:
             self._leaving.remove(event.session)
         if member is None or member.session != event.session:
             return
-        until = self.silence.closing_held_until(member, self.beat_interval_s, now)
+        until = self.silence.hold_closing(member, self.beat_interval_s, now)
         if until is None:
-            self._lose(member, "its connection was lost", now)
+            self._lose_group(member, "its connection was lost", now)
         else:
             self._drop_join(member, now)
-            self._job.close(member, until, now)
+            self._job.await_reconnect(member, until, now)
 
-    def leave(self, event: events.Left, now: float) -> None:
+    def handle_leave(self, event: events.Left, now: float) -> None:
         member = self.sessions.pop(event.session, None)
         if member is None or member.session != event.session:
             return
         self._drop_join(member, now)
         self._job.emit(MemberLeft(member.replica_id))
-        self._send_order(self.standing.left(member.replica_id, member.incarnation))
-        self._job.remove(member)
+        self._send_order(self.standing.handle_member_leave(member.replica_id, member.incarnation))
+        self._job.remove_group(member)
         self._leaving.append(event.session)
 
-    def dismiss(self) -> None:
+    def close_leaving_sessions(self) -> None:
         """Close the sessions of groups that have left, once no member needs them."""
         if not self._leaving:
             return
         if self.standing.phase is QuorumPhase.RESUMED:  # members may still run granted steps that need their peers
-            members = [self._job.groups.get(replica_id) for replica_id in self.standing.at_work]
+            members = [self._job.groups.get(replica_id) for replica_id in self.standing.members_at_work]
             if any(member is not None and member.is_connected for member in members):
                 return
         leaving, self._leaving = self._leaving, []
@@ -493,24 +497,24 @@ class Presence:
 
     # -- time
 
-    def pass_time(self, now: float) -> None:
-        for member in self._job.expire(now):
+    def lapse_silent_groups(self, now: float) -> None:
+        for member in self._job.lapse_due_groups(now):
             if member.session is not None:
-                self._lapse(member, now)
-        self._send_order(self.standing.pass_time(now))
+                self._handle_timeout(member, now)
+        self._send_order(self.standing.end_overdue_wait(now))
 
-    def silent(self, now: float) -> list[str]:
+    def silent_groups(self, now: float) -> list[str]:
         """List connected groups with an overdue heartbeat. They count as present until they lapse. O(n)."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self.sessions.values() if member.seen_at < overdue)
 
-    def was_late(self, by_s: float, now: float) -> None:
-        self.silence.was_late(by_s, now)
-        self.standing.shift(by_s)
+    def postpone_after_pause(self, by_s: float, now: float) -> None:
+        self.silence.postpone_closings(by_s, now)
+        self.standing.postpone_waits(by_s)
 
     # -- internals
 
-    def _refusal(
+    def _check_caller(
         self,
         participant: Participant,
         now: float,
@@ -521,8 +525,8 @@ class Presence:
         secret: str = "",
     ) -> LighthouseError | None:
         return (
-            self._unknown_id(participant, levels, now)
-            or self._impostor(participant, session, secret, now)
+            self._check_quorum_ids(participant, levels, now)
+            or self._check_identity(participant, session, secret, now)
             or refusal(
                 participant,
                 self._job,
@@ -532,7 +536,7 @@ class Presence:
             )
         )
 
-    def _impostor(
+    def _check_identity(
         self, participant: Participant, session: int | None, secret: str, now: float
     ) -> LighthouseError | None:
         """Return the error for a caller that may not act for its group. Callers with an open session need no check."""
@@ -542,22 +546,22 @@ class Presence:
         is_cut = old is not None and self.silence.is_cut(old, now)
         return why_impostor(participant, secret, self._job, is_cut=is_cut)
 
-    def _unknown_id(
+    def _check_quorum_ids(
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
         """Return the error for a quorum id that was never assigned."""
         held = levels.held if levels is not None else None
         try:
             if participant is not None:
-                self._job.numbering.check(participant.seen_quorum_id, "seen_quorum_id", now)
-                self._job.numbering.check(participant.tag_quorum_id or 0, "tag_quorum_id", now)
+                self._job.numbering.check_assigned(participant.seen_quorum_id, "seen_quorum_id", now)
+                self._job.numbering.check_assigned(participant.tag_quorum_id or 0, "tag_quorum_id", now)
             if held is not None:
-                self._job.numbering.check(held.quorum_id, "quorum_id", now)
+                self._job.numbering.check_assigned(held.quorum_id, "quorum_id", now)
         except InvalidRequest as error:
             return error
         return None
 
-    def _learn(self, member: Participant | Group, seen_id: int, now: float) -> None:
+    def _record_seen_id(self, member: Participant | Group, seen_id: int, now: float) -> None:
         """Record the highest quorum_id that a member has seen. If the journal lacks it, the journal is outdated."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._job.numbering.is_unknown(seen_id):
@@ -567,17 +571,19 @@ class Presence:
         self._job.emit(events.JournalOutdated(member.replica_id, seen_id, self._job.numbering.quorum_id, wait_s))
         if now >= until:
             return
-        sessions = self._holders()
-        order = self.standing.distrust(until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered")
+        sessions = self._member_sessions()
+        order = self.standing.revoke_unknown_holders(
+            until, f"{member.replica_id} was told quorum {seen_id}, which is not remembered"
+        )
         if order is not None:
             self._job.emit(events.Ordered(order, sessions))
 
     def _send_order(self, order: QuorumOrder | None) -> None:
         """Send an order to every quorum member that has a session."""
         if order is not None:
-            self._job.emit(events.Ordered(order, self._holders()))
+            self._job.emit(events.Ordered(order, self._member_sessions()))
 
-    def _holders(self) -> tuple[int, ...]:
+    def _member_sessions(self) -> tuple[int, ...]:
         """Return the sessions of the quorum's members."""
         sessions: list[int] = []
         for member in self.standing.quorum.participants if self.standing.quorum else ():
@@ -587,34 +593,34 @@ class Presence:
                 sessions.append(here.session)
         return tuple(sessions)
 
-    def draining(self) -> list[str]:
+    def draining_members(self) -> list[str]:
         """List the members of the present quorum that want to leave, sorted. O(1) if none do, else O(n)."""
         if not self._job.counts[Kind.DRAINING]:
             return []
         return sorted(member.replica_id for member in self._job.groups.values() if Kind.DRAINING in member.counts_as)
 
-    def recall(self, reason: str) -> None:
-        self._send_order(self.standing.recall(reason))
+    def recall_for(self, reason: str) -> None:
+        self._send_order(self.standing.recall_quorum(reason))
 
-    def _resend(self, member: Group, call: int) -> None:
+    def _resend_quorum(self, member: Group, call: int) -> None:
         assert self.standing.quorum is not None
         self._job.emit(events.QuorumResent(self.standing.quorum, call))
         if (
             self.standing.phase in (QuorumPhase.RECALLED, QuorumPhase.RESUMED, QuorumPhase.REVOKED)
             and member.session is not None
         ):
-            self._job.emit(events.Ordered(self.standing.order(), (member.session,)))
+            self._job.emit(events.Ordered(self.standing.current_order(), (member.session,)))
 
-    def _send_away(self, participant: Participant, now: float) -> None:
+    def _evict_loopbacks(self, participant: Participant, now: float) -> None:
         for member, error in sent_away(participant, self._job):
             if member.call is not None:
                 self._job.emit(events.JoinRefused(member.call, error))
             if member.session is not None:
                 self._job.emit(events.SessionRefused(member.session, error))
-            self._lose(member, "its address is a loopback", now)
-            self._job.remove(member)
+            self._lose_group(member, "its address is a loopback", now)
+            self._job.remove_group(member)
 
-    def _supersede(self, participant: Participant, now: float) -> None:
+    def _supersede_join(self, participant: Participant, now: float) -> None:
         old = self._job.groups.get(participant.replica_id)
         if old is None or old.call is None:
             return
@@ -623,26 +629,26 @@ class Presence:
         error = Superseded(f"{participant.replica_id} has asked again; its newer call is answered")
         self._job.emit(events.JoinRefused(call, error))
 
-    def _take_place(self, participant: Participant, now: float) -> None:
+    def _replace_session(self, participant: Participant, now: float) -> None:
         """Let a new session replace an older one. If its incarnation differs, the old incarnation is lost."""
         old = self._job.groups.get(participant.replica_id)
         if old is None:
             return
-        self._supersede(participant, now)
+        self._supersede_join(participant, now)
         if old.session is not None and old.is_connected:
             self.sessions.pop(old.session, None)
             error = Superseded(f"{old.replica_id} has opened a newer session")
             self._job.emit(events.SessionRefused(old.session, error))
         if old.incarnation != participant.incarnation:
-            self._lose(old, "has restarted", now)
+            self._lose_group(old, "has restarted", now)
 
-    def _read_levels(self, member: Group, levels: GroupReport, now: float) -> None:
+    def _apply_report(self, member: Group, levels: GroupReport, now: float) -> None:
         member.lease_until = now + self._config.lease_s
         name, incarnation = member.replica_id, member.incarnation
-        self.standing.renew(name, incarnation, member.lease_until)
-        self._job.miss_ranks(member, levels.missing)
+        self.standing.extend_lease(name, incarnation, member.lease_until)
+        self._job.set_missing_ranks(member, levels.missing)
         if levels.held is not None:
-            self._learn(member, levels.held.quorum_id, now)
+            self._record_seen_id(member, levels.held.quorum_id, now)
             member.step = max(member.step, levels.held.granted)
             if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
                 self.job_end.finished[name] = levels.held.granted + 1
@@ -650,7 +656,7 @@ class Presence:
             self._job.emit(MemberDraining(name))
         if levels.drains != member.drains:
             member.drains = levels.drains
-            self._job.count(member)
+            self._job.update_counts(member)
         if levels.drains and member.call is not None:
             self._job.emit(events.JoinRefused(member.call, _drains(name)))
             self._drop_join(member, now)
@@ -658,44 +664,44 @@ class Presence:
             member.is_starting = levels.down in (STARTING, RESTARTING)
         is_waited_for = levels.down == STARTING and self._job.quorum is None
         if levels.down and not member.down and not is_waited_for:
-            self._go_down(member, levels.down, now)
-        self._send_order(self.standing.observe(name, incarnation, levels.held, now))
+            self._take_down(member, levels.down, now)
+        self._send_order(self.standing.handle_held_quorum(name, incarnation, levels.held, now))
 
-    def _go_down(self, member: Group, reason: str, now: float) -> None:
+    def _take_down(self, member: Group, reason: str, now: float) -> None:
         self._drop_join(member, now)
-        quorum_id = self._ends_without(member)
+        quorum_id = self._quorum_lost_with(member)
         if reason == LEFT:
             self._job.emit(MemberLeft(member.replica_id))
         elif reason != STARTING or quorum_id is not None:
             self._job.emit(MemberLost(member.replica_id, quorum_id, reason))
-        self._job.go_down(member, reason)
+        self._job.mark_down(member, reason)
         if reason != LEFT:
-            self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
+            self._send_order(self.standing.handle_member_loss(member.replica_id, member.incarnation, reason))
 
-    def _lapse(self, member: Group, now: float) -> None:
-        if self.silence.excuse(member, self.beat_interval_s, now):
+    def _handle_timeout(self, member: Group, now: float) -> None:
+        if self.silence.excuse_member(member, self.beat_interval_s, now):
             return
         session = member.session if member.closes_at is None else None
         reason = "it fell silent" if member.closes_at is None else "its connection was lost"
-        self._lose(member, reason, now, member.seen_at)
+        self._lose_group(member, reason, now, member.seen_at)
         if session is not None:
             timeout_s = self._config.heartbeat_timeout_s
             gone = Unreachable(f"the lighthouse received no heartbeat from {member.replica_id} for {timeout_s:g} s")
             self._job.emit(events.SessionRefused(session, gone))
 
-    def _lose(self, member: Group, reason: str, now: float, last_seen_at: float | None = None) -> None:
+    def _lose_group(self, member: Group, reason: str, now: float, last_seen_at: float | None = None) -> None:
         self._drop_join(member, now)
         if member.session is not None:
             self.sessions.pop(member.session, None)
-        self._job.lose(member, now, reason, quorum_id=self._ends_without(member), last_seen_at=last_seen_at)
-        self._send_order(self.standing.lose(member.replica_id, member.incarnation, reason))
+        self._job.mark_lost(member, now, reason, quorum_id=self._quorum_lost_with(member), last_seen_at=last_seen_at)
+        self._send_order(self.standing.handle_member_loss(member.replica_id, member.incarnation, reason))
 
-    def _ends_without(self, member: Group) -> int | None:
-        return self.standing.ends_without(member.replica_id, member.incarnation)
+    def _quorum_lost_with(self, member: Group) -> int | None:
+        return self.standing.quorum_lost_with(member.replica_id, member.incarnation)
 
     def _drop_join(self, member: Group, now: float) -> None:
         if member.call is not None:
-            self.joins.withdraw(member.replica_id, member.call, now)
+            self.joins.withdraw_join(member.replica_id, member.call, now)
 
 
 def count_staying(groups: Iterable[Group], without: str) -> int:

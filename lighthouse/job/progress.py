@@ -108,12 +108,12 @@ class Samples:
         self._samples: deque[_Sample] = deque(maxlen=KEPT)
         self._rated: deque[tuple[float, int]] = deque(maxlen=KEPT)
 
-    def take(self, levels: Levels, now: float) -> None:
+    def add_levels(self, levels: Levels, now: float) -> None:
         """Add a sample. Call this every EVERY_S seconds."""
         self._rate_from(levels, now)
         self._samples.append(_Sample(now, levels, self.steps_per_s(levels, now)))
 
-    def pace(self, levels: Levels, discards: int, now: float) -> Pace:
+    def pace_of(self, levels: Levels, discards: int, now: float) -> Pace:
         """Return the pace, with the present `levels` and the number of discarded steps."""
         samples = self._samples
         return Pace(
@@ -176,7 +176,7 @@ class GroupRanks:
     missing: Set[int] = NO_RANKS  # ranks that are not connected
 
     @property
-    def here(self) -> int:
+    def connected_count(self) -> int:
         return self.group_world_size - len(self.missing)
 
     @property
@@ -197,12 +197,12 @@ class Grid:
     """
 
     def __init__(self, groups: Iterable[GroupRanks]) -> None:
-        self.groups = tuple(group for group in groups if group.here)
+        self.groups = tuple(group for group in groups if group.connected_count)
 
     @property
     def global_world_size(self) -> int:
         """Number of connected ranks."""
-        return sum(group.here for group in self.groups)
+        return sum(group.connected_count for group in self.groups)
 
     @property
     def largest_peer_group_world_size(self) -> int:
@@ -215,7 +215,7 @@ class Grid:
         """Number of ranks missing until every group is complete."""
         return sum(len(group.missing) for group in self.groups)
 
-    def explain(self) -> str:
+    def describe_incomplete(self) -> str:
         """Name incomplete groups and their missing ranks, or return ""."""
         held_back = [group for group in self.groups if not group.is_whole]
         more = len(held_back) - GROUPS_NAMED
@@ -272,7 +272,7 @@ class RanksKept:
         self._limit = limit
         self.count = 0
 
-    def grow(self, by: int) -> bool:
+    def reserve(self, by: int) -> bool:
         """Reserve room for `by` more ranks. Return False if the limit is reached. Negative numbers release room."""
         if by > 0 and self.count + by > self._limit:
             return False
@@ -295,7 +295,7 @@ class JobProgress:
         """Store a group's view. A view from another manager replaces the old one, whose sums still count."""
         if reports.view is not None and _is_over(reports.view, view):
             self.drop_view(reports)
-        if not self._kept.grow(len(view.ranks) - (len(reports.view.ranks) if reports.view is not None else 0)):
+        if not self._kept.reserve(len(view.ranks) - (len(reports.view.ranks) if reports.view is not None else 0)):
             return
         reports.view, reports.view_at = view, now
         unknown = [name for name, _ in view.seconds if name not in self._known]
@@ -304,8 +304,8 @@ class JobProgress:
     def drop_view(self, reports: GroupReports) -> None:
         """Forget the view of a former group or manager, whose sums still count."""
         if reports.view is not None:
-            self._kept.grow(-len(reports.view.ranks))
-            self._add(self._past_s, reports.view)
+            self._kept.reserve(-len(reports.view.ranks))
+            self._add_seconds(self._past_s, reports.view)
             reports.view = None
 
     @property
@@ -324,7 +324,7 @@ class JobProgress:
         is_exact = all(use.is_exact for use in uses)
         return replace(max(uses, key=lambda use: use.samples), irregular_steps=irregular, is_exact=is_exact)
 
-    def left_s(self, now: float, runs: Runs = ()) -> float | None:
+    def verdict_in_s(self, now: float, runs: Runs = ()) -> float | None:
         """Return the seconds until a verdict is possible, negative if one is possible now.
 
         If there are only views of groups that are not judged, return the shortest time that a verdict takes. If there
@@ -387,17 +387,17 @@ class JobProgress:
         )
 
     @property
-    def seconds(self) -> dict[str, float]:
+    def phase_seconds(self) -> dict[str, float]:
         """Seconds in each phase, without nested phases, over all present and former ranks.
 
         Phases above the limit on names count as OTHER.
         """
         total = self._past_s.copy()
         for _, view in self._views:
-            self._add(total, view)
+            self._add_seconds(total, view)
         return total
 
-    def _add(self, total: dict[str, float], view: GroupView) -> None:
+    def _add_seconds(self, total: dict[str, float], view: GroupView) -> None:
         for name, seconds in view.seconds:
             known = name if name in self._known else OTHER
             total[known] = total.get(known, 0.0) + seconds

@@ -258,13 +258,13 @@ class KeySpaces:
     def generations(self) -> list[int]:
         return sorted(self._spaces)
 
-    def advance(self, number: int) -> None:
+    def begin_space(self, number: int) -> None:
         """Begin generation `number` and fence off all others."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
 
-    def put(self, generation: int, kind: KeyKind, name: str, value: bytes) -> Row:
+    def put_row(self, generation: int, kind: KeyKind, name: str, value: bytes) -> Row:
         """Set a key. The caller stores the returned row before it replies.
 
         Raises:
@@ -272,41 +272,41 @@ class KeySpaces:
             InvalidRequest: The name is empty, or the name or the value is too long.
             LimitReached: The generation has MAX_KEYS keys.
         """
-        space = self._fenced(generation)
+        space = self._present_space(generation)
         _check(name, value)
         if (kind, name) not in space and len(space) >= MAX_KEYS:
             raise LimitReached(f"key: generation {generation} has {MAX_KEYS} keys already")
         space[kind, name] = value
         return generation, kind, name, value
 
-    def present(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
+    def present_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
         """Return all keys of the present generation. Raise WrongState if `generation` is another one."""
-        space = self._spaces.get(self.number, {}) if generation is None else self._fenced(generation)
+        space = self._spaces.get(self.number, {}) if generation is None else self._present_space(generation)
         return dict(space)
 
-    def previous(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
+    def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
         """Return each key's value from the newest earlier generation that set it. Raise WrongState as in `present`."""
         if generation is not None:
-            self._fenced(generation)
+            self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
         for earlier in self.generations:
             if earlier != self.number:
                 newest |= self._spaces[earlier]
         return newest
 
-    def of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
+    def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
         """Return all keys of generation `number`. Raise UnknownName if they are no longer kept.
 
         Raise WrongState as in `present`.
         """
         if generation is not None:
-            self._fenced(generation)
+            self._present_space(generation)
         if number != self.number and number not in self._spaces:
             kept = ", ".join(map(str, self.generations)) or "none"
             raise UnknownName(f"generation: of {number} no keys are kept; generations that have keys: {kept}")
         return dict(self._spaces.get(number, {}))
 
-    def _fenced(self, generation: int) -> dict[tuple[KeyKind, str], bytes]:
+    def _present_space(self, generation: int) -> dict[tuple[KeyKind, str], bytes]:
         if generation != self.number:
             now = f"generation {self.number}" if self.number >= 0 else "none yet"
             raise WrongState(f"generation: {generation} is not the current one ({now}); report ready and wait")
@@ -514,7 +514,7 @@ class GenerationState:
         return self.generation.number if self.generation else -1
 
     @property
-    def stands(self) -> bool:
+    def is_standing(self) -> bool:
         """True while the generation is running and no rank requests the next one."""
         return self.generation is not None and not self.is_broken and not self.is_advancing
 
@@ -532,7 +532,7 @@ class GenerationState:
         """
         return rank not in self.active or self.is_broken or (generation is not None and generation >= self.number)
 
-    def runs(self, rank: RankId, generation: int) -> bool:
+    def is_at_work(self, rank: RankId, generation: int) -> bool:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
@@ -544,19 +544,19 @@ class GenerationState:
         """Return whether the generation contains an earlier process of the slot, which has finished."""
         return rank.slot in self._taken and rank not in self.active
 
-    def reconnect(self, rank: RankId) -> None:
+    def reconnect_rank(self, rank: RankId) -> None:
         """Count a live process as running again after it reconnected."""
         if rank in self.active and rank not in self.survivors:
             self.survivors |= {rank}
             self.lost_units = self._find_lost()
         self.running |= self.active & {rank}
 
-    def ready(self, rank: RankId) -> None:
+    def mark_ready(self, rank: RankId) -> None:
         self.running.discard(rank)
         if rank in self.active and not self.is_broken:
             self.is_advancing = True
 
-    def lose(self, rank: RankId) -> bool:
+    def remove_lost(self, rank: RankId) -> bool:
         """Remove a lost rank. Return whether its loss breaks the generation."""
         self.survivors -= {rank}
         self.running.discard(rank)
@@ -572,7 +572,7 @@ class GenerationState:
         """
         return {rank.unit for rank in self.active - self.survivors - self.finished}
 
-    def finish(self, rank: RankId) -> bool:
+    def finish_rank(self, rank: RankId) -> bool:
         """Mark a rank as finished. Return whether all active ranks have finished."""
         self.finished.add(rank)
         self.is_broken = len(self.finished) == len(self.active)

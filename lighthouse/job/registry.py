@@ -91,34 +91,34 @@ class JobRegistry:
     def __iter__(self) -> Iterator[JobDriver]:
         return iter(self._drivers.values())
 
-    def get(self, job: str) -> JobDriver:
+    def get_job(self, job: str) -> JobDriver:
         """Return the driver of a job, creating it if needed.
 
         Raises:
             LighthouseError: The name is invalid, there are too many jobs, or the lighthouse is closing.
         """
-        driver = self._known(job)
+        driver = self._find_valid(job)
         if driver is not None and job not in self._reported:
             return driver
         if self._is_full(lambda: len(self._drivers) - len(self._reported), MAX_JOBS):
             raise LimitReached(f"job: {job} would be number {MAX_JOBS + 1}; the lighthouse takes {MAX_JOBS} at once")
         self._reported.discard(job)
-        return self._drivers.get(job) or self._add(job)
+        return self._drivers.get(job) or self._add_job(job)
 
     def get_reported(self, job: str) -> JobDriver:
         """Return the driver of a job for a heartbeat without a session. Raise the same errors as `get`."""
-        driver = self._known(job)
+        driver = self._find_valid(job)
         if driver is not None:
             return driver
         if self._is_full(lambda: len(self._reported), MAX_REPORTED_JOBS):
             raise LimitReached(
                 f"job: {job} is known by heartbeats alone, as {MAX_REPORTED_JOBS} others are; ask for a quorum of it"
             )
-        driver = self._add(job)
+        driver = self._add_job(job)
         self._reported.add(job)
         return driver
 
-    def _known(self, job: str) -> JobDriver | None:
+    def _find_valid(self, job: str) -> JobDriver | None:
         if self.closed:
             raise Unreachable(self.closed)
         driver = self._drivers.get(job)
@@ -126,7 +126,7 @@ class JobRegistry:
             check_name(job, "job")
         return driver
 
-    def ended(self, job: str) -> tuple[JobStatus, ...]:
+    def ended_jobs(self, job: str) -> tuple[JobStatus, ...]:
         """Return the last status of jobs that have ended and were dropped: the newest ones, or only `job`."""
         return tuple(last for name, last in self._ended.items() if name not in self._drivers and job in ("", name))
 
@@ -141,25 +141,25 @@ class JobRegistry:
             self.forget_quiet(is_full=True)
         return count() >= limit
 
-    def _add(self, job: str) -> JobDriver:
-        driver = self._drivers[job] = self._make(job)
+    def _add_job(self, job: str) -> JobDriver:
+        driver = self._drivers[job] = self._make_driver(job)
         return driver
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
         """Return a group's relation to its job's quorum, as the digest of its secret proves it."""
-        driver = self._add(job) if job in self._records and not self.closed else self._drivers.get(job)
+        driver = self._add_job(job) if job in self._records and not self.closed else self._drivers.get(job)
         return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
 
-    def exited(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
+    def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
         """Pass a dead process to `IncidentDriver.exited` of the job. Return its result, or False without a driver."""
         driver = self._drivers.get(job)
-        return driver is not None and driver.incidents.exited(replica_id, reason, evidence)
+        return driver is not None and driver.incidents.handle_exit(replica_id, reason, evidence)
 
     def peek(self, job: str) -> JobDriver | None:
         """Return the driver of the job, or None if it has none. Never creates one."""
         return self._drivers.get(job)
 
-    def find(self, job: str) -> JobDriver:
+    def find_job(self, job: str) -> JobDriver:
         """Return the driver of a job. Raise UnknownName if no group has joined the job."""
         driver = self._drivers.get(check_name(job, "job"))
         if driver is None:
@@ -193,12 +193,12 @@ class JobRegistry:
     def close(self, reason: str) -> None:
         """End every pending call and close every stream with `reason`, and refuse new ones."""
         self.runs.write_notes()
-        self.drop(reason)
+        self.drop_all(reason)
 
-    def drop(self, reason: str) -> None:
+    def drop_all(self, reason: str) -> None:
         """Close without writing, because this lighthouse has lost the store."""
         self._close_jobs(reason)
-        self.runs.drop(reason)
+        self.runs.drop_all_runs(reason)
 
     # -- internals
 
@@ -209,7 +209,7 @@ class JobRegistry:
         for driver in drivers.values():
             driver.close(reason)
 
-    def _make(self, job: str) -> JobDriver:
+    def _make_driver(self, job: str) -> JobDriver:
         self.lag.watch()
         last_id = self.store.last_id(job)
         # Above every id that an earlier lighthouse may have assigned to this job, even if the journal was lost.
@@ -221,19 +221,19 @@ class JobRegistry:
             until = until if until > self.ports.timers.time() or (record and record.stands) else None
         if record is not None and record.lease_s < config.lease_s:
             record = replace(record, lease_s=config.lease_s)  # applies from the first welcome
-            self._commit(job, record)
+            self._commit_record(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
         return JobDriver(
             job,
             machine,
             self.ports,
             self.incidents,
-            lambda record: self._commit(job, record),
-            lambda: self.runs.of_job(job),
+            lambda record: self._commit_record(job, record),
+            lambda: self.runs.runs_of_job(job),
             record.secret if record is not None else "",
         )
 
-    def _commit(self, job: str, record: QuorumRecord) -> None:
+    def _commit_record(self, job: str, record: QuorumRecord) -> None:
         with self.guarded():
             self.store.commit(job, record)
 
@@ -278,7 +278,7 @@ class RunRegistry:
     def __iter__(self) -> Iterator[RunDriver]:
         return iter(self._drivers.values())
 
-    def get(self, job: str, run: str) -> RunDriver:
+    def get_run_driver(self, job: str, run: str) -> RunDriver:
         """Return the driver of a run, creating it if needed.
 
         Raises:
@@ -294,30 +294,30 @@ class RunRegistry:
                 raise LimitReached(
                     f"run: {run} would be number {MAX_RUNS + 1}; the lighthouse takes {MAX_RUNS} at once"
                 )
-            driver = self._drivers[name] = self._make(name)
+            driver = self._drivers[name] = self._make_run_driver(name)
         return driver
 
-    def has(self, job: str, run: str) -> bool:
+    def has_processes(self, job: str, run: str) -> bool:
         """Return whether the run has connected processes."""
         return (job, run) in self._drivers
 
-    def of_job(self, job: str) -> list[RunDriver]:
+    def runs_of_job(self, job: str) -> list[RunDriver]:
         """Return the job's runs that have processes."""
         return [driver for driver in self if driver.name[0] == job]
 
-    def find(self, job: str, run: str) -> RunDriver:
+    def find_run_driver(self, job: str, run: str) -> RunDriver:
         """Return the driver of a run. Raise UnknownName if the run never had a process."""
         name = check_name(job, "job"), check_name(run, "run")
         if name not in self._drivers and self._store.load_run(name) is None:
-            known = ", ".join(sorted(other for at, other in self._names() if at == job)[:NAMES_LOGGED]) or "none"
+            known = ", ".join(sorted(other for at, other in self._run_names() if at == job)[:NAMES_LOGGED]) or "none"
             raise UnknownName(f"job {job!r} has no run {run!r}; known runs: {known}")
-        return self.get(job, run)
+        return self.get_run_driver(job, run)
 
-    def status(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
+    def run_statuses(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
         """Return the status of `run`, of the runs of `job`, or of all, including runs without processes."""
         self.forget_quiet()
-        names = [(job, run)] if run else [name for name in self._names() if not job or name[0] == job]
-        found = [self._status(name) for name in names]
+        names = [(job, run)] if run else [name for name in self._run_names() if not job or name[0] == job]
+        found = [self._status_of(name) for name in names]
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
@@ -331,15 +331,15 @@ class RunRegistry:
 
     def stop_all(self, job: str, reason: str, who: str) -> list[str]:
         """Stop the job's runs that have processes and are not over. Return the names of the runs."""
-        machines = {driver: driver.machine for driver in self.of_job(job) if not driver.is_quiet}
+        machines = {driver: driver.machine for driver in self.runs_of_job(job) if not driver.is_quiet}
         live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
         for driver in live:
-            driver.stop(reason, who)
+            driver.request_stop(reason, who)
         return [driver.name[1] for driver in live]
 
-    def restart(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
+    def fail_ranks_of(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
         """Call `RunDriver.restart` on the job's runs until one has these ranks. Return whether a run has them."""
-        return any(driver.restart(name, ranks, reason) for driver in self.of_job(job))
+        return any(driver.fail_ranks(name, ranks, reason) for driver in self.runs_of_job(job))
 
     def forget_quiet(self) -> None:
         for driver in [driver for driver in self if driver.is_quiet]:
@@ -355,7 +355,7 @@ class RunRegistry:
         for driver in self:
             driver.write_notes()
 
-    def drop(self, reason: str) -> None:
+    def drop_all_runs(self, reason: str) -> None:
         """Close every stream with `reason`, without writing."""
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
@@ -368,7 +368,7 @@ class RunRegistry:
 
     # -- internals
 
-    def _make(self, name: RunName) -> RunDriver:
+    def _make_run_driver(self, name: RunName) -> RunDriver:
         self.jobs.lag.watch()
         self._stopped.pop(name, None)
         now = self.jobs.ports.timers.time()
@@ -389,16 +389,16 @@ class RunRegistry:
             machine,
             self._store,
             jobs.ports,
-            jobs.incidents.report,
-            lambda: jobs.get(job).run_moved(),
+            jobs.incidents.record_of_run,
+            lambda: jobs.get_job(job).handle_run_message(),
             lambda replica_id, digest: jobs.membership(job, replica_id, digest),
-            lambda replica_id, reason, evidence: jobs.exited(job, replica_id, reason, evidence),
+            lambda replica_id, reason, evidence: jobs.report_exit(job, replica_id, reason, evidence),
         )
 
-    def _names(self) -> list[RunName]:
+    def _run_names(self) -> list[RunName]:
         return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})
 
-    def _status(self, name: RunName) -> RunStatus | None:
+    def _status_of(self, name: RunName) -> RunStatus | None:
         if (driver := self._drivers.get(name)) is not None:
             return driver.status()
         saved = self._store.load_run(name)

@@ -102,7 +102,7 @@ class Supervisors:
         return bool(self._sessions)
 
     @property
-    def excluded(self) -> tuple[ExcludedHost, ...]:
+    def excluded_hosts(self) -> tuple[ExcludedHost, ...]:
         return tuple(self._excluded.values())
 
     @property
@@ -115,18 +115,18 @@ class Supervisors:
         own = (each.entry for each in self if replica_id in (each.entry.name, group_of_supervisor(each.entry.name)))
         return sorted(slot for entry in own for slot in entry.slots)
 
-    def records(self) -> tuple[Supervisor, ...]:
+    def supervisor_records(self) -> tuple[Supervisor, ...]:
         return tuple(replace(each, session=None, last=SupervisorHeartbeat()) for each in self)
 
     # -- arrivals and losses
 
-    def refusal(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
+    def check_supervisor(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
         """Return why a supervisor may not enter, or None.
 
         DuplicateReplica is temporary: the supervisor with this name may have died unnoticed.
         """
         known = self._names.get(entry.name)
-        if known is not None and self._keeps(known, entry, now):
+        if known is not None and self._keeps_name(known, entry, now):
             return DuplicateReplica(
                 f"supervisor {entry.name} is already running on {known.entry.host or 'an unnamed host'}; the one on "
                 f"{entry.host or 'an unnamed host'} has the same name: end one of them, or give each its own "
@@ -150,7 +150,7 @@ class Supervisors:
         is_named = known is not None and known.entry.incarnation == entry.incarnation
         return known is not None and is_named and bool(known.secret) and not is_shown(entry.secret, known.secret)
 
-    def refuse(self, entry: SupervisorHello) -> bool:
+    def record_refused(self, entry: SupervisorHello) -> bool:
         """Record a refused supervisor. Return whether this is a new incarnation of a known name."""
         known = self._names.get(entry.name)
         if known is None or entry.incarnation in (known.entry.incarnation, *known.former, *known.refused):
@@ -158,18 +158,18 @@ class Supervisors:
         known.refused = (*known.refused, entry.incarnation)[-FORMER_KEPT:]
         return True
 
-    def _keeps(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
+    def _keeps_name(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
         """Return whether the known supervisor keeps its name, or its incarnation, from a newcomer."""
         if not known.secret or is_shown(entry.secret, known.secret):
             return False
         is_there = known.session is not None or (known.is_awaited and now < self._kept_until)
         return is_there or entry.incarnation == known.entry.incarnation
 
-    def shift(self, by_s: float) -> None:
+    def extend_reservation(self, by_s: float) -> None:
         """Extend the reservation of names by `by_s` seconds, for which the lighthouse was paused."""
         self._kept_until += by_s
 
-    def enter(
+    def admit_supervisor(
         self, entry: SupervisorHello, session: int, *, has_part: bool = False
     ) -> tuple[int, LighthouseError] | None:
         """Admit a supervisor.
@@ -199,12 +199,12 @@ class Supervisors:
             return older, Superseded(f"supervisor {entry.name} has come by another stream; this one ends")
         return older, _superseded(before, entry)
 
-    def take_part(self, secrets: Collection[str]) -> None:
+    def mark_participating(self, secrets: Collection[str]) -> None:
         """Mark the supervisors that take part in the run. `secrets` are those of the ranks of a generation."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
-    def of_session(self, session: int) -> Supervisor | None:
+    def supervisor_of_session(self, session: int) -> Supervisor | None:
         """Return the supervisor, or None if it was refused or has opened another stream."""
         return self._sessions.get(session)
 
@@ -217,7 +217,7 @@ class Supervisors:
         """Largest share of its restart budget that a connected supervisor has used."""
         return max((known.last.budget_used for known in self._sessions.values()), default=0.0)
 
-    def end(self, session: int) -> None:
+    def end_stream(self, session: int) -> None:
         known = self._sessions.pop(session, None)
         if known is not None:
             known.session = None
@@ -225,10 +225,10 @@ class Supervisors:
     # -- stops
 
     @property
-    def connected(self) -> set[str]:
+    def connected_incarnations(self) -> set[str]:
         return {known.entry.incarnation for known in self._sessions.values()}
 
-    def stop(self, reason: str, incarnations: Iterable[str]) -> bool:
+    def record_stop(self, reason: str, incarnations: Iterable[str]) -> bool:
         """Record that these supervisors receive a stop. Return whether that is new for any of them."""
         new = [each for each in sorted(incarnations) if each not in self.ending]
         self.ending |= dict.fromkeys(new, reason)
@@ -236,19 +236,19 @@ class Supervisors:
             del self.ending[oldest]
         return bool(new)
 
-    def name_of(self, incarnation: str) -> str:
+    def find_name(self, incarnation: str) -> str:
         """Return the name of the supervisor that has or had the incarnation, or ""."""
         names = (each.entry.name for each in self if incarnation in (each.entry.incarnation, *each.former))
         return next(names, "")
 
-    def secret_of(self, name: str) -> str:
+    def supervisor_secret(self, name: str) -> str:
         """Return the digest of the supervisor's secret, or ""."""
         known = self._names.get(name)
         return known.secret if known is not None else ""
 
     # -- hosts
 
-    def exclude(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
+    def exclude_host(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
         """Exclude a host for all supervisors, or only for `supervisor`. Return whether that is new."""
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
@@ -271,7 +271,7 @@ class Supervisors:
             "repair it, then re-admit it with `lighthouse resume`"
         )
 
-    def lift(self) -> bool:
+    def readmit_hosts(self) -> bool:
         """Readmit all hosts. Return whether any was excluded."""
         had, self._excluded = bool(self._excluded), {}
         return had
@@ -313,20 +313,20 @@ class RunMachine:
         self.config = config or RunConfig()
         self.stop = record.stop
         self.completed = record.completed
-        self.generations = Generations(self.config, record, now, self._emit, make_id)
+        self.generations = Generations(self.config, record, now, self._add_effect, make_id)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending, kept_until)
         self.former = record.former
         self.keys = KeySpaces(self.generations.current.number, keys)
         self._effects: list[events.RunEffect] = []
         if self._is_over:
-            self.generations.end()
+            self.generations.end_run()
 
     # -- queries
 
     @property
     def is_quiet(self) -> bool:
         """True if no process is connected. The record then contains all state worth keeping."""
-        return self.generations.ranks.is_empty and not self.supervisors.are_connected
+        return self.generations.ranks.has_no_live_rank and not self.supervisors.are_connected
 
     @property
     def _is_over(self) -> bool:
@@ -352,7 +352,7 @@ class RunMachine:
             return events.RunVerdict.COMPLETED
         return self.generations.verdict(now)
 
-    def record(self, now: float) -> RunRecord:
+    def make_record(self, now: float) -> RunRecord:
         generations = self.generations
         return RunRecord(
             counters=generations.restarts.counters,
@@ -361,12 +361,12 @@ class RunMachine:
             is_broken=generations.current.is_broken,
             formed=generations.restarts.formed,
             stop=self.stop,
-            ranks=generations.ranks.records(self.config.wall_offset_s),
+            ranks=generations.ranks.rank_records(self.config.wall_offset_s),
             restarts=generations.restarts.restarts,
             finished=tuple(sorted(generations.current.finished)),
             completed=self.completed,
-            supervisors=self.supervisors.records(),
-            excluded=self.supervisors.excluded,
+            supervisors=self.supervisors.supervisor_records(),
+            excluded=self.supervisors.excluded_hosts,
             former=self.former,
             ending=dict(self.supervisors.ending),
             failed_at=generations.budget.failed_at,
@@ -376,16 +376,18 @@ class RunMachine:
 
     def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
         if isinstance(event, events.WasLate):  # first, so that the pause makes no rank lapse
-            self.generations.was_late(event.by_s, now)
-            self.supervisors.shift(event.by_s)
-        self.generations.pass_time(now)
+            self.generations.postpone_timers(event.by_s, now)
+            self.supervisors.extend_reservation(event.by_s)
+        self.generations.lose_lapsed_ranks(now)
         self._dispatch(event, now)
         is_beat = isinstance(event, events.RankReported) and isinstance(event.message, RankHeartbeat)
-        return self._done(now, settles=bool(self._effects) or not is_beat or self.generations.is_due(now))
+        return self._finish_event(
+            now, settles=bool(self._effects) or not is_beat or self.generations.is_decision_due(now)
+        )
 
     def tick(self, now: float) -> Sequence[events.RunEffect]:
-        self.generations.pass_time(now)
-        return self._done(now)
+        self.generations.lose_lapsed_ranks(now)
+        return self._finish_event(now)
 
     def deadline(self, now: float) -> float | None:
         """Return when to call `tick` next, or None if time alone changes nothing.
@@ -397,70 +399,70 @@ class RunMachine:
     def _dispatch(self, event: events.RunEvent, now: float) -> None:
         match event:
             case events.RankJoined(entry, session):
-                self._enter(entry, session, now)
+                self._handle_rank_hello(entry, session, now)
             case events.RankReported(rank, message):
                 if not self._send_end(rank):
-                    self.generations.receive(rank, message, now)
+                    self.generations.handle_rank_message(rank, message, now)
             case events.SessionEnded(session):
-                self.generations.end_session(session, now)
+                self.generations.handle_stream_end(session, now)
             case events.RankLost():
-                self._lose(event, now)
+                self._handle_rank_exit(event, now)
             case events.RanksBehind(slots, reason):
-                self.generations.fail_behind(slots, reason, now)
+                self.generations.fail_ranks_behind(slots, reason, now)
             case events.SupervisorJoined(entry, session):
-                self._supervise(entry, session, now)
+                self._handle_supervisor_hello(entry, session, now)
             case events.SupervisorEnded(session):
-                self.supervisors.end(session)
+                self.supervisors.end_stream(session)
             case events.StopAsked(reason, who):
-                self._stop(reason, who)
+                self._stop_for_all(reason, who)
             case events.SupervisorAsked():
                 self._receive_from_supervisor(event, now)
             case events.ResumeAsked():
-                self._resume()
+                self._resume_run()
             case events.WasLate():
                 pass
 
-    def _emit(self, effect: events.RunEffect) -> None:
+    def _add_effect(self, effect: events.RunEffect) -> None:
         match effect:
             case events.GenerationFormed(generation):
-                self.keys.advance(generation.number)
-                self.supervisors.take_part(self._secrets_of(generation))
+                self.keys.begin_space(generation.number)
+                self.supervisors.mark_participating(self._secrets_of(generation))
             case events.Completed(number, is_new=True):
                 self.completed = number
             case _:
                 pass
         self._effects.append(effect)
 
-    def _done(self, now: float, *, settles: bool = True) -> Sequence[events.RunEffect]:
-        if settles and (why := self.generations.settle(now)):
-            self._stop(why, "")
+    def _finish_event(self, now: float, *, settles: bool = True) -> Sequence[events.RunEffect]:
+        if settles and (why := self.generations.form_if_ready(now)):
+            self._stop_for_all(why, "")
         effects, self._effects = self._effects, []
         if any(isinstance(e, events.GenerationFormed | events.Resumed) or getattr(e, "is_new", False) for e in effects):
-            return [events.RecordDue(self.record(now)), *effects]
+            return [events.RecordDue(self.make_record(now)), *effects]
         return effects
 
     # -- ranks
 
-    def _enter(self, entry: RankHello, session: int | None, now: float) -> None:
+    def _handle_rank_hello(self, entry: RankHello, session: int | None, now: float) -> None:
         if self.former is not None and self._was_in(self.former, entry):
-            self._emit(events.Completed(self.former.number, (entry.rank,)))
+            self._add_effect(events.Completed(self.former.number, (entry.rank,)))
         else:
-            if self._may_begin_launch and entry.is_first and not self._knows(entry.rank):
+            if self._may_begin_launch and entry.is_first and not self._is_of_launch(entry.rank):
                 self._begin_launch()
-            name = self.supervisors.name_of(entry.rank.supervisor)
-            error = self.supervisors.why_excluded(entry.host, name) or self._clash(entry.rank, name)
+            name = self.supervisors.find_name(entry.rank.supervisor)
+            error = self.supervisors.why_excluded(entry.host, name) or self._check_slot(entry.rank, name)
             if error is not None and not self._is_over:
-                self._emit(events.RankRefused(entry.rank, error))
+                self._add_effect(events.RankRefused(entry.rank, error))
             elif not self._send_end(entry.rank):
-                self.generations.enter(entry, session, now)
-        self._note_stop(_supervisors((entry.rank,)))
+                self.generations.handle_rank_hello(entry, session, now)
+        self._record_stop_of(_supervisors((entry.rank,)))
 
-    def _clash(self, rank: RankId, name: str) -> WrongState | None:
+    def _check_slot(self, rank: RankId, name: str) -> WrongState | None:
         """Return an error if the slot is in use by another supervisor than `name`."""
-        old = self.generations.ranks.of_slot(rank.slot)
+        old = self.generations.ranks.rank_of_slot(rank.slot)
         if old is None or old.session is None:
             return None
-        theirs = self.supervisors.name_of(old.rank.supervisor)
+        theirs = self.supervisors.find_name(old.rank.supervisor)
         if theirs == name or not theirs or not name:
             return None
         return WrongState(
@@ -472,19 +474,19 @@ class RunMachine:
     def _send_end(self, rank: RankId) -> bool:
         """Notify the rank if the run is over. Return whether it is."""
         if self.stop is not None:
-            self._emit(events.Stopped(self.stop, (rank,)))
+            self._add_effect(events.Stopped(self.stop, (rank,)))
         elif self.completed is not None:
-            self._emit(events.Completed(self.completed, (rank,)))
+            self._add_effect(events.Completed(self.completed, (rank,)))
         return self._is_over
 
-    def _lose(self, event: events.RankLost, now: float) -> None:
+    def _handle_rank_exit(self, event: events.RankLost, now: float) -> None:
         """Handle the report of a dead process. Only a live rank's own supervisor may report its death."""
-        if (rank := self.generations.ranks.get(event.rank)) is not None:
-            if rank.secret and rank.secret != self.supervisors.secret_of(event.by):
+        if (rank := self.generations.ranks.find_live(event.rank)) is not None:
+            if rank.secret and rank.secret != self.supervisors.supervisor_secret(event.by):
                 return
-            self.generations.lose(rank, event.reason, now)
+            self.generations.lose_rank(rank, event.reason, now)
         if not self._is_over:
-            self._explain(event, now)
+            self._record_exit(event, now)
 
     @property
     def _may_begin_launch(self) -> bool:
@@ -497,9 +499,9 @@ class RunMachine:
         of_ranks = (rank.rank.supervisor for rank in self.generations.ranks)
         return tuple(dict.fromkeys((*self.supervisors.incarnations, *of_ranks)))
 
-    def _knows(self, rank: RankId) -> bool:
+    def _is_of_launch(self, rank: RankId) -> bool:
         """Return whether the process, or its supervisor, was in the present launch."""
-        return rank.supervisor in self._incarnations or self.generations.ranks.knows(rank)
+        return rank.supervisor in self._incarnations or self.generations.ranks.is_newest(rank)
 
     @staticmethod
     def _was_in(former: Former, entry: RankHello) -> bool:
@@ -510,57 +512,57 @@ class RunMachine:
     def _begin_launch(self) -> None:
         assert self.completed is not None
         self.former = Former(self.completed, self._incarnations)
-        self.supervisors = Supervisors(excluded=self.supervisors.excluded)
+        self.supervisors = Supervisors(excluded=self.supervisors.excluded_hosts)
         self.generations.begin_launch()
         self.keys = KeySpaces()
         self.completed = None
 
     # -- stop
 
-    def _stop(self, reason: str, who: str) -> None:
+    def _stop_for_all(self, reason: str, who: str) -> None:
         """Stop the run and record the supervisors that receive the stop (rule 4). Later reasons are ignored."""
         if self._is_over:
             return
-        of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.here if rank.session is not None)
-        self.supervisors.stop(reason, of_ranks | self.supervisors.connected)
+        of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.live_ranks if rank.session is not None)
+        self.supervisors.record_stop(reason, of_ranks | self.supervisors.connected_incarnations)
         self.stop = RunStopped(reason, who, self.generations.current.number)
         self.generations.current.is_broken = True
-        self.generations.end()
-        self._emit(events.Stopped(self.stop, self.generations.everyone, is_new=True))
+        self.generations.end_run()
+        self._add_effect(events.Stopped(self.stop, self.generations.live_rank_ids, is_new=True))
 
-    def _note_stop(self, supervisors: set[str]) -> None:
+    def _record_stop_of(self, supervisors: set[str]) -> None:
         """If the run is stopped, record that these supervisors receive the stop, directly or through their ranks."""
-        if self.stop is not None and self.supervisors.stop(self.stop.reason, supervisors):
-            self._emit(events.RecordChanged())
+        if self.stop is not None and self.supervisors.record_stop(self.stop.reason, supervisors):
+            self._add_effect(events.RecordChanged())
 
-    def _resume(self) -> None:
-        had_excluded = self.supervisors.lift()
+    def _resume_run(self) -> None:
+        had_excluded = self.supervisors.readmit_hosts()
         if self.stop is None and not had_excluded:
             return
         if self.stop is not None:
             self.stop = None
-            self.generations.resume()
-        self._emit(events.Resumed())
+            self.generations.resume_forming()
+        self._add_effect(events.Resumed())
 
-    def _supervise(self, entry: SupervisorHello, session: int, now: float) -> None:
+    def _handle_supervisor_hello(self, entry: SupervisorHello, session: int, now: float) -> None:
         if self._may_begin_launch and entry.incarnation not in self._incarnations:
             self._begin_launch()
-        if (answer := self._why_not(entry, now)) is not None:
-            self._emit(events.SupervisorMessage(session, answer))
-            self._note_stop({entry.incarnation})
+        if (answer := self._answer_instead(entry, now)) is not None:
+            self._add_effect(events.SupervisorMessage(session, answer))
+            self._record_stop_of({entry.incarnation})
             is_of_this_launch = isinstance(answer, HelloRejected) or self.completed is not None
-            if is_of_this_launch and self.supervisors.refuse(entry):
-                self._emit(events.RecordChanged())
+            if is_of_this_launch and self.supervisors.record_refused(entry):
+                self._add_effect(events.RecordChanged())
             return
         generation = self.generations.current.generation
         has_part = generation is not None and digest_of(entry.secret) in self._secrets_of(generation)
-        replaced = self.supervisors.enter(entry, session, has_part=has_part)
+        replaced = self.supervisors.admit_supervisor(entry, session, has_part=has_part)
         if replaced is not None:
-            self._emit(events.SupervisorMessage(replaced[0], HelloRejected(replaced[1])))
-        self._emit(events.SupervisorMessage(session, SupervisorWelcome(self.config.beat_interval_s)))
-        self._emit(events.RecordChanged())
+            self._add_effect(events.SupervisorMessage(replaced[0], HelloRejected(replaced[1])))
+        self._add_effect(events.SupervisorMessage(session, SupervisorWelcome(self.config.beat_interval_s)))
+        self._add_effect(events.RecordChanged())
 
-    def _why_not(self, entry: SupervisorHello, now: float) -> ToSupervisor | None:
+    def _answer_instead(self, entry: SupervisorHello, now: float) -> ToSupervisor | None:
         if self.stop is not None:
             return self.stop
         if self.completed is not None:
@@ -570,18 +572,18 @@ class RunMachine:
         reason = self.supervisors.ending.get(entry.incarnation)
         if reason is not None and not self.supervisors.is_impostor(entry):
             return RunStopped(reason, "the run, which was resumed since", self.generations.current.number)
-        error = self.supervisors.refusal(entry, now)
+        error = self.supervisors.check_supervisor(entry, now)
         return None if error is None else HelloRejected(error)
 
-    def _explain(self, event: events.RankLost, now: float) -> None:
+    def _record_exit(self, event: events.RankLost, now: float) -> None:
         """Add the report on a dead process to the incidents (rule 2)."""
         generations = self.generations
-        generations.restarts.explain(
+        generations.restarts.add_exit(
             ProcessLost(event.rank, event.reason, event.output),
             event.by,
             generations.current.number,
-            generations.wall(now),
-            is_rank=generations.ranks.knows(event.rank),
+            generations.wall_time(now),
+            is_rank=generations.ranks.is_newest(event.rank),
         )
 
     def counts_for_all(self, session: int, membership: Membership) -> bool:
@@ -590,16 +592,16 @@ class RunMachine:
         return is_open or self._has_part(session, membership)
 
     def _has_part(self, session: int, membership: Membership) -> bool:
-        known = self.supervisors.of_session(session)
+        known = self.supervisors.supervisor_of_session(session)
         return known is not None and (known.has_part or membership is Membership.MEMBER)
 
     def _secrets_of(self, generation: Generation) -> set[str]:
         """Return the digests of the secrets of the generation's ranks."""
-        found = (self.generations.ranks.of_slot(rank.slot) for rank in generation.active)
+        found = (self.generations.ranks.rank_of_slot(rank.slot) for rank in generation.active)
         return {rank.secret for rank in found if rank is not None and rank.secret and rank.rank in generation.active}
 
     def _receive_from_supervisor(self, event: events.SupervisorAsked, now: float) -> None:
-        known = self.supervisors.of_session(event.session)
+        known = self.supervisors.supervisor_of_session(event.session)
         if known is None or self._is_over:
             return
         match event.message:
@@ -607,29 +609,29 @@ class RunMachine:
                 if known.entry.incarnation in self.supervisors.ending:
                     return
                 if self.counts_for_all(event.session, event.membership):
-                    self._stop(reason, known.entry.name)
+                    self._stop_for_all(reason, known.entry.name)
                 else:
-                    self._stop_alone(event.session, known.entry, reason)
+                    self._stop_outsider(event.session, known.entry, reason)
             case HostExcluded(reason):
-                self._exclude(known.entry, reason, now, is_for_all=self._has_part(event.session, event.membership))
+                self._exclude_host(known.entry, reason, now, is_for_all=self._has_part(event.session, event.membership))
 
-    def _stop_alone(self, session: int, entry: SupervisorHello, reason: str) -> None:
-        self.supervisors.stop(reason, {entry.incarnation})
-        self._emit(events.OutsiderIgnored(entry.name, "its stop ends it alone"))
+    def _stop_outsider(self, session: int, entry: SupervisorHello, reason: str) -> None:
+        self.supervisors.record_stop(reason, {entry.incarnation})
+        self._add_effect(events.OutsiderIgnored(entry.name, "its stop ends it alone"))
         stop = RunStopped(reason, entry.name, self.generations.current.number)
-        self._emit(events.SupervisorMessage(session, stop))
-        self._emit(events.RecordChanged())
+        self._add_effect(events.SupervisorMessage(session, stop))
+        self._add_effect(events.RecordChanged())
 
-    def _exclude(self, entry: SupervisorHello, reason: str, now: float, *, is_for_all: bool) -> None:
+    def _exclude_host(self, entry: SupervisorHello, reason: str, now: float, *, is_for_all: bool) -> None:
         host, whom = entry.host or entry.name, "" if is_for_all else entry.name
-        if not self.supervisors.exclude(host, reason, self.generations.wall(now), whom):
+        if not self.supervisors.exclude_host(host, reason, self.generations.wall_time(now), whom):
             return
         if whom:
-            self._emit(events.OutsiderIgnored(whom, f"host {host} is excluded for it alone"))
-        for rank in [rank for rank in self.generations.ranks.here if rank.host == host]:
-            if is_for_all or self.supervisors.name_of(rank.rank.supervisor) == whom:
-                self.generations.lose(rank, f"its host {host} is excluded: {reason}", now)
-        self._emit(events.RecordChanged())
+            self._add_effect(events.OutsiderIgnored(whom, f"host {host} is excluded for it alone"))
+        for rank in [rank for rank in self.generations.ranks.live_ranks if rank.host == host]:
+            if is_for_all or self.supervisors.find_name(rank.rank.supervisor) == whom:
+                self.generations.lose_rank(rank, f"its host {host} is excluded: {reason}", now)
+        self._add_effect(events.RecordChanged())
 
 
 def _supervisors(ranks: Iterable[RankId]) -> set[str]:

@@ -110,8 +110,8 @@ class Job:
         self._due: list[tuple[float, int, Group]] = []  # when to examine each group; outdated entries remain
         self._pushed = 0
         if record is not None and record.quorum is not None:
-            self._set(record.quorum, [""] * len(record.quorum.participants))
-            self.history.add(record.quorum.quorum_id)
+            self._set_quorum(record.quorum, [""] * len(record.quorum.participants))
+            self.history.add_quorum(record.quorum.quorum_id)
 
     def emit(self, effect: QuorumEffect) -> None:
         """Queue an effect of the current event. `GridChanged` is queued at most once."""
@@ -130,7 +130,7 @@ class Job:
         """Participants of the quorum."""
         return self.members.keys()
 
-    def others(self, replica_id: str, kind: Kind | int) -> list[Group]:
+    def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
         """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
         own = self.groups.get(replica_id)
         if self.counts[kind] == (own is not None and kind in own.counts_as):
@@ -138,7 +138,7 @@ class Job:
         found = [group for group in self.groups.values() if kind in group.counts_as and group is not own]
         return sorted(found, key=attrgetter("replica_id"))
 
-    def form(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
+    def replace_quorum(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
         """Replace the present quorum with one that has just formed. O(n).
 
         Args:
@@ -153,7 +153,7 @@ class Job:
                 group.former_secret = former.secret
         for member in members:
             member.is_participant = True
-        self._set(quorum, [member.secret for member in members])
+        self._set_quorum(quorum, [member.secret for member in members])
         self.lost_at = None
         self.first_formed_at = now if self.first_formed_at is None else self.first_formed_at
         self.rounds += 1
@@ -163,20 +163,20 @@ class Job:
         for group in self.groups.values():
             is_working = Kind.WORKING in group.counts_as
             if group.is_reported or group.drains or is_working != (group.is_healthy and group.is_participant):
-                self.count(group)
+                self.update_counts(group)
 
-    def pass_time(self, now: float) -> None:
+    def start_clock(self, now: float) -> None:
         if self.formed_at is None and self.quorum is not None:
             self.formed_at = now
 
-    def _set(self, quorum: Quorum, secrets: Sequence[str]) -> None:
+    def _set_quorum(self, quorum: Quorum, secrets: Sequence[str]) -> None:
         self.quorum = quorum
         self.members = {p.replica_id: Member(p, s) for p, s in zip(quorum.participants, secrets, strict=True)}
         self.max_step = max(member.step for member in quorum.participants)
         sources = (member for member in quorum.participants if member.step == self.max_step)
         self.tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
 
-    def secret_of(self, replica_id: str) -> str:
+    def last_secret(self, replica_id: str) -> str:
         """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
         if (member := self.members.get(replica_id)) is not None:
             return member.secret
@@ -196,7 +196,7 @@ class Job:
     # -- presence
 
     @property
-    def present(self) -> int:
+    def present_count(self) -> int:
         """Number of groups that have joined or opened a session."""
         return len(self.groups) - self.counts[Kind.REPORTED]
 
@@ -204,86 +204,86 @@ class Job:
         """Return the records of the present quorum's participants. O(n)."""
         return [group for group in self.groups.values() if group.is_participant]
 
-    def beat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
+    def record_heartbeat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
         """Handle a heartbeat without a session. Return None for one to ignore: another incarnation is alive."""
         member = self.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation and member.is_alive:
             return None
         if member is None or member.incarnation != incarnation:
-            member = self._add(replica_id, incarnation, now)
-        self.see(member, now)
+            member = self._add_group(replica_id, incarnation, now)
+        self.record_message(member, now)
         return member
 
-    def admit(self, participant: Participant, now: float) -> Group:
+    def record_join(self, participant: Participant, now: float) -> Group:
         """Record a join and return its group, which is healthy from now on.
 
         A record of another incarnation is replaced. The caller reports the loss of that incarnation.
         """
         member = self.groups.get(participant.replica_id)
         if member is None or is_reborn(participant, member):
-            member = self._add(participant.replica_id, participant.incarnation, now)
+            member = self._add_group(participant.replica_id, participant.incarnation, now)
         if member.down:
             self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
             self.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
-        self.miss_ranks(member, NO_RANKS)
-        self._describe(member, participant)
-        self.see(member, now)
+        self.set_missing_ranks(member, NO_RANKS)
+        self._set_participant(member, participant)
+        self.record_message(member, now)
         return member
 
-    def greet(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
+    def add_session(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
         """Add or update the group of a new session. This does not join the group.
 
         A record of another incarnation is removed. The caller has already reported the loss of that incarnation.
         """
         member = self.groups.get(participant.replica_id)
         if member is None or member.incarnation != participant.incarnation:
-            member = self._add(participant.replica_id, participant.incarnation, now)
-        self._describe(member, participant)
+            member = self._add_group(participant.replica_id, participant.incarnation, now)
+        self._set_participant(member, participant)
         member.session, member.closes_at, member.secret = session, None, secret
-        self.count(member)
-        self.see(member, now)
-        self._push(member, now)
+        self.update_counts(member)
+        self.record_message(member, now)
+        self._schedule_check(member, now)
         return member
 
-    def see(self, member: Group, now: float) -> None:
+    def record_message(self, member: Group, now: float) -> None:
         member.seen_at = now
         if not member.is_alive:
             member.is_alive = True
             self.emit(MemberBack(member.replica_id, "is back"))
             self.emit(GridChanged())
-            self.count(member)
-            self._push(member, now)
+            self.update_counts(member)
+            self._schedule_check(member, now)
         elif not member.is_healthy:
-            self.count(member)
+            self.update_counts(member)
 
-    def is_waited_for(self, member: Group) -> bool:
+    def should_wait_for(self, member: Group) -> bool:
         """Return whether the others wait for the group while it is alive and not down."""
         is_first = not self.counts[Kind.CONNECTED] or not self.members
         return is_first or not member.is_reported or member.is_participant
 
-    def miss(self, member: Group) -> None:
+    def mark_missed_timeout(self, member: Group) -> None:
         member.has_missed = True
-        self.count(member)
+        self.update_counts(member)
 
-    def go_down(self, member: Group, reason: str) -> None:
+    def mark_down(self, member: Group, reason: str) -> None:
         """Mark a live group as down. The others stop waiting for it until it joins."""
         member.down = reason
         self.emit(GridChanged())
-        self.count(member)
+        self.update_counts(member)
 
-    def miss_ranks(self, member: Group, missing: Set[int]) -> None:
+    def set_missing_ranks(self, member: Group, missing: Set[int]) -> None:
         """Record which ranks are not connected."""
         if member.missing != missing:
             member.missing = missing
             self.emit(GridChanged())
 
-    def close(self, member: Group, at: float, now: float) -> None:
+    def await_reconnect(self, member: Group, at: float, now: float) -> None:
         """Record that the group's stream has closed. The group is lost at `at` unless it reconnects before then."""
         member.closes_at = at
-        self._push(member, now)
+        self._schedule_check(member, now)
 
-    def lose(
+    def mark_lost(
         self,
         member: Group,
         now: float,
@@ -295,28 +295,28 @@ class Job:
         """Mark a group as lost at `now`. `quorum_id` is the quorum that ends because of the loss, or None."""
         member.session = member.closes_at = None
         member.drains = False
-        self.count(member)
+        self.update_counts(member)
         if member.is_alive:
-            self._lapse(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
-            self._push(member, now)
+            self._mark_lapsed(member, now, MemberLost(member.replica_id, quorum_id, reason, last_seen_at))
+            self._schedule_check(member, now)
 
-    def excuse(self, member: Group, until: float, now: float) -> None:
+    def extend_timeout(self, member: Group, until: float, now: float) -> None:
         member.excused_until = until
-        self._push(member, now)
+        self._schedule_check(member, now)
 
-    def shift(self, by_s: float) -> None:
+    def postpone_timeouts(self, by_s: float) -> None:
         """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages. O(n)."""
         for member in self.groups.values():
             member.seen_at += by_s
 
-    def remove(self, member: Group) -> None:
+    def remove_group(self, member: Group) -> None:
         self.emit(GridChanged())
         del self.groups[member.replica_id]
-        self._count_as(member, frozenset())
+        self._set_kinds(member, frozenset())
         if member.reports != GroupReports():
             self.emit(MemberForgotten(member.reports))
 
-    def expire(self, now: float) -> list[Group]:
+    def lapse_due_groups(self, now: float) -> list[Group]:
         """Return the groups that lapse by `now`, and forget those that lapsed long ago.
 
         A group with a session is only returned: its loss has consequences that the caller reports first.
@@ -327,22 +327,22 @@ class Job:
             if due_at != member.due_at or self.groups.get(member.replica_id) is not member:
                 continue
             member.due_at = math.inf  # each entry is used once
-            if member.is_alive and self._due_at(member, now) <= now:
+            if member.is_alive and self._timeout_at(member, now) <= now:
                 lapsed.append(member)
                 if member.session is not None:
                     continue  # the caller handles its loss
-                self._lapse(member, now, MemberLost(member.replica_id, None, "it fell silent", member.seen_at))
-            elif not member.is_alive and self._due_at(member, now) <= now:
-                self.remove(member)
+                self._mark_lapsed(member, now, MemberLost(member.replica_id, None, "it fell silent", member.seen_at))
+            elif not member.is_alive and self._timeout_at(member, now) <= now:
+                self.remove_group(member)
                 continue
-            self._push(member, now)
+            self._schedule_check(member, now)
         return lapsed
 
-    def next_at(self) -> float | None:
+    def next_timeout_at(self) -> float | None:
         """Return a moment at or before the next lapse, or None if no group can lapse."""
         return self._due[0][0] if self._due else None
 
-    def _add(self, replica_id: str, incarnation: str, now: float) -> Group:
+    def _add_group(self, replica_id: str, incarnation: str, now: float) -> Group:
         """Add the record of a group. It replaces the record of another incarnation."""
         member, known = Group(replica_id, incarnation, now), self.members.get(replica_id)
         is_assigned = self.rounds == 0 and known is not None and known.participant.incarnation == incarnation
@@ -351,14 +351,14 @@ class Job:
             member.last_assignment = LastAssignment(self.quorum.quorum_id, self.max_step, None, lowest=0)
         if (old := self.groups.pop(replica_id, None)) is not None:
             self.emit(GridChanged())
-            self._count_as(old, frozenset())
+            self._set_kinds(old, frozenset())
             member.reports = old.reports
         self.groups[replica_id] = member
         self.emit(MemberJoined(replica_id))
-        self._push(member, now)
+        self._schedule_check(member, now)
         return member
 
-    def count(self, member: Group) -> None:
+    def update_counts(self, member: Group) -> None:
         """Update the counts after a change of the group's record.
 
         O(1), but O(n) if the first session opens or the last one ends.
@@ -368,7 +368,7 @@ class Job:
             kinds.add(Kind.REPORTED)
         if member.session is not None:
             kinds.add(Kind.CONNECTED)
-        if member.is_alive and not member.has_missed and not member.down and self.is_waited_for(member):
+        if member.is_alive and not member.has_missed and not member.down and self.should_wait_for(member):
             kinds |= {Kind.HEALTHY, Kind.WORKING} if member.is_participant else {Kind.HEALTHY}
         if member.drains and member.is_participant:
             kinds.add(Kind.DRAINING)
@@ -376,9 +376,9 @@ class Job:
             kinds.add(Kind.LOOPBACK if member.is_loopback else Kind.ROUTABLE)
         if member.is_alive and member.participant is not None and member.participant.group_world_size:
             kinds.add(member.participant.group_world_size)
-        self._count_as(member, frozenset(kinds))
+        self._set_kinds(member, frozenset(kinds))
 
-    def _count_as(self, member: Group, kinds: frozenset[Kind | int]) -> None:
+    def _set_kinds(self, member: Group, kinds: frozenset[Kind | int]) -> None:
         had_sessions = self.counts[Kind.CONNECTED] > 0
         for kind in member.counts_as - kinds:
             self.counts[kind] -= 1
@@ -390,14 +390,14 @@ class Job:
         if (self.counts[Kind.CONNECTED] > 0) != had_sessions:
             for other in self.groups.values():
                 if other.is_reported:
-                    self.count(other)
+                    self.update_counts(other)
 
-    def _push(self, member: Group, now: float) -> None:
+    def _schedule_check(self, member: Group, now: float) -> None:
         self._pushed += 1
-        member.due_at = self._due_at(member, now)
+        member.due_at = self._timeout_at(member, now)
         heapq.heappush(self._due, (member.due_at, self._pushed, member))
 
-    def _due_at(self, member: Group, now: float) -> float:
+    def _timeout_at(self, member: Group, now: float) -> float:
         if not member.is_alive:
             return member.lapsed_at + self._forget_after_s
         if member.session is not None:
@@ -405,14 +405,14 @@ class Job:
             return due_at if member.closes_at is None else member.closes_at
         return (now if member.call is not None else member.seen_at) + self._timeout_s
 
-    def _lapse(self, member: Group, now: float, loss: MemberLost) -> None:
+    def _mark_lapsed(self, member: Group, now: float, loss: MemberLost) -> None:
         self.emit(loss)
         self.emit(GridChanged())
         member.is_alive = False
         member.lapsed_at = now
-        self.count(member)
+        self.update_counts(member)
 
-    def _describe(self, member: Group, participant: Participant) -> None:
+    def _set_participant(self, member: Group, participant: Participant) -> None:
         before, member.step = member.participant, participant.step
         if (
             before
@@ -425,7 +425,7 @@ class Job:
         self.emit(GridChanged())
         member.participant = participant
         member.is_loopback = is_loopback(participant)
-        self.count(member)
+        self.update_counts(member)
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
@@ -517,9 +517,9 @@ def refusal(
         is_starting: Whether no rank has connected yet. Ranks without an Agent never connect.
     """
     old = job.groups.get(participant.replica_id)
-    if (old is None or old.is_reported) and job.present >= job.config.max_replicas:
+    if (old is None or old.is_reported) and job.present_count >= job.config.max_replicas:
         return LimitReached(
-            f"replica_id: {participant.replica_id} would be replica group number {job.present + 1}; "
+            f"replica_id: {participant.replica_id} would be replica group number {job.present_count + 1}; "
             f"the lighthouse takes {job.config.max_replicas} (--max-members)"
         )
     return (
@@ -534,7 +534,7 @@ def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongStat
     """Return the loopback members that must leave because `participant` is routable, each with its error."""
     if not job.counts[Kind.LOOPBACK] or is_loopback(participant) is not False:
         return []
-    members = job.others(participant.replica_id, Kind.LOOPBACK)
+    members = job.other_groups(participant.replica_id, Kind.LOOPBACK)
     return [(m, unreachable(m.participant, participant)) for m in members if m.participant]
 
 
@@ -582,7 +582,7 @@ def _misfit(participant: Participant, job: Job) -> WrongState | None:
         return None
     others = (size for size in job.counts if isinstance(size, int) and size != participant.group_world_size)
     for size in others:
-        trains = (other for other in job.others(participant.replica_id, size) if not _awaits_first_ranks(other))
+        trains = (other for other in job.other_groups(participant.replica_id, size) if not _awaits_first_ranks(other))
         if other := next(trains, None):
             return WrongState(
                 f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, "
@@ -605,7 +605,7 @@ def _awaits_first_ranks(member: Group) -> bool:
 def _loopback(participant: Participant, job: Job) -> WrongState | None:
     if not is_loopback(participant):
         return None
-    for other in job.others(participant.replica_id, Kind.ROUTABLE):
+    for other in job.other_groups(participant.replica_id, Kind.ROUTABLE):
         if other.participant is not None:
             return unreachable(participant, other.participant)
     return None
@@ -622,22 +622,22 @@ class JoinTimer:
     """When the earliest pending call expires."""
     _quiet_at: float = 0.0
 
-    def joined(self, now: float, deadline_at: float) -> None:
+    def count_join(self, now: float, deadline_at: float) -> None:
         if self.asking == 0 and (self.started_at is None or now - self._quiet_at > self.grace_s):
             self.started_at = now
         self.asking += 1
         self.deadline_at = deadline_at if self.deadline_at is None else min(self.deadline_at, deadline_at)
 
-    def withdrew(self, now: float) -> None:
+    def count_withdrawal(self, now: float) -> None:
         self.asking -= 1
         if self.asking == 0:
             self._quiet_at = now
 
-    def running_since(self, now: float) -> float | None:
+    def waiting_since(self, now: float) -> float | None:
         """Return when the wait began, or None if no group has been waiting within the grace period."""
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
-    def restart(self, asking: int, now: float) -> None:
+    def restart_wait(self, asking: int, now: float) -> None:
         """Restart after a quorum has formed. `asking` groups were left out and are still waiting."""
         self.asking = asking
         self.started_at = now if asking else None
@@ -659,29 +659,29 @@ class JoinQueue:
 
     def __iter__(self) -> Iterator[Group]:
         """Iterate over the waiting groups in call order. O(n log n)."""
-        return iter(sorted(self._joined(), key=attrgetter("call")))
+        return iter(sorted(self._joined_groups(), key=attrgetter("call")))
 
-    def add(self, member: Group, call: int, deadline_at: float, now: float) -> None:
+    def add_join(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
-        self.anyone.joined(now, deadline_at)
+        self.anyone.count_join(now, deadline_at)
         if member.replica_id in self._job.members:
-            self.members.joined(now, deadline_at)
-        self._count(member, 1)
+            self.members.count_join(now, deadline_at)
+        self._count_change(member, 1)
 
-    def withdraw(self, replica_id: str, call: int, now: float) -> None:
+    def withdraw_join(self, replica_id: str, call: int, now: float) -> None:
         """Cancel a group's join. Does nothing if `call` is not the group's pending call."""
         member = self._job.groups.get(replica_id)
         if member is None or member.call != call:
             return
         member.call = None
-        self.anyone.withdrew(now)
+        self.anyone.count_withdrawal(now)
         if member.replica_id in self._job.members:
-            self.members.withdrew(now)
-        self._count(member, -1)
+            self.members.count_withdrawal(now)
+        self._count_change(member, -1)
         if member.deadline_at in (self.anyone.deadline_at, self.members.deadline_at):
             self._set_deadlines()
 
-    def take(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
+    def take_calls(self, members: Sequence[Group], now: float) -> tuple[int, ...]:
         """Remove and return the calls of `members`, which form the new quorum. Other calls stay pending."""
         calls: list[int] = []
         for member in members:
@@ -690,8 +690,8 @@ class JoinQueue:
             member.call = None
         self._set_deadlines()
         self._participants = self._shrinking = 0  # the rest are newcomers
-        self.anyone.restart(len(self) - len(calls), now)
-        self.members.restart(0, now)
+        self.anyone.restart_wait(len(self) - len(calls), now)
+        self.members.restart_wait(0, now)
         return tuple(calls)
 
     @property
@@ -701,11 +701,11 @@ class JoinQueue:
         return bool(members) and self.members.asking == len(members)
 
     @property
-    def newcomers(self) -> int:
+    def newcomer_count(self) -> int:
         return len(self) - self.members.asking
 
     @property
-    def candidates(self) -> int:
+    def candidate_count(self) -> int:
         """Number of groups that may be in the next quorum. If a member asks to shrink, only members may."""
         return self._participants if self._shrinking else len(self)
 
@@ -715,18 +715,18 @@ class JoinQueue:
     def list_newcomers(self) -> list[str]:
         return [member.replica_id for member in self if member.replica_id not in self._job.members]
 
-    def _count(self, member: Group, change: int) -> None:
+    def _count_change(self, member: Group, change: int) -> None:
         if member.replica_id not in self._job.members:
             self._job.emit(NewcomersChanged())
         if member.is_participant:
             self._participants += change
             self._shrinking += change * (member.participant is not None and member.participant.shrink_only)
 
-    def _joined(self) -> list[Group]:
+    def _joined_groups(self) -> list[Group]:
         return [group for group in self._job.groups.values() if group.call is not None]
 
     def _set_deadlines(self) -> None:
-        joined = self._joined()
+        joined = self._joined_groups()
         members = [group.deadline_at for group in joined if group.replica_id in self._job.members]
         self.anyone.deadline_at = min([group.deadline_at for group in joined], default=None)
         self.members.deadline_at = min(members, default=None)

@@ -143,26 +143,26 @@ class Stream(Generic[W, M]):
 class Streams(dict[int, Stream[W, M]]):
     """Open streams of a run by session number, each with its rank or with its supervisor's hello."""
 
-    def who(self, session: int) -> W | None:
+    def who_of(self, session: int) -> W | None:
         """Return the stream's rank or hello, or None if it was refused or replaced."""
         stream = self.get(session)
         return None if stream is None else stream.who
 
-    def send(self, session: int, message: M) -> None:
+    def send_on(self, session: int, message: M) -> None:
         if (stream := self.get(session)) is not None:
             stream.peer.send(message)
 
-    def send_all(self, message: M) -> None:
+    def send_on_all(self, message: M) -> None:
         for stream in self.values():
             stream.peer.send(message)
 
-    def refuse(self, session: int, refusal: M) -> None:
+    def refuse_stream(self, session: int, refusal: M) -> None:
         """Send a refusal as the last message and close the stream."""
         if (stream := self.pop(session, None)) is not None:
             stream.peer.send(refusal)
             stream.peer.end()
 
-    def close(self, error: LighthouseError) -> None:
+    def close_all(self, error: LighthouseError) -> None:
         for stream in self.values():
             stream.peer.end(error)
 
@@ -174,21 +174,21 @@ class RankStreams:
         self.open = Streams[RankId, ToRunRank]()
         self._newest: dict[RankId, int] = {}
 
-    def add(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
+    def add_stream(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
         older = self.open.pop(self._newest.get(rank, 0), None)
         if older is not None:
             older.peer.end(Superseded(f"{rank} has come by another stream; this one ends"))
         self.open[session] = Stream(rank, peer)
         self._newest[rank] = session
 
-    def send(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
+    def send_to_ranks(self, ranks: Sequence[RankId], message: ToRunRank) -> None:
         for rank in ranks:
-            self.open.send(self._newest.get(rank, 0), message)
+            self.open.send_on(self._newest.get(rank, 0), message)
 
-    def refuse(self, rank: RankId, refusal: ToRunRank) -> None:
-        self.open.refuse(self._newest.pop(rank, 0), refusal)
+    def refuse_rank(self, rank: RankId, refusal: ToRunRank) -> None:
+        self.open.refuse_stream(self._newest.pop(rank, 0), refusal)
 
-    def remove(self, session: int) -> None:
+    def remove_stream(self, session: int) -> None:
         stream = self.open.pop(session, None)
         if stream is not None and self._newest.get(stream.who) == session:
             del self._newest[stream.who]
@@ -224,18 +224,18 @@ class RunEvidence:
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _Round] = {}
 
-    def collect(self, request: EvidenceRequest, ranks: Iterable[Rank], deliver: Deliver) -> None:
+    def ask_ranks(self, request: EvidenceRequest, ranks: Iterable[Rank], deliver: Deliver) -> None:
         waiting = {
             rank.rank: RankEvidence(rank.rank.slot, rank.rank.incarnation, rank.pid, rank.host)
             for rank in ranks
             if not request.group_ranks or rank.rank.slot in request.group_ranks
         }
         number, now = next(self._numbers), self._timers.time()
-        limit = self._timers.call_later(ANSWERED_WITHIN_S, self._end, number)
+        limit = self._timers.call_later(ANSWERED_WITHIN_S, self._end_round, number)
         self._rounds[number] = _Round(request.number, deliver, now, len(waiting), waiting, limit)
         self._ask(waiting, EvidenceAsked(number))
 
-    def answered(self, rank: RankId, own: SelfReport) -> None:
+    def add_answer(self, rank: RankId, own: SelfReport) -> None:
         round_ = self._rounds.get(own.number)
         known = None if round_ is None else round_.waiting.pop(rank, None)
         if round_ is None or known is None:
@@ -250,13 +250,13 @@ class RunEvidence:
         )
         round_.deliver(Evidence(round_.number, fit_evidence(evidence, round_.size)))
         if not round_.waiting:
-            self._end(own.number)
+            self._end_round(own.number)
 
-    def close(self) -> None:
+    def end_all_rounds(self) -> None:
         for number in list(self._rounds):
-            self._end(number)
+            self._end_round(number)
 
-    def _end(self, number: int) -> None:
+    def _end_round(self, number: int) -> None:
         round_ = self._rounds.pop(number)
         round_.limit.cancel()
         for known in round_.waiting.values():
@@ -271,7 +271,7 @@ class RateLimit:
         self._what = what
         self._bucket = TokenBucket(per_s, at_once)
 
-    def take(self, now: float) -> None:
+    def count_use(self, now: float) -> None:
         """Count one use. Raise LimitReached, without counting, if the limit is reached."""
         if not self._bucket.try_take(now):
             at_once, per_s = self._bucket.at_once, self._bucket.per_s
@@ -326,7 +326,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         self._noted_after_s = NOTED_WITHIN_S
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
         self._ranks = RankStreams()
-        self._evidence = RunEvidence(ports.timers, lambda ranks, asked: self._ranks.send(tuple(ranks), asked))
+        self._evidence = RunEvidence(ports.timers, lambda ranks, asked: self._ranks.send_to_ranks(tuple(ranks), asked))
         self._supervisors = Streams[supervisor.SupervisorHello, supervisor.ToSupervisor]()
 
     # -- ranks
@@ -338,33 +338,33 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         """
         session, asked = next(self._numbers), entry.rank
         ranks = self.machine.generations.ranks
-        entry = ranks.placed(entry)
-        if (error := ranks.impostor(entry, self._clock())) is not None:
+        entry = ranks.place_hello(entry)
+        if (error := ranks.check_owner(entry, self._clock())) is not None:
             log_effect(self.name, events.RankRefused(entry.rank, error))
             peer.send(run.HelloRejected(error))
             peer.end()
             return session
-        self._ranks.add(session, entry.rank, peer)
+        self._ranks.add_stream(session, entry.rank, peer)
         if entry.rank != asked:
-            self._ranks.open.send(session, run.SlotGiven(entry.rank.slot))
+            self._ranks.open.send_on(session, run.SlotGiven(entry.rank.slot))
         self._feed(events.RankJoined(entry, session))
-        self._ranks.open.send(session, run.RankWelcome(self._store.term))
+        self._ranks.open.send_on(session, run.RankWelcome(self._store.term))
         return session
 
     def receive_from_rank(self, session: int, message: run.FromRunRank) -> None:
-        rank = self._ranks.open.who(session)
+        rank = self._ranks.open.who_of(session)
         if rank is None:
             return
         if isinstance(message, run.RankHello):
             raise InvalidRequest("a rank's stream has one", field="hello")
         if isinstance(message, SelfReport):
-            self._evidence.answered(rank, message)
+            self._evidence.add_answer(rank, message)
         else:
             self._feed(events.RankReported(rank, message))
             self._moved()
 
     def end_rank(self, session: int) -> None:
-        self._ranks.remove(session)
+        self._ranks.remove_stream(session)
         self._feed(events.SessionEnded(session))
 
     # -- supervisors
@@ -377,7 +377,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return session
 
     def receive_from_supervisor(self, session: int, message: supervisor.FromSupervisor) -> None:
-        entry = self._supervisors.who(session)
+        entry = self._supervisors.who_of(session)
         if entry is None:
             return
         match message:
@@ -386,7 +386,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             case supervisor.ProcessLost(rank, reason, output):
                 output = tuple(map(without_credentials, output))  # stored in files and bug reports
                 message = supervisor.ProcessLost(rank, reason, output)
-                if self.machine.generations.ranks.knows(rank) or not self._explains_loss(entry, message):
+                if self.machine.generations.ranks.is_newest(rank) or not self._explains_loss(entry, message):
                     self._feed(events.RankLost(rank, reason, output, entry.name))
             case supervisor.StopAsked() | supervisor.HostExcluded():
                 self._feed(events.SupervisorAsked(session, message, self._membership(entry)))
@@ -395,7 +395,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
     def counts_for_all(self, session: int) -> bool:
         """Return whether this supervisor's requests affect the whole run (rule 4 of `Supervisors`)."""
-        entry = self._supervisors.who(session)
+        entry = self._supervisors.who_of(session)
         return entry is not None and self.machine.counts_for_all(session, self._membership(entry))
 
     def is_changed_by(
@@ -407,7 +407,9 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         if isinstance(asked, supervisor.StopAsked):
             return True
         host = entry.host or entry.name
-        return all((excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded)
+        return all(
+            (excluded.host, excluded.supervisor) != (host, "") for excluded in self.machine.supervisors.excluded_hosts
+        )
 
     def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
         """Return whether the process belonged to a replica group that is or was in the quorum."""
@@ -433,7 +435,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
     @property
     def has_ranks(self) -> bool:
-        return not self.machine.generations.ranks.is_empty
+        return not self.machine.generations.ranks.has_no_live_rank
 
     @property
     def run_id(self) -> str:
@@ -452,13 +454,13 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
         """Collect evidence from the requested ranks, or from all active ranks if none is named."""
         generations = self.machine.generations
-        here = generations.ranks.here
+        here = generations.ranks.live_ranks
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
-        self._evidence.collect(request, ranks, deliver)
+        self._evidence.ask_ranks(request, ranks, deliver)
 
     # -- operators and keys
 
-    def restart(self, name: str, ranks: Collection[int], reason: str) -> bool:
+    def fail_ranks(self, name: str, ranks: Collection[int], reason: str) -> bool:
         """End the present generation because some ranks keep the others waiting.
 
         Args:
@@ -474,10 +476,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             self._feed(events.RanksBehind(active, reason))
         return bool(active)
 
-    def stop(self, reason: str, who: str) -> None:
+    def request_stop(self, reason: str, who: str) -> None:
         self._feed(events.StopAsked(reason, who))
 
-    def resume(self) -> None:
+    def request_resume(self) -> None:
         self._feed(events.ResumeAsked())
 
     def put_key(self, generation: int, kind: run.KeyKind, name: str, value: bytes, *, slot: int, secret: str) -> None:
@@ -491,8 +493,8 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             raise NotPermitted(
                 f"slot: only ranks of run {self.run_id} set its keys, and this caller is not the rank of slot {slot}"
             )
-        self._key_writes.take(self._clock())
-        row = self.machine.keys.put(generation, kind, name, value)
+        self._key_writes.count_use(self._clock())
+        row = self.machine.keys.put_row(generation, kind, name, value)
         with self._ports.guarded():
             self._store.commit_key(self.name, row)
 
@@ -514,11 +516,11 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     def close(self, reason: str) -> None:
         """Close all streams. No rank counts as lost."""
         self._is_closed = True
-        self._evidence.close()
+        self._evidence.end_all_rounds()
         self._timer.cancel()
         self._note_timer.cancel()
-        self._ranks.open.close(Unreachable(reason))
-        self._supervisors.close(Unreachable(reason))
+        self._ranks.open.close_all(Unreachable(reason))
+        self._supervisors.close_all(Unreachable(reason))
 
     # -- effects
 
@@ -531,23 +533,23 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             case events.GenerationSent(rank, generation):
                 self._send_generation(generation, (rank,))
             case events.Interrupted(number, reason, ranks, is_failure=is_failure):
-                self._ranks.send(ranks, run.GenerationEnded(number, reason, is_failure))
+                self._ranks.send_to_ranks(ranks, run.GenerationEnded(number, reason, is_failure))
             case events.RankRefused(rank, error):
-                self._ranks.refuse(rank, run.HelloRejected(error))
+                self._ranks.refuse_rank(rank, run.HelloRejected(error))
             case events.Completed(number, ranks, is_new):
-                self._ranks.send(ranks, run.RunCompleted(number))
+                self._ranks.send_to_ranks(ranks, run.RunCompleted(number))
                 if is_new:
-                    self._supervisors.send_all(run.RunCompleted(number))
+                    self._supervisors.send_on_all(run.RunCompleted(number))
             case events.Stopped(stop, ranks, is_new):
-                self._ranks.send(ranks, stop)
+                self._ranks.send_to_ranks(ranks, stop)
                 if is_new:
-                    self._supervisors.send_all(stop)
+                    self._supervisors.send_on_all(stop)
             case events.Resumed() | events.OutsiderIgnored():
                 pass
             case events.SupervisorMessage(session, run.HelloRejected() as refusal):
-                self._supervisors.refuse(session, refusal)
+                self._supervisors.refuse_stream(session, refusal)
             case events.SupervisorMessage(session, message):
-                self._supervisors.send(session, message)
+                self._supervisors.send_on(session, message)
             case events.RecordChanged():
                 self._note()
             case events.IncidentChanged(restart):
@@ -557,7 +559,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
 
     def _send_generation(self, generation: run.Generation, ranks: Sequence[run.RankId]) -> None:
         slots = tuple(rank.slot for rank in generation.active)
-        self._ranks.send(ranks, run.GenerationFormed(generation.counters, slots))
+        self._ranks.send_to_ranks(ranks, run.GenerationFormed(generation.counters, slots))
 
     def _remember(self, record: RunRecord) -> None:
         kept = self.machine.keys.generations
@@ -571,5 +573,5 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     def _write_due_notes(self) -> None:
         began_at = self._clock()
         with FROM_TIMER:
-            self._remember(self.machine.record(began_at))
+            self._remember(self.machine.make_record(began_at))
         self._noted_after_s = max(NOTED_WITHIN_S, (self._clock() - began_at) / NOTES_SHARE)

@@ -77,16 +77,16 @@ class Standing:
     # -- queries
 
     @property
-    def holds_back(self) -> bool:
+    def blocks_forming(self) -> bool:
         """True while no new quorum may form."""
         return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
 
     @property
-    def entries(self) -> Mapping[str, JoinState]:
+    def join_states(self) -> Mapping[str, JoinState]:
         return {name: lease.entry for name, lease in self.leases.items()}
 
     @property
-    def at_work(self) -> list[str]:
+    def members_at_work(self) -> list[str]:
         """Members that may still run a step under this quorum."""
         return [name for name, lease in self.leases.items() if not lease.is_spent]
 
@@ -95,24 +95,24 @@ class Standing:
         return self.phase is QuorumPhase.RETURNING and replica_id in self._awaited
 
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
-        return self._lease(replica_id, incarnation) is not None
+        return self._find_lease(replica_id, incarnation) is not None
 
-    def ends_without(self, replica_id: str, incarnation: str) -> int | None:
+    def quorum_lost_with(self, replica_id: str, incarnation: str) -> int | None:
         """Return the id of the quorum that ends if this member is lost, or None if none ends."""
-        return self.quorum.quorum_id if self.quorum is not None and self._misses(replica_id, incarnation) else None
+        return self.quorum.quorum_id if self.quorum is not None and self._is_needed(replica_id, incarnation) else None
 
-    def order(self) -> QuorumOrder:
+    def current_order(self) -> QuorumOrder:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
-    def order_for(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
+    def order_for_held(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
         """Return the order for the quorum that a member reports. It revokes any quorum but the present one."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
-            return self.order()
+            return self.current_order()
         return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
-    def free_at(self, chosen: Iterable[Group] = ()) -> float:
+    def leases_free_at(self, chosen: Iterable[Group] = ()) -> float:
         """Return when leases stop keeping `chosen`, groups that have joined, from forming a quorum (rule 4).
 
         If `chosen` includes a member, only the leases of members that have not reported since the restart count.
@@ -123,7 +123,7 @@ class Standing:
             self._free_at = max((lease.until for lease in self.leases.values()), default=0.0)
         return self._free_at
 
-    def unreported(self, now: float) -> list[str]:
+    def unreported_members(self, now: float) -> list[str]:
         """List the members that have not reported since this lighthouse started, and may still have a lease."""
         return sorted(name for name in self._unreported if now < self.leases[name].until)
 
@@ -134,19 +134,19 @@ class Standing:
 
     # -- events
 
-    def form(self, quorum: Quorum, entries: Mapping[str, JoinState], ends: Mapping[str, float]) -> None:
+    def begin_standing(self, quorum: Quorum, entries: Mapping[str, JoinState], ends: Mapping[str, float]) -> None:
         """Make a new quorum stand. `ends` maps each replica_id to the moment at which the member's lease expires."""
-        self._begin(QuorumPhase.STANDING, quorum)
+        self._begin_phase(QuorumPhase.STANDING, quorum)
         for member in quorum.participants:
             name = member.replica_id
             self.leases[name] = Lease(member.incarnation, ends[name], entries[name])
         self._free_at = None
 
-    def replace(self) -> None:
+    def end_standing(self) -> None:
         """Record that the quorum that has just formed is not a standing one."""
-        self._begin(QuorumPhase.NONE)
+        self._begin_phase(QuorumPhase.NONE)
 
-    def restore(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
+    def restore_standing(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
         """Wait for the members of an earlier lighthouse's quorum to reconnect.
 
         Args:
@@ -157,7 +157,7 @@ class Standing:
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
-        self._begin(QuorumPhase.RETURNING, record.quorum if record is not None else None)
+        self._begin_phase(QuorumPhase.RETURNING, record.quorum if record is not None else None)
         self._returns_until, self._returns_at_most = until, until if at_most is None else at_most
         if record is not None and record.quorum is not None:
             for member in record.quorum.participants:
@@ -165,33 +165,35 @@ class Standing:
                 self.leases[name] = Lease(member.incarnation, until, record.entries[name])
             self._free_at, self._awaited, self._unreported = until, set(self.leases), set(self.leases)
 
-    def distrust(self, until: float, reason: str) -> QuorumOrder | None:
+    def revoke_unknown_holders(self, until: float, reason: str) -> QuorumOrder | None:
         """Revoke the quorum and wait for all leases, because the journal is outdated.
 
         Members that the journal lacks may hold a quorum until `until`, and those of the present quorum until their
         leases expire.
         """
-        order = self.revoke(reason)
-        self._returns_until = self._returns_at_most = max(until, self.free_at())
-        self._begin(QuorumPhase.RETURNING)
+        order = self.revoke_quorum(reason)
+        self._returns_until = self._returns_at_most = max(until, self.leases_free_at())
+        self._begin_phase(QuorumPhase.RETURNING)
         return order
 
-    def shift(self, by_s: float) -> None:
+    def postpone_waits(self, by_s: float) -> None:
         """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
         self._confirmed_at += by_s
 
-    def renew(self, replica_id: str, incarnation: str, until: float) -> None:
+    def extend_lease(self, replica_id: str, incarnation: str, until: float) -> None:
         """Extend the member's lease after an answered heartbeat. Leases of a revoked quorum are not extended."""
-        lease = self._lease(replica_id, incarnation)
+        lease = self._find_lease(replica_id, incarnation)
         if lease is not None and self.phase is not QuorumPhase.REVOKED:
             lease.until = max(lease.until, until)
             self._free_at = None if self._free_at is None else max(self._free_at, lease.until)
 
-    def observe(self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float) -> QuorumOrder | None:
+    def handle_held_quorum(
+        self, replica_id: str, incarnation: str, held: HeldQuorum | None, now: float
+    ) -> QuorumOrder | None:
         """Handle the quorum state in a member's hello or heartbeat, and return the resulting order."""
-        lease = self._reporting(replica_id, incarnation)
+        lease = self._lease_of_reporter(replica_id, incarnation)
         if lease is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         if held is None or self.quorum is None or held.quorum_id != self.quorum.quorum_id:
@@ -200,67 +202,67 @@ class Standing:
                 return self._revoke_without(replica_id, "has left")
             return None  # its join has the details
         if held.mode is HoldState.REVOKED:
-            return self.revoke(f"{replica_id} left it")
+            return self.revoke_quorum(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:
-            return self._leave(replica_id, held.granted, now)
+            return self._record_leaver(replica_id, held.granted, now)
         if self.phase is QuorumPhase.RETURNING:
-            return self._confirm(replica_id, now, needs_recall=held.mode is not HoldState.STANDING)
+            return self._confirm_return(replica_id, now, needs_recall=held.mode is not HoldState.STANDING)
         if held.mode is HoldState.STANDING:
-            return self.recall(f"{replica_id} has caught up, or cannot") if held.wants_next else None
-        order = self.recall("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
+            return self.recall_quorum(f"{replica_id} has caught up, or cannot") if held.wants_next else None
+        order = self.recall_quorum("a member has stopped granting") if self.phase is QuorumPhase.STANDING else None
         is_spent = held.mode is HoldState.JOINING
         if is_spent or (self.phase is QuorumPhase.RECALLED and held.mode is HoldState.RECALLED):
             return self._note_grant(replica_id, held.granted, is_spent=is_spent) or order
         return order
 
-    def _leave(self, replica_id: str, committed: int, now: float) -> QuorumOrder | None:
+    def _record_leaver(self, replica_id: str, committed: int, now: float) -> QuorumOrder | None:
         lease = self.leases[replica_id]
         lease.has_left = self._has_leaver = True
         if self.phase is QuorumPhase.RETURNING:
             lease.granted, lease.is_spent = committed, True
-            return self._confirm(replica_id, now, needs_recall=True)
-        order = self.recall(f"{replica_id} has left") if self.phase is QuorumPhase.STANDING else None
+            return self._confirm_return(replica_id, now, needs_recall=True)
+        order = self.recall_quorum(f"{replica_id} has left") if self.phase is QuorumPhase.STANDING else None
         return self._note_grant(replica_id, committed, is_spent=True) or order
 
-    def joined(self, participant: Participant, now: float) -> Outcome:
+    def handle_member_join(self, participant: Participant, now: float) -> Outcome:
         """Handle a member's request for the next quorum."""
-        lease = self._reporting(participant.replica_id, participant.incarnation)
+        lease = self._lease_of_reporter(participant.replica_id, participant.incarnation)
         if lease is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         name = participant.replica_id
         if participant.seen_quorum_id != self.quorum.quorum_id:
             if entry_of(participant) != lease.entry:
-                return self.revoke(f"{name} has lost it")
+                return self.revoke_quorum(f"{name} has lost it")
             is_awaited = self.phase is QuorumPhase.RETURNING
-            return ResendQuorum(self._confirm(name, now, needs_recall=False) if is_awaited else None)
+            return ResendQuorum(self._confirm_return(name, now, needs_recall=False) if is_awaited else None)
         if participant.commit_failures > 0:
-            return self.revoke(f"{name} has discarded its step")
+            return self.revoke_quorum(f"{name} has discarded its step")
         if self.phase is QuorumPhase.RETURNING:
             lease.granted, lease.is_spent = participant.requested_step - 1, True
-            return self._confirm(name, now, needs_recall=True)
+            return self._confirm_return(name, now, needs_recall=True)
         if self.phase is QuorumPhase.RESUMED:
             if participant.requested_step <= self.upto:
-                return self.revoke(f"{name} asks for step {participant.requested_step} already")
+                return self.revoke_quorum(f"{name} asks for step {participant.requested_step} already")
             return self._note_grant(name, participant.requested_step - 1, is_spent=True)
-        order = self.recall(f"{name} asks for a quorum") if self.phase is QuorumPhase.STANDING else None
+        order = self.recall_quorum(f"{name} asks for a quorum") if self.phase is QuorumPhase.STANDING else None
         return self._note_grant(name, participant.requested_step - 1, is_spent=True) or order
 
-    def lose(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
+    def handle_member_loss(self, replica_id: str, incarnation: str, reason: str) -> QuorumOrder | None:
         """Handle the loss of a member: it disconnected, went down, or restarted under another incarnation."""
-        if not self._misses(replica_id, incarnation):
+        if not self._is_needed(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, reason)
 
     def end_lease(self, replica_id: str, incarnation: str) -> None:
         """End the lease of a member whose manager joined with restarted ranks. It grants no more steps."""
-        lease = self._lease(replica_id, incarnation)
+        lease = self._find_lease(replica_id, incarnation)
         if lease is not None:
             lease.until = 0.0
             self._free_at = None
 
-    def left(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
+    def handle_member_leave(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
         """Handle a member that left in good order. A resumed quorum continues, because no member needs it."""
-        if self.phase is QuorumPhase.RESUMED or not self._misses(replica_id, incarnation):
+        if self.phase is QuorumPhase.RESUMED or not self._is_needed(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
 
@@ -268,64 +270,64 @@ class Standing:
         """Revoke the quorum because of a lost member. If it is already revoked for another reason, name the member."""
         if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
-            return self.order()
-        order = self.revoke(f"{replica_id}: {reason}")
+            return self.current_order()
+        order = self.revoke_quorum(f"{replica_id}: {reason}")
         if order is None:
             return None
         self.lost = replica_id
-        return self.order()
+        return self.current_order()
 
-    def _misses(self, replica_id: str, incarnation: str) -> bool:
+    def _is_needed(self, replica_id: str, incarnation: str) -> bool:
         """Return whether losing this member ends the quorum."""
-        lease = self._lease(replica_id, incarnation)
+        lease = self._find_lease(replica_id, incarnation)
         if lease is None or lease.has_left:
             return False
         return not self.is_awaited(replica_id)
 
-    def recall(self, reason: str) -> QuorumOrder | None:
+    def recall_quorum(self, reason: str) -> QuorumOrder | None:
         if self.phase is not QuorumPhase.STANDING:
             return None
         self.phase, self.reason = QuorumPhase.RECALLED, reason
         self._awaited = {name for name, lease in self.leases.items() if lease.granted is None}
         self.recalls += 1
-        return self.order()
+        return self.current_order()
 
-    def revoke(self, reason: str) -> QuorumOrder | None:
+    def revoke_quorum(self, reason: str) -> QuorumOrder | None:
         if self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
         self.phase, self.reason = QuorumPhase.REVOKED, reason
         self.revokes += 1
-        return self.order()
+        return self.current_order()
 
-    def pass_time(self, now: float) -> QuorumOrder | None:
+    def end_overdue_wait(self, now: float) -> QuorumOrder | None:
         until = self.returns_until()
         if until is None or now < until:
             return None
         if not self.leases:
-            self._begin(QuorumPhase.NONE)
+            self._begin_phase(QuorumPhase.NONE)
             return None
-        return self.revoke(f"not reconnected within the lease: {', '.join(sorted(self._awaited))}")
+        return self.revoke_quorum(f"not reconnected within the lease: {', '.join(sorted(self._awaited))}")
 
     # -- internals
 
-    def _begin(self, phase: QuorumPhase, quorum: Quorum | None = None) -> None:
+    def _begin_phase(self, phase: QuorumPhase, quorum: Quorum | None = None) -> None:
         self.quorum = quorum
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
         self.leases = {}
         self._needs_recall = self._has_leaver = False
         self._unreported, self._awaited, self._free_at = set(), set(), 0.0
 
-    def _lease(self, replica_id: str, incarnation: str) -> Lease | None:
+    def _find_lease(self, replica_id: str, incarnation: str) -> Lease | None:
         lease = self.leases.get(replica_id)
         return lease if lease is not None and lease.incarnation == incarnation else None
 
-    def _reporting(self, replica_id: str, incarnation: str) -> Lease | None:
-        lease = self._lease(replica_id, incarnation)
+    def _lease_of_reporter(self, replica_id: str, incarnation: str) -> Lease | None:
+        lease = self._find_lease(replica_id, incarnation)
         if lease is not None:
             self._unreported.discard(replica_id)
         return lease
 
-    def _confirm(self, replica_id: str, now: float, *, needs_recall: bool) -> QuorumOrder | None:
+    def _confirm_return(self, replica_id: str, now: float, *, needs_recall: bool) -> QuorumOrder | None:
         if replica_id in self._awaited:
             self._awaited.remove(replica_id)
             self._confirmed_at = now
@@ -334,18 +336,18 @@ class Standing:
             return None
         self.phase = QuorumPhase.STANDING
         if not self._needs_recall:
-            return self.order()
-        order = self.recall("a member returned during a recall")
-        return self._settle() or order
+            return self.current_order()
+        order = self.recall_quorum("a member returned during a recall")
+        return self._resume_when_reported() or order
 
     def _note_grant(self, replica_id: str, granted: int, *, is_spent: bool) -> QuorumOrder | None:
         lease = self.leases[replica_id]
         lease.granted = granted
         lease.is_spent |= is_spent
         self._awaited.discard(replica_id)
-        return self._settle() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
+        return self._resume_when_reported() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
-    def _settle(self) -> QuorumOrder | None:
+    def _resume_when_reported(self) -> QuorumOrder | None:
         """When all members have reported their grants, resume the quorum up to the last step that all can complete."""
         if self.phase is not QuorumPhase.RECALLED or self._awaited:
             return None
@@ -354,10 +356,10 @@ class Standing:
         self.upto = min([max(granted), *last_steps])
         behind = [n for n, h in self.leases.items() if h.is_spent and (h.granted or 0) < self.upto]
         if behind:
-            return self.revoke(f"{behind[0]} cannot do step {self.upto} any more")
+            return self.revoke_quorum(f"{behind[0]} cannot do step {self.upto} any more")
         self.phase = QuorumPhase.RESUMED
         self._awaited = {n for n, h in self.leases.items() if not h.is_spent and (h.granted or 0) <= self.upto}
-        return self._end_when_done() or self.order()
+        return self._end_when_done() or self.current_order()
 
     def _end_when_done(self) -> QuorumOrder | None:
         """If a member has left, end the quorum once all members have completed their last step (rule 3)."""
@@ -367,7 +369,7 @@ class Standing:
         if any(not lease.is_spent for lease in self.leases.values()):
             return self._revoke_without(left, "has left")
         self.phase, self.reason = QuorumPhase.REVOKED, f"{left} has left, and all have done step {self.upto}"
-        return self.order()
+        return self.current_order()
 
 
 def entry_of(participant: Participant, secret: str = "") -> JoinState:

@@ -86,12 +86,12 @@ def job_status(
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
     """Describe the verdict in one line, with its numbers."""
     held = machine.presence.silence.all_excused_for if now < machine.presence.silence.all_excused_until else ""
-    silent = machine.presence.silent(now)
+    silent = machine.presence.silent_groups(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
     grid = grid_of(machine.job.groups.values())
     starting = _starting(machine, grid)
     why = "" if starting and _are_all_starting(machine) else _explain(machine, now, steps_per_s)
-    return "; ".join(filter(None, (why, held, overdue, starting, grid.explain())))
+    return "; ".join(filter(None, (why, held, overdue, starting, grid.describe_incomplete())))
 
 
 def _are_all_starting(machine: QuorumMachine) -> bool:
@@ -113,11 +113,11 @@ def awaited(machine: QuorumMachine) -> str:
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())
-    return "; ".join(filter(None, (what, _starting(machine, grid), grid.explain())))
+    return "; ".join(filter(None, (what, _starting(machine, grid), grid.describe_incomplete())))
 
 
 def _awaited(machine: QuorumMachine) -> str:
-    joined, config = machine.joins.candidates, machine.config
+    joined, config = machine.joins.candidate_count, machine.config
     names = _shown(sorted(member.replica_id for member in machine.joins.list_candidates()))
     match machine.decision.verdict:
         case Verdict.TOO_FEW_PARTICIPANTS:
@@ -152,7 +152,7 @@ def _starting(machine: QuorumMachine, grid: Grid) -> str:
 
 
 def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> str:
-    joined, healthy, config = machine.joins.candidates, machine.job.counts[Kind.HEALTHY], machine.config
+    joined, healthy, config = machine.joins.candidate_count, machine.job.counts[Kind.HEALTHY], machine.config
     left = max(0.0, (machine.decision.until or now) - now)
     match machine.decision.verdict:
         case Verdict.NO_JOINS:
@@ -173,7 +173,7 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
         case Verdict.WAITING_FOR_RECONNECT:
             return f"waiting for the quorum to reconnect after a restart, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LEASES:
-            away = _shown(sorted(machine.standing.unreported(now)))
+            away = _shown(sorted(machine.standing.unreported_members(now)))
             what = f"{away} to return after a restart" if away else "the last quorum's leases to expire"
             return f"waiting for {what}, {left:.1f} s more at most; {joined} joined"
         case Verdict.WAITING_FOR_LOST_MEMBER:
@@ -258,7 +258,7 @@ class Timeline:
     def __init__(self, limit: int = ENTRIES_KEPT) -> None:
         self._entries: deque[TimelineEntry] = deque(maxlen=limit)
 
-    def note(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:
+    def add_entry(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:
         """Add an entry, or add the names to the newest entry if that one is equal and recent."""
         newest = self._entries[-1] if self._entries else None
         if newest is None or not _is_same(newest, at_unix_s, kind, text) or not replica_ids:
@@ -291,50 +291,50 @@ class TimelineWriter:
         self.timeline = Timeline()
         self._job = job
 
-    def read(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
+    def add_effects(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
         """Add entries for the machine's newest effects."""
         for effect in effects:
             match effect:
                 case MemberJoined(replica_id):
-                    self.timeline.note(at_unix_s, TimelineKind.JOINED, (replica_id,))
+                    self.timeline.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,))
                 case MemberBack(replica_id, text):
-                    self.timeline.note(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
+                    self.timeline.add_entry(at_unix_s, TimelineKind.JOINED, (replica_id,), text)
                 case MemberLost(replica_id, _, reason):
                     self._end_heal(replica_id)
-                    self.timeline.note(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
+                    self.timeline.add_entry(at_unix_s, TimelineKind.LOST, (replica_id,), reason)
                 case MemberLeft(replica_id):
                     self._end_heal(replica_id)
-                    self.timeline.note(at_unix_s, TimelineKind.LEFT, (replica_id,))
+                    self.timeline.add_entry(at_unix_s, TimelineKind.LEFT, (replica_id,))
                 case MemberDraining(replica_id):
-                    self.timeline.note(at_unix_s, TimelineKind.DRAINED, (replica_id,))
+                    self.timeline.add_entry(at_unix_s, TimelineKind.DRAINED, (replica_id,))
                 case QuorumFormed():
-                    self._formed(effect.quorum, at_unix_s, is_new=effect.is_new)
+                    self._add_quorum(effect.quorum, at_unix_s, is_new=effect.is_new)
                 case _:
                     pass
 
-    def beat(self, replica_id: str, at_unix_s: float) -> None:
+    def check_heal(self, replica_id: str, at_unix_s: float) -> None:
         """Check, after a heartbeat of the group, whether its heal is complete."""
         group = self._job.groups.get(replica_id)
         heal = group.heal if group is not None else None
         if group is not None and heal is not None and not heal.catches_up and group.step > heal.upto:
             self._healed(group, group.step, at_unix_s)
 
-    def stall(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
+    def add_verdict(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
         """Add an entry for a new stall verdict. With None, add an entry that progress has resumed."""
         if verdict is None:
-            self.timeline.note(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
+            self.timeline.add_entry(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return
         names = sorted({rank.replica_id for rank in verdict.behind})
         text = f"nothing has moved for {verdict.still_s:.0f} s: {verdict.text}"
-        self.timeline.note(at_unix_s, TimelineKind.STALL, names, text)
+        self.timeline.add_entry(at_unix_s, TimelineKind.STALL, names, text)
 
-    def _formed(self, quorum: Quorum, at_unix_s: float, *, is_new: bool) -> None:
+    def _add_quorum(self, quorum: Quorum, at_unix_s: float, *, is_new: bool) -> None:
         max_step = max(member.step for member in quorum.participants)
         if is_new:
             names = [member.replica_id for member in quorum.participants]
             noun = "participant" if len(names) == 1 else "participants"
             text = f"quorum {quorum.quorum_id}: {len(names)} {noun} at step {max_step}"
-            self.timeline.note(at_unix_s, TimelineKind.QUORUM, names, text)
+            self.timeline.add_entry(at_unix_s, TimelineKind.QUORUM, names, text)
         for member in quorum.participants:
             group = self._job.groups.get(member.replica_id)
             if group is None:
@@ -344,11 +344,11 @@ class TimelineWriter:
             if member.step < max_step and group.heal is None:
                 group.heal = Heal(max_step, member.catch_up)
                 text = f"from step {member.step} to {max_step}"
-                self.timeline.note(at_unix_s, TimelineKind.HEALING, (group.replica_id,), text)
+                self.timeline.add_entry(at_unix_s, TimelineKind.HEALING, (group.replica_id,), text)
 
     def _healed(self, group: Group, step: int, at_unix_s: float) -> None:
         group.heal = None
-        self.timeline.note(at_unix_s, TimelineKind.HEALED, (group.replica_id,), f"at step {step}")
+        self.timeline.add_entry(at_unix_s, TimelineKind.HEALED, (group.replica_id,), f"at step {step}")
 
     def _end_heal(self, replica_id: str) -> None:
         if (group := self._job.groups.get(replica_id)) is not None:
@@ -381,9 +381,10 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
             SupervisorStatus(each.entry.name, each.entry.host, each.entry.slots, each.session is not None, each.last)
             for each in sorted(machine.supervisors, key=lambda each: each.entry.name)
         ),
-        excluded=machine.supervisors.excluded,
+        excluded=machine.supervisors.excluded_hosts,
         budget_used=max(
-            machine.supervisors.budget_used, generations.budget.used_share(generations.terms, generations.wall(now))
+            machine.supervisors.budget_used,
+            generations.budget.used_share(generations.terms, generations.wall_time(now)),
         ),
     )
 
@@ -392,8 +393,8 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
     """Build the status of a run that has no processes from its stored record."""
     machine = RunMachine(record=saved.record)
     ranks = machine.generations.ranks
-    for rank in ranks.here:
-        ranks.lose(rank)
+    for rank in ranks.live_ranks:
+        ranks.mark_rank_lost(rank)
     return run_status(name, machine, 0.0)
 
 
@@ -457,4 +458,4 @@ def _run_state(rank: Rank, machine: RunMachine) -> RankState:
         return RankState.ACTIVE
     if not rank.is_ready:
         return RankState.STARTING
-    return RankState.SPARE if current.stands else RankState.READY
+    return RankState.SPARE if current.is_standing else RankState.READY

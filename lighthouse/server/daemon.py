@@ -119,9 +119,11 @@ class LighthouseDaemon:
         )
         registry = CollectorRegistry()
         registry.register(LighthouseCollector(service.status, counters, lambda: self._jobs.lag.late_s))
-        registry.register(RunCollector(self._runs.status))
+        registry.register(RunCollector(self._runs.run_statuses))
         registry.register(AccountCollector(self._accounts, asyncio.get_running_loop().time))
-        registry.register(PhaseCollector(lambda: {driver.job: driver.progress.known.seconds for driver in self._jobs}))
+        registry.register(
+            PhaseCollector(lambda: {driver.job: driver.progress.known.phase_seconds for driver in self._jobs})
+        )
         registry.register(IncidentCollector(self._incidents.times, self._job_names))
         shared = self._shared
         registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
@@ -165,7 +167,7 @@ class LighthouseDaemon:
             OnStall(self._config.on_stall),
             files,
             lambda *asked: self._runs.stop_all(*asked),
-            lambda *asked: self._runs.restart(*asked),
+            lambda *asked: self._runs.fail_ranks_of(*asked),
         )
 
     def _preempted(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
@@ -182,7 +184,7 @@ class LighthouseDaemon:
         """Return the document for the dashboard and for GET /status, whose values must not be modified."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
-        pace = {driver.job: driver.pace() for driver in self._jobs}
+        pace = {driver.job: driver.current_pace() for driver in self._jobs}
         runs = (*status.runs, *self._runs.stopped_status())
         return {**shown, "runs": runs, "pace": pace, "grpc_port": self.grpc_port}
 
@@ -211,7 +213,7 @@ class LighthouseDaemon:
     async def _start(self) -> None:
         if self._shared is None and self._memory.claim():
             self._jobs.remember(self._memory.load())
-        await asyncio.to_thread(self._incidents.load)
+        await asyncio.to_thread(self._incidents.load_stored)
         http, grpc = self._security.http.files, self._security.grpc.files
         self.http_port = await self._http.start(self._config.http, http and http.for_http())
         try:
@@ -248,7 +250,7 @@ class LighthouseDaemon:
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)
             for driver in self._jobs:
-                driver.sample()
+                driver.take_sample()
 
     async def _greet(self) -> None:
         grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
@@ -347,7 +349,7 @@ class LighthouseDaemon:
     def _follow(self, refusal: NotLeader) -> None:
         """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
         self._set_serving(False)
-        self._jobs.drop(str(refusal))
+        self._jobs.drop_all(str(refusal))
         self._grpc.break_streams(refusal)
         self._http.close_feeds()
 

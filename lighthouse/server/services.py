@@ -109,7 +109,7 @@ def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
 
 
 def live_member(driver: JobDriver, replica_id: str) -> Group:
-    member = driver.member(replica_id)
+    member = driver.find_member(replica_id)
     if member is None or not member.is_alive:
         alive = ", ".join(sorted(m.replica_id for m in driver.machine.job.groups.values() if m.is_alive)[:16]) or "none"
         raise UnknownName(f"no live replica group {replica_id!r}; alive: {alive}")
@@ -197,13 +197,13 @@ class RunService:
     def _get(self, call: Call) -> RunDriver:
         """Return the run that a new process joins. Charge the process, and a new run, to the peer's limits."""
         self._peers.charge(call.peer, Resource.PROCESSES)
-        if not self._runs.has(*_named(call)):
+        if not self._runs.has_processes(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
-        return self._runs.get(*_named(call))
+        return self._runs.get_run_driver(*_named(call))
 
     async def put_key(self, request: pb.PutKeyRequest, call: Call) -> pb.PutKeyResponse:
         self._peers.charge(call.peer, Resource.DURABLE_WRITES)
-        driver = self._runs.find(*_named(call))
+        driver = self._runs.find_run_driver(*_named(call))
         driver.put_key(
             request.generation,
             check_kind(request.kind),
@@ -220,12 +220,12 @@ class RunService:
 
     def _keys(self, request: pb.GetKeysRequest, call: Call) -> pb.GetKeysResponse:
         kind = check_kind(request.kind) if request.kind else None
-        keys = self._runs.find(*_named(call)).machine.keys
+        keys = self._runs.find_run_driver(*_named(call)).machine.keys
         fence = request.generation if request.HasField("generation") else None
         if request.previous:
-            values = keys.previous(fence)
+            values = keys.previous_keys(fence)
         else:
-            values = keys.of(request.of, fence) if request.HasField("of") else keys.present(fence)
+            values = keys.keys_of(request.of, fence) if request.HasField("of") else keys.present_keys(fence)
         found = (Key(*key, value) for key, value in values.items())
         wanted = (key for key in found if kind in (None, key.kind) and request.name in ("", key.name))
         return KEYS.write(Keys(keys.number, tuple(wanted)))
@@ -235,19 +235,19 @@ class RunService:
             return self._statuses.get((job_named(call), request.run))
 
     def _status(self, asked: tuple[str, str]) -> bytes:
-        return pb.RunsResponse(runs=map(RUN_STATUS.write, self._runs.status(*asked))).SerializeToString()
+        return pb.RunsResponse(runs=map(RUN_STATUS.write, self._runs.run_statuses(*asked))).SerializeToString()
 
     async def stop_run(self, request: pb.StopRunRequest, call: Call) -> pb.StopRunResponse:
         check_bounds_on_run(call.principal, job_named(call), "StopRun")
-        driver = self._runs.find(*_named(call))
+        driver = self._runs.find_run_driver(*_named(call))
         if driver.machine.completed is not None:
             raise WrongState(f"run: {driver.name[1]} is completed; there is nothing to stop")
-        driver.stop(cut_reason(request.reason) or "stopping", f"operator at {call.caller}")
+        driver.request_stop(cut_reason(request.reason) or "stopping", f"operator at {call.caller}")
         return pb.StopRunResponse()
 
     async def resume_run(self, _: pb.ResumeRunRequest, call: Call) -> pb.ResumeRunResponse:
         check_bounds_on_run(call.principal, job_named(call), "ResumeRun")
-        self._runs.find(*_named(call)).resume()
+        self._runs.find_run_driver(*_named(call)).request_resume()
         return pb.ResumeRunResponse()
 
 
@@ -293,7 +293,7 @@ class IncidentService:
             UnknownName: There is no such incident.
             NotPermitted: The caller is bound to another job.
         """
-        found = self._registry.archive.get(name)
+        found = self._registry.archive.get_incident(name)
         job_of(call, found.summary.job)
         return found
 
@@ -311,10 +311,10 @@ class IncidentService:
         Raises:
             LighthouseError: The caller lacks permission, or a name is unknown.
         """
-        driver, ranks = self._jobs.find(job_of(call, job)), read_ranks(of_ranks)
+        driver, ranks = self._jobs.find_job(job_of(call, job)), read_ranks(of_ranks)
         found: dict[str, tuple[int, ...]] = {}
         for name, of in (ranks or {}).items():
-            if (run := driver.run(name)) is not None and driver.member(name) is None:
+            if (run := driver.find_run(name)) is not None and driver.find_member(name) is None:
                 check_ranks(name, of, run.machine.generations.terms.world_size)
                 found[name] = of
                 continue
@@ -322,7 +322,7 @@ class IncidentService:
             check_ranks(member.replica_id, of, member.participant.group_world_size if member.participant else 0)
             found[member.replica_id] = of
         reply = FutureReply[Gathered]()
-        driver.incidents.gather(found or None, reply)
+        driver.incidents.gather_evidence(found or None, reply)
         return await reply.value
 
 
@@ -451,11 +451,11 @@ class LighthouseService:
         driver, member, reason = self._control(request, call)
         told = event("kill_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
         log.warning("%s kills %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
-        driver.note(TimelineKind.KILLED, (member.replica_id,), reason)
+        driver.add_timeline_entry(TimelineKind.KILLED, (member.replica_id,), reason)
         why = f"by {call.caller}" + (f": {reason}" if reason else "")
-        if not driver.send(member, KillRequest(reason or f"killed {why}")):
+        if not driver.send_to_member(member, KillRequest(reason or f"killed {why}")):
             await self._kill(_manager_address(member), reason or f"killed {why}", call.time_left_s or 10.0)
-        driver.killed(member, why)
+        driver.record_kill(member, why)
         return lighthouse_pb2.LighthouseKillResponse()
 
     async def drain(
@@ -464,7 +464,7 @@ class LighthouseService:
         driver, member, reason = self._control(request, call)
         told = event("drain_asked", job=driver.job, replica_group=member.replica_id, peer=call.caller, reason=reason)
         log.info("%s drains %s: %s", call.caller, member.replica_id, reason or "no reason given", extra=told)
-        if not driver.send(member, DrainRequest(reason or f"drained by {call.caller}")):
+        if not driver.send_to_member(member, DrainRequest(reason or f"drained by {call.caller}")):
             raise WrongState(
                 f"replica_id: {member.replica_id} holds no session, so it cannot be asked; kill it instead"
             )
@@ -479,7 +479,7 @@ class LighthouseService:
             LighthouseError: The caller lacks permission, or the group is unknown.
         """
         check_name(request.replica_id)
-        driver = self._jobs.find(job_of(call, request.job, request.replica_id))
+        driver = self._jobs.find_job(job_of(call, request.job, request.replica_id))
         return driver, live_member(driver, request.replica_id), cut_reason(request.msg)
 
     async def session(self, requests: Requests[ToLighthouse], call: Call, sender: Sender) -> None:
@@ -492,14 +492,14 @@ class LighthouseService:
         try:
             async for message in requests:
                 if message is not None:
-                    driver.receive(number, message)
+                    driver.receive_from_manager(number, message)
         finally:
             driver.end_session(number)
 
     def status(self, job: str = "", *, has_ranks: bool = False) -> LighthouseStatus:
         self._jobs.forget_quiet()
-        ended = self._jobs.ended(job)
-        drivers = list(self._jobs) if not job else [] if ended else [self._jobs.find(job)]
+        ended = self._jobs.ended_jobs(job)
+        drivers = list(self._jobs) if not job else [] if ended else [self._jobs.find_job(job)]
         uptime_s = time.monotonic() - self._started_at
         status = (*(driver.status(has_ranks=has_ranks) for driver in drivers), *ended)
         runs = self._jobs.runs.live_status(job)
@@ -522,15 +522,15 @@ class LighthouseService:
 
     async def _answer(self, driver: JobDriver, participant: Participant, time_left_s: float) -> Answer:
         reply: FutureReply[Answer] = FutureReply()
-        number = driver.join(participant, time_left_s, reply)
+        number = driver.request_quorum(participant, time_left_s, reply)
         try:
             return await reply.value
         finally:
-            driver.withdraw(number)
+            driver.cancel_request(number)
 
     def _beat(self, wire_id: str, incarnation: str, call: Call) -> None:
         name, told = read_identity(wire_id, incarnation)
-        self._jobs.get_reported(job_of(call, replica_id=name)).beat(name, told)
+        self._jobs.get_reported(job_of(call, replica_id=name)).receive_heartbeat_call(name, told)
 
     def _limit_progress(self, request: lighthouse_pb2.SessionRequest, call: Call) -> None:
         """Remove the ranks' progress from a heartbeat if the client's address exceeds its limit.
@@ -547,9 +547,9 @@ class LighthouseService:
         driver = self._jobs.peek(job)
         if driver is None:
             self._peers.charge(call.peer, Resource.JOBS)
-        if driver is None or driver.member(replica_id) is None:
+        if driver is None or driver.find_member(replica_id) is None:
             self._peers.charge(call.peer, Resource.REPLICA_IDS)
-        return self._jobs.get(job)
+        return self._jobs.get_job(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
         """Kill a replica group without a session by calling its manager.

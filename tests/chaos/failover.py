@@ -429,13 +429,13 @@ def main() -> int:
     options = parser.parse_args()
     for cluster in run(options.faults, options.seed, lambda text: print(text, flush=True)):
         history = check(cluster)
-        print(f"{'fault':<18} {'times':>5} {'led again s: median':>20} {'most':>6} {'longest step s':>15} {'lost':>5}")
+        print(f"{'fault':<18} {'count':>5} {'failover, median':>17} {'max':>8} {'longest step':>13} {'discarded':>10}")
         for name, count in Counter(fault.name for fault in cluster.faults).items():
             mine = [fault for fault in cluster.faults if fault.name == name]
             took = sorted(fault.failover_s for fault in mine if fault.failover_s is not None)
-            median, most = (f"{took[len(took) // 2]:.2f}", f"{took[-1]:.2f}") if took else ("-", "-")
+            median, most = (f"{took[len(took) // 2]:.2f} s", f"{took[-1]:.2f} s") if took else ("-", "-")
             longest, lost = max(fault.longest_s for fault in mine), sum(fault.discards for fault in mine)
-            print(f"{name:<18} {count:>5} {median:>20} {most:>6} {longest:>15.2f} {lost:>5}")
+            print(f"{name:<18} {count:>5} {median:>17} {most:>8} {longest:>11.2f} s {lost:>10}")
         said = len(cluster.witness.said)
         print(
             f"{len(history.terms)} terms, {history.writes} guarded writes, {len(history.lists)} quorum ids, each of "

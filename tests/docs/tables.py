@@ -301,9 +301,9 @@ def _lighthouse_scrape() -> bytes:
     registry.register(PhaseCollector(lambda: {"default": {"step": 1.0}}))
     registry.register(LeadershipCollector(lambda: None))
     times = IncidentTimes()
-    times.began("default", IncidentKind.LOSS)
-    times.detected("default", IncidentKind.LOSS, 0.1)
-    times.recovered("default", IncidentKind.LOSS, 1.0)
+    times.count_opened("default", IncidentKind.LOSS)
+    times.add_detect_time("default", IncidentKind.LOSS, 0.1)
+    times.add_recover_time("default", IncidentKind.LOSS, 1.0)
     registry.register(IncidentCollector(times))
     return render(registry)[0]
 

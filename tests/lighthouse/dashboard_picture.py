@@ -99,8 +99,8 @@ def pace() -> Pace:
         step += 0.0 if ago < 74 else 2 * (2.7 + 0.1 * math.sin(ago / 17))
         goodput = 0.982 - max(0, 74 - ago) / 900
         levels = Levels(min(int(step), 4210), training, training + (ago < 571), round(goodput, 4))
-        samples.take(levels, 2.0 * KEPT - ago)
-    return samples.pace(dataclasses.replace(levels, step=4210), 6, 2.0 * KEPT)
+        samples.add_levels(levels, 2.0 * KEPT - ago)
+    return samples.pace_of(dataclasses.replace(levels, step=4210), 6, 2.0 * KEPT)
 
 
 async def draw(path: Path, *, dark: bool = False) -> None:

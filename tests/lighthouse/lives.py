@@ -70,7 +70,7 @@ class Life:
 
     @property
     def driver(self) -> JobDriver:
-        return self.jobs.get(JOB)
+        return self.jobs.get_job(JOB)
 
     def scrape(self) -> None:
         """As /metrics and `lighthouse status` do."""
@@ -123,12 +123,12 @@ class Manager:
     def join(self, time_left_s: float = 1e5) -> None:
         assert self.life is not None
         self.joins += 1
-        self.life.driver.receive(self.session, JoinRequest(self.joins, self.me, time_left_s))
+        self.life.driver.receive_from_manager(self.session, JoinRequest(self.joins, self.me, time_left_s))
 
     def beat(self) -> None:
         assert self.life is not None
         self.beats += 1
-        self.life.driver.receive(self.session, Heartbeat(self.beats, GroupReport(self.held)))
+        self.life.driver.receive_from_manager(self.session, Heartbeat(self.beats, GroupReport(self.held)))
 
     # -- a Peer
 

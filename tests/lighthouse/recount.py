@@ -12,7 +12,7 @@ def recount(machine: QuorumMachine, now: float) -> None:
     joins, job = machine.joins, machine.job
     members = list(job.groups.values())
     alive = [m for m in members if m.is_alive]
-    waited_for = [m for m in alive if job.is_waited_for(m)]
+    waited_for = [m for m in alive if job.should_wait_for(m)]
     healthy = [m for m in waited_for if not m.has_missed and not m.down]
     assert [m for m in members if m.is_healthy] == healthy
     expected = {

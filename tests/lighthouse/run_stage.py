@@ -293,7 +293,7 @@ class RunStage:
                 for rank in ranks:
                     self._end(self.worker(rank))
             case RecordChanged() | IncidentChanged():
-                self.record = self.machine.record(self.now)
+                self.record = self.machine.make_record(self.now)
             case Resumed() | SupervisorMessage():
                 pass
 
@@ -307,7 +307,9 @@ class RunStage:
         """Who is alive is left out by a majority only; of an elastic run, by those that are enough."""
         before = self.named[max(self.named)].active if self.named else ()
         ready = {rank.slot for rank in (*generation.active, *spares)}
-        left_out = [rank for rank in before if rank.slot not in ready and self.machine.generations.ranks.get(rank)]
+        left_out = [
+            rank for rank in before if rank.slot not in ready and self.machine.generations.ranks.find_live(rank)
+        ]
         stayed = sum(rank.slot in ready for rank in before)
         needed = self.terms.min_active if self.terms.is_elastic else len(before) // 2 + 1
         assert not left_out or stayed >= needed

@@ -178,12 +178,12 @@ def resumed(names: str = "ab", upto: int = 4, now: float = 0.0, **config: object
 
 def may_form(standing: Standing, chosen: list[Participant], now: float) -> bool:
     """The standing quorum and its leases allow `chosen` to form a quorum."""
-    return not standing.holds_back and now >= standing.free_at(chosen)
+    return not standing.blocks_forming and now >= standing.leases_free_at(chosen)
 
 
 def record_of(machine: QuorumMachine) -> QuorumRecord:
     """What was written down of the standing quorum."""
-    return machine._record(stands=True)
+    return machine._make_record(stands=True)
 
 
 def restarted(record: QuorumRecord | None, until: float = 5.0, **config: object) -> QuorumMachine:

@@ -108,7 +108,7 @@ class RunInside:
 
     def stop(self, reason: str) -> None:
         with self._lock:
-            self._driver.stop(reason, "the test")
+            self._driver.request_stop(reason, "the test")
 
     def progress(self) -> list[ProgressSample]:
         """Where each rank is, as the lighthouse knows it."""

@@ -169,8 +169,8 @@ def paced(**fields: object) -> Pace:
     """Two minutes at 2.5 steps/s, with two of three groups."""
     samples, of = Samples(), Levels(0, 2, 3, 0.97)
     for n in range(60):
-        samples.take(dataclasses.replace(of, step=5 * n), n * EVERY_S)
-    return dataclasses.replace(samples.pace(dataclasses.replace(of, step=300), 4, 60 * EVERY_S), **fields)  # pyright: ignore[reportArgumentType]
+        samples.add_levels(dataclasses.replace(of, step=5 * n), n * EVERY_S)
+    return dataclasses.replace(samples.pace_of(dataclasses.replace(of, step=300), 4, 60 * EVERY_S), **fields)  # pyright: ignore[reportArgumentType]
 
 
 HEIGHTS = """

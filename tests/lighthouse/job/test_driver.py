@@ -40,8 +40,8 @@ def test_a_quorum_that_cannot_be_written_down_by_a_timer_raises_nothing():
     loop = VirtualLoop()
     machine = QuorumMachine(QuorumConfig(min_replicas=1, join_timeout_s=2.0))
     driver = JobDriver("j", machine, Ports(loop, loop.time), remember=unwritable)
-    driver.beat("b", "b.0")
-    driver.join(group("a"), 60.0, Caller[Answer]())
+    driver.receive_heartbeat_call("b", "b.0")
+    driver.request_quorum(group("a"), 60.0, Caller[Answer]())
     loop.go(4.0)
     assert machine.quorum is not None
 
@@ -55,8 +55,8 @@ def test_nor_does_one_that_comes_first_after_a_pause():
 
     loop = VirtualLoop()
     driver = JobDriver("j", QuorumMachine(QuorumConfig(join_timeout_s=2.0)), Ports(loop, loop.time, was_late))
-    driver.beat("b", "b.0")
-    driver.join(group("a"), 60.0, Caller[Answer]())
+    driver.receive_heartbeat_call("b", "b.0")
+    driver.request_quorum(group("a"), 60.0, Caller[Answer]())
     loop.go(4.0)
     assert driver.machine.quorum is None
 
@@ -70,7 +70,7 @@ def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_
 
     loop, caller = VirtualLoop(), Caller[Answer]()
     driver = JobDriver("j", Machine(QuorumConfig(min_replicas=2)), Ports(loop, loop.time), remember=unwritable)
-    driver.join(group("a"), 10.0, caller)
+    driver.request_quorum(group("a"), 10.0, caller)
     loop.go(11.0)
     assert [type(error) for error in caller.errors] == [DeadlinePassed]
 
@@ -83,11 +83,11 @@ class TestSessions:
         machine = QuorumMachine(QuorumConfig(min_replicas=2))
         driver = JobDriver("j", machine, Ports(loop, loop.time, refused=refused.append))
         sessions = [driver.open_session(Hello(native(name)), Listener()) for name in "ab"]
-        driver.receive(sessions[0], JoinRequest(1, native("a"), 60.0))
+        driver.receive_from_manager(sessions[0], JoinRequest(1, native("a"), 60.0))
         loop.go(3.0)
-        driver.receive(sessions[1], JoinRequest(1, native("b"), 60.0))
+        driver.receive_from_manager(sessions[1], JoinRequest(1, native("b"), 60.0))
         assert (driver.account.waits.count, driver.account.waits.total, refused) == (2, 3.0, [])
-        driver.receive(sessions[0], JoinRequest(2, native("a", group_world_size=2), 60.0))
+        driver.receive_from_manager(sessions[0], JoinRequest(2, native("a", group_world_size=2), 60.0))
         assert [type(error) for error in refused] == [WrongState]
 
     def test_a_newer_join_that_is_refused_leaves_no_older_one_without_an_answer(self):
@@ -97,10 +97,10 @@ class TestSessions:
         driver = JobDriver("j", QuorumMachine(config), Ports(loop, loop.time))
         a, b = Listener(), Listener()
         session, other = (driver.open_session(Hello(native(name)), peer) for name, peer in (("a", a), ("b", b)))
-        driver.receive(session, JoinRequest(1, native("a"), 60.0))
-        driver.receive(session, JoinRequest(2, native("b"), 60.0))
+        driver.receive_from_manager(session, JoinRequest(1, native("a"), 60.0))
+        driver.receive_from_manager(session, JoinRequest(2, native("b"), 60.0))
         assert [message.join for message in a.messages if isinstance(message, JoinRejected)] == [2]
-        driver.receive(other, JoinRequest(1, native("b"), 60.0))
+        driver.receive_from_manager(other, JoinRequest(1, native("b"), 60.0))
         loop.go(6.0)
         quorum = driver.machine.quorum
         assert quorum is not None
@@ -121,10 +121,10 @@ class TestSessions:
         loop = VirtualLoop()
         driver = JobDriver("j", QuorumMachine(QuorumConfig()), Ports(loop, loop.time))
         session = driver.open_session(Hello(native("a"), GroupReport(counts=GroupCounts(commits=5))), Listener())
-        driver.receive(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=7))))
+        driver.receive_from_manager(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=7))))
         driver.end_session(session)
         session = driver.open_session(Hello(native("a"), GroupReport(counts=GroupCounts(commits=8))), Listener())
-        driver.receive(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=9))))
+        driver.receive_from_manager(session, Heartbeat(1, GroupReport(counts=GroupCounts(commits=9))))
         assert driver.account.commits == 4
 
 
@@ -151,7 +151,7 @@ class Groups:
         for name in names:
             known = self.known[name].digest if name in self.known else ""
             join = JoinRequest(self._joins, native(name, step), 60.0, holds.get(name, known))
-            self.driver.receive(self._sessions[name], join)
+            self.driver.receive_from_manager(self._sessions[name], join)
         return [self._read(name) for name in names]
 
     def _read(self, name: str) -> JoinAccepted | QuorumChanged:
@@ -211,7 +211,7 @@ class TestClosings:
         driver = JobDriver("j", QuorumMachine(QuorumConfig()), Ports(loop, loop.time, is_busy=is_busy))
         sessions = [driver.open_session(Hello(native(name)), Listener()) for name in "abc"]
         for session, name in zip(sessions, "abc", strict=True):
-            driver.receive(session, JoinRequest(1, native(name), 60.0))
+            driver.receive_from_manager(session, JoinRequest(1, native(name), 60.0))
         for session, delay_s in zip(sessions, ends_at, strict=False):
             loop.call_later(delay_s, driver.end_session, session)
         return loop, driver.machine

@@ -11,30 +11,30 @@ HERE = [EvidenceTarget("a", 1), EvidenceTarget("b", 2)]
 
 
 def names(gathering: EvidenceRound) -> list[str]:
-    return [one.name for one in gathering.result().evidence]
+    return [one.name for one in gathering.gathered().evidence]
 
 
 def test_all_have_answered():
     gathering = EvidenceRound(HERE)
     assert gathering.questions == (Question(1, "a"), Question(2, "b"))
-    gathering.took(2, rank(1))
-    gathering.took(2, rank(0))
-    gathering.done(2)
+    gathering.add_rank(2, rank(1))
+    gathering.add_rank(2, rank(0))
+    gathering.finish_session(2)
     assert not gathering.is_complete
-    gathering.took(2, rank(2))  # it has said that it is done
-    gathering.took(1, rank(0))
-    gathering.done(1)
+    gathering.add_rank(2, rank(2))  # it has said that it is done
+    gathering.add_rank(1, rank(0))
+    gathering.finish_session(1)
     assert gathering.is_complete
     assert names(gathering) == ["a/0", "b/0", "b/1"]
-    assert gathering.result().missing == ()
+    assert gathering.gathered().missing == ()
 
 
 def test_who_cannot_be_asked_or_does_not_answer_is_named():
     gathering = EvidenceRound([*HERE, EvidenceTarget("c", None), EvidenceTarget("slow", 5)])
-    gathering.took(5, rank(0))
-    gathering.done(1)
-    gathering.ended(2)
-    assert gathering.result().missing == (
+    gathering.add_rank(5, rank(0))
+    gathering.finish_session(1)
+    gathering.drop_session(2)
+    assert gathering.gathered().missing == (
         "c: it holds no session with the lighthouse",
         "b: its session has ended",
         "slow: not all came within 10 s",
@@ -45,7 +45,7 @@ def test_who_cannot_be_asked_or_does_not_answer_is_named():
 def test_some_ranks_only():
     gathering = EvidenceRound(HERE, ranks={"b": (1, 3), "gone": ()})
     assert gathering.questions == (Question(2, "b", (1, 3)),)
-    assert gathering.result().missing[0] == "gone: it holds no session with the lighthouse"
+    assert gathering.gathered().missing[0] == "gone: it holds no session with the lighthouse"
 
 
 def test_of_many_groups_the_suspects_are_asked():
@@ -53,7 +53,7 @@ def test_of_many_groups_the_suspects_are_asked():
     gathering = EvidenceRound(many, suspects=["g080/3", "g083/0"])
     asked = [question.replica_id for question in gathering.questions]
     assert (len(asked), asked[:3]) == (MAX_ASKED, ["g080", "g083", "g000"])
-    [missing] = [text for text in gathering.result().missing if "at most" in text]
+    [missing] = [text for text in gathering.gathered().missing if "at most" in text]
     assert missing.startswith("g062, g063, ")
     assert missing.endswith(f" and 4 more: at most {MAX_ASKED} replica groups are asked")
 
@@ -61,9 +61,9 @@ def test_of_many_groups_the_suspects_are_asked():
 def test_the_text_that_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(incidents, "MAX_EVIDENCE_BYTES", 1000)
     gathering = EvidenceRound(HERE)
-    gathering.took(1, rank(0, stacks="x" * 600))
-    gathering.took(1, rank(1, stacks="x" * 600))
-    first, second = gathering.result().evidence
+    gathering.add_rank(1, rank(0, stacks="x" * 600))
+    gathering.add_rank(1, rank(1, stacks="x" * 600))
+    first, second = gathering.gathered().evidence
     assert len(first.rank.stacks) == 600
     assert (second.rank.stacks, second.rank.output, len(second.rank.missing)) == ("", (), 1)
 

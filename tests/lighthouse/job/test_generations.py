@@ -138,7 +138,7 @@ class TestCatchUp:
         rank = stage.workers[0].rank
         assert stage.named[0].active[0] == rank
         assert stage.machine.handle(RankReported(rank, ReadyReport()), 1.0) == [GenerationSent(rank, stage.named[0])]
-        assert stage.machine.generations.current.stands
+        assert stage.machine.generations.current.is_standing
 
     def test_a_predecessors_messages_are_refused(self):
         stage = running(2, **SUPERVISED)
@@ -183,7 +183,7 @@ class TestIdentity:
             error = refusal(stage.machine.handle(RankJoined(entry, 50), stage.now))
             assert isinstance(error, DuplicateReplica)
             assert "h2" in str(error)
-        assert stage.machine.generations.current.stands
+        assert stage.machine.generations.current.is_standing
 
     def test_over_subscription(self):
         """A ninth rank for 6 of 8."""
@@ -217,7 +217,7 @@ class TestRecords:
         stage.kill(1)
         stage.kill_lighthouse()
         stage.start_lighthouse()
-        (record,) = [r for r in stage.machine.record(stage.now).ranks if r.rank.slot == 1]
+        (record,) = [r for r in stage.machine.make_record(stage.now).ranks if r.rank.slot == 1]
         assert (record.rank, record.attempt, record.host) == (stage.workers[1].rank, 0, "node7")
         assert (record.generation, record.step, record.phase, record.is_here) == (0, 41, "forward", False)
 
@@ -226,11 +226,11 @@ class TestRecords:
         stage = running(2)
         size = 0
         for restart in range(10_000):
-            stage.machine.keys.put(stage.number, KeyKind.ITERATION, "step", b"1")
+            stage.machine.keys.put_row(stage.number, KeyKind.ITERATION, "step", b"1")
             stage.fail(restart % 2)
             if restart == 1000:
-                size = len(stage.machine.record(stage.now).restarts)
-        assert len(stage.machine.record(stage.now).restarts) == size == 16
+                size = len(stage.machine.make_record(stage.now).restarts)
+        assert len(stage.machine.make_record(stage.now).restarts) == size == 16
         assert len(stage.machine.keys.generations) == SPACES_KEPT
         assert len(list(stage.machine.generations.ranks)) == 2
 

@@ -84,9 +84,9 @@ class Manager:
 
     def give(self, number: int, group_ranks: tuple[int, ...]) -> None:
         for group_rank in group_ranks or (0, 1):
-            self.job.driver.receive(self.session, Evidence(number, evidence_of(group_rank)))
+            self.job.driver.receive_from_manager(self.session, Evidence(number, evidence_of(group_rank)))
         place = waiting(self.name) if self.moves_when_asked else None
-        self.job.driver.receive(self.session, EvidenceDone(number, place))
+        self.job.driver.receive_from_manager(self.session, EvidenceDone(number, place))
 
     def end(self, error: LighthouseError | None) -> None:
         pass
@@ -94,11 +94,11 @@ class Manager:
     def join(self, quorum_id: int = 0, **fields: Any) -> None:
         self.joins += 1
         participant = native(self.name, tag_quorum_id=0, seen_quorum_id=quorum_id, **fields)
-        self.job.driver.receive(self.session, JoinRequest(self.joins, participant, 600.0))
+        self.job.driver.receive_from_manager(self.session, JoinRequest(self.joins, participant, 600.0))
 
     def beat(self, granted: int, view: GroupView | None = None, **levels: Any) -> None:
         given = GroupReport(held(self.job.quorum_id, granted=granted), **levels)
-        self.job.driver.receive(self.session, Heartbeat(1, given, view))
+        self.job.driver.receive_from_manager(self.session, Heartbeat(1, given, view))
 
     def told(self, kind: type[ToManager]) -> list[ToManager]:
         return [message for message in self.heard if isinstance(message, kind)]
@@ -156,7 +156,7 @@ class Job:
 
     @property
     def newest(self) -> Incident:
-        return self.registry.archive.get(self.incidents[0].id)
+        return self.registry.archive.get_incident(self.incidents[0].id)
 
 
 Make = Callable[..., Job]
@@ -338,7 +338,7 @@ class TestALoss:
     def test_who_leaves_in_good_order_is_none(self, make: Make):
         job = make()
         job.start()
-        job.driver.receive(job.managers["b"].session, Leave("drained"))
+        job.driver.receive_from_manager(job.managers["b"].session, Leave("drained"))
         job.go_on_without("b")
         assert job.incidents == ()
 
@@ -372,7 +372,7 @@ class WrappedJob:
         self.loop, self.registry = loop, registry
         machine = RunMachine(RunConfig(run="r"))
         self.run = RunDriver(
-            ("j", "r"), machine, MemoryStore(), Ports(loop, time.time), moved=lambda: self.driver.run_moved()
+            ("j", "r"), machine, MemoryStore(), Ports(loop, time.time), moved=lambda: self.driver.handle_run_message()
         )
         quorum = QuorumMachine(QuorumConfig())
         self.driver = JobDriver("j", quorum, Ports(loop, time.time), registry, runs=lambda: [self.run])
@@ -396,7 +396,7 @@ class TestARun:
         [summary] = job.driver.status().incidents
         assert (summary.kind, summary.text) == (IncidentKind.STALL, "r/2 behind in step 5, r/0-1 in step 6")
         assert summary.noticed_s < 61
-        evidence = job.registry.archive.get(summary.id).evidence
+        evidence = job.registry.archive.get_incident(summary.id).evidence
         assert [(one.name, one.rank.pid, one.rank.stacks) for one in evidence] == [
             ("r/2", 3, "stacks of 2"),
             ("r/0", 1, ""),
@@ -418,7 +418,7 @@ class TestARun:
 
     def test_stacks_of_a_slot_are_given_when_asked_for(self, loop: VirtualLoop):
         job, caller = WrappedJob(loop, IncidentRegistry()), Caller[Gathered]()
-        job.driver.incidents.gather({"r": (1,)}, caller)
+        job.driver.incidents.gather_evidence({"r": (1,)}, caller)
         loop.go(1)
         [found] = caller.answers
         assert [one.name for one in found.evidence] == ["r/1"]
@@ -427,8 +427,8 @@ class TestARun:
 def test_stacks_are_given_when_asked_for(make: Make):
     job, caller = make(), Caller[Gathered]()
     job.start()
-    job.driver.incidents.gather(None, caller)
-    job.driver.incidents.gather({"b": (1,)}, caller)
+    job.driver.incidents.gather_evidence(None, caller)
+    job.driver.incidents.gather_evidence({"b": (1,)}, caller)
     job.loop.go(1)
     every, some = caller.answers
     assert [one.name for one in every.evidence] == ["a/0", "a/1", "b/0", "b/1", "c/0", "c/1"]

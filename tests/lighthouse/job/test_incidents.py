@@ -62,7 +62,7 @@ class Stage:
         return effects
 
     def stalled(self, verdict: StallVerdict, step: int = 10) -> list[incidents.Effect]:
-        return self.told(self.machine.stalled(verdict, step, self.now, UNIX_S))
+        return self.told(self.machine.open_or_update_stall(verdict, step, self.now, UNIX_S))
 
     def opens(self, verdict: StallVerdict) -> str:
         """The incident that the stall becomes."""
@@ -73,24 +73,26 @@ class Stage:
 
     def lost(self, *names: str, seen_at: float | None = None, quorum_id: int = 7, is_asked: bool = False):
         losses = [MemberLost(name, quorum_id, "its connection was lost", seen_at) for name in names]
-        return self.told([e for loss in losses for e in self.machine.lost(loss, self.now, UNIX_S, is_asked=is_asked)])
+        return self.told(
+            [e for loss in losses for e in self.machine.add_loss(loss, self.now, UNIX_S, is_asked=is_asked)]
+        )
 
     def took(self, id: str, *names: str) -> list[incidents.Effect]:
-        return self.told(self.machine.took(id, gathered(*names), MEMBERS, self.now))
+        return self.told(self.machine.add_evidence(id, gathered(*names), MEMBERS, self.now))
 
     def formed(self, quorum_id: int = 8, step: int = 10, *, is_new: bool = True) -> list[incidents.Effect]:
-        return self.told(self.machine.formed(quorum_id, step, self.now, is_new=is_new))
+        return self.told(self.machine.record_new_quorum(quorum_id, step, self.now, is_new=is_new))
 
     def exited(self, name: str, reason: str = "SIGKILL", *, is_member: bool = True) -> list[incidents.Effect] | None:
         evidence = RankEvidence(1, process="ended: SIGKILL", output=("last line",))
-        effects = self.machine.exited(name, reason, evidence, self.now, UNIX_S, is_member=is_member)
+        effects = self.machine.add_exit_report(name, reason, evidence, self.now, UNIX_S, is_member=is_member)
         return None if effects is None else self.told(effects)
 
     def back(self, *names: str, quorum_id: int = 9) -> list[incidents.Effect]:
-        return self.told(self.machine.formed(quorum_id, 12, self.now, is_new=True, members=names))
+        return self.told(self.machine.record_new_quorum(quorum_id, 12, self.now, is_new=True, members=names))
 
     def reached(self, step: int, quorum_id: int = 8) -> list[incidents.Effect]:
-        return self.told(self.machine.reached(step, quorum_id, self.now))
+        return self.told(self.machine.record_step_reached(step, quorum_id, self.now))
 
     @property
     def last(self) -> IncidentSummary:
@@ -120,9 +122,9 @@ class TestAStall:
         assert isinstance(changed, Changed)
         assert isinstance(due, ActionDue)
         assert [one.name for one in changed.incident.evidence] == ["b/1", "a/0"], "the suspects first"
-        stage.told(stage.machine.acted(summary.id, due.decision.text, stage.now))
+        stage.told(stage.machine.record_action(summary.id, due.decision.text, stage.now))
         stage.now += 30
-        stage.told(stage.machine.moved(stage.now))
+        stage.told(stage.machine.end_stall(stage.now))
         stage.now += 5
         assert stage.reached(10) == [], "that step had begun before"
         [recovered] = stage.reached(11, quorum_id=7)
@@ -135,7 +137,7 @@ class TestAStall:
     def test_it_is_one_until_something_moves(self, stage: Stage):
         stage.stalled(behind("b/1"))
         assert stage.stalled(behind("b/1", still_s=99)) == []
-        stage.machine.moved(stage.now)
+        stage.machine.end_stall(stage.now)
         stage.stalled(behind("b/1"))
         assert len(stage.opened) == 2
         assert len({summary.id for summary in stage.opened}) == 2
@@ -165,7 +167,7 @@ class TestAStall:
         stage.now += 0.1
         [_, due] = stage.took(incident_id)
         assert isinstance(due, ActionDue)
-        stage.told(stage.machine.acted(incident_id, due.decision.text, stage.now))
+        stage.told(stage.machine.record_action(incident_id, due.decision.text, stage.now))
         stage.now += 56
         stage.stalled(behind("b/0"))
         assert not [effect for effect in stage.took(incident_id) if isinstance(effect, ActionDue)]
@@ -174,13 +176,13 @@ class TestAStall:
     def test_that_ends_before_its_evidence_is_there_has_nothing_done(self):
         stage = Stage(OnStall.RESTART_SUSPECTS)
         incident_id = stage.opens(behind("b/1"))
-        stage.machine.moved(stage.now)
+        stage.machine.end_stall(stage.now)
         assert not [e for e in stage.took(incident_id, "b/1") if isinstance(e, ActionDue)]
         assert stage.last.action == "progress resumed: nothing was done"
 
     def test_that_recovers_before_its_evidence_is_there_gets_it_still(self, stage: Stage):
         incident_id = stage.opens(behind("b/1"))
-        stage.machine.moved(stage.now)
+        stage.machine.end_stall(stage.now)
         stage.reached(11)
         assert stage.took(incident_id, "b/1") != []
         assert not stage.machine.is_followed
@@ -239,7 +241,7 @@ class TestThePolicy:
         incident_id = stage.opens(behind("b/1", "c/0", still_s=60.0))
         stage.took(incident_id)
         assert stage.lost("b", is_asked=True) == []
-        stage.machine.moved(stage.now)
+        stage.machine.end_stall(stage.now)
         assert stage.lost("c", is_asked=True) == [], "though something moves since the first"
         stage.now += 3
         stage.formed(8, step=10)
@@ -254,7 +256,7 @@ class TestALoss:
     def test_its_offsets_are_counted_from_the_last_sign_of_life(self, stage: Stage):
         assert stage.lost("b", seen_at=995.0) == []
         stage.now += 0.5
-        [opened] = stage.told(stage.machine.asked(stage.now))
+        [opened] = stage.told(stage.machine.open_losses(stage.now))
         assert isinstance(opened, Opened)
         summary = opened.incident.summary
         assert (summary.kind, summary.noticed_s, summary.suspects) == (IncidentKind.LOSS, 5.0, ("b",))
@@ -328,13 +330,13 @@ class TestALoss:
 
 class TestAKill:
     def test_is_an_incident_at_once_and_says_who_asked(self, stage: Stage):
-        [opened] = stage.told(stage.machine.killed("a", 7, "by 127.0.0.1:9: it hangs", stage.now, UNIX_S))
+        [opened] = stage.told(stage.machine.open_kill("a", 7, "by 127.0.0.1:9: it hangs", stage.now, UNIX_S))
         assert isinstance(opened, Opened)
         assert opened.incident.summary.text == "a: killed by 127.0.0.1:9: it hangs"
         assert (stage.last.kind, stage.last.suspects) == (IncidentKind.LOSS, ("a",))
 
     def test_its_loss_is_the_same_incident_with_the_same_words(self, stage: Stage):
-        stage.told(stage.machine.killed("a", 7, "by ada", stage.now, UNIX_S))
+        stage.told(stage.machine.open_kill("a", 7, "by ada", stage.now, UNIX_S))
         stage.now += 0.1
         stage.lost("a")
         stage.lost("b")
@@ -347,30 +349,35 @@ class TestNoState:
 
     def test_what_a_group_says_of_its_state_is_an_incident_once(self):
         stage = Stage()
-        [opened] = stage.machine.distrust("b", self.TORN, stage.now, UNIX_S)
+        [opened] = stage.machine.record_distrust("b", self.TORN, stage.now, UNIX_S)
         assert isinstance(opened, Opened)
         summary = opened.incident.summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NOT_APPLIED, ("b",), 0.0)
         assert summary.text == f"b: {self.TORN.text}"
-        assert stage.machine.distrust("b", self.TORN, stage.now + 1, UNIX_S) == [], "it says so until it has healed"
+        assert stage.machine.record_distrust("b", self.TORN, stage.now + 1, UNIX_S) == [], (
+            "it says so until it has healed"
+        )
         [recovered] = [
             effect
-            for effect in [*stage.machine.formed(8, 6, 1001.0, is_new=True), *stage.machine.reached(7, 8, 1002.0)]
+            for effect in [
+                *stage.machine.record_new_quorum(8, 6, 1001.0, is_new=True),
+                *stage.machine.record_step_reached(7, 8, 1002.0),
+            ]
             if isinstance(effect, Recovered)
         ]
         assert recovered.incident.summary.step_s == 2.0
-        assert stage.machine.distrust("b", self.TORN, 1003.0, UNIX_S) == [], "also when the others have gone on"
+        assert stage.machine.record_distrust("b", self.TORN, 1003.0, UNIX_S) == [], "also when the others have gone on"
 
     def test_after_it_has_healed_the_same_is_another_one(self):
         stage = Stage()
-        stage.machine.distrust("b", self.TORN, stage.now, UNIX_S)
-        assert stage.machine.distrust("b", None, stage.now, UNIX_S) == []
-        assert len(stage.machine.distrust("b", self.TORN, stage.now, UNIX_S)) == 1
+        stage.machine.record_distrust("b", self.TORN, stage.now, UNIX_S)
+        assert stage.machine.record_distrust("b", None, stage.now, UNIX_S) == []
+        assert len(stage.machine.record_distrust("b", self.TORN, stage.now, UNIX_S)) == 1
 
     def test_what_is_remembered_is_bounded(self):
         stage = Stage()
         for number in range(2 * MAX_DISTRUSTED):
-            stage.machine.distrust(f"g{number}", self.TORN, stage.now, UNIX_S)
+            stage.machine.record_distrust(f"g{number}", self.TORN, stage.now, UNIX_S)
         assert len(stage.machine._distrusted) == MAX_DISTRUSTED
 
 
@@ -380,30 +387,34 @@ class TestNotFinite:
 
     def test_a_step_that_a_group_rejects_is_an_incident_once(self):
         stage = Stage()
-        [opened] = stage.machine.rejected(self.RANK, self.REJECTED, stage.now, UNIX_S)
+        [opened] = stage.machine.record_rejected_step(self.RANK, self.REJECTED, stage.now, UNIX_S)
         summary = opened.incident.summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NONFINITE, ("b/1",), 0.0)
         assert summary.text == f"b/1: step 5 discarded: {self.REJECTED.reason}"
-        assert stage.machine.rejected(self.RANK, self.REJECTED, stage.now + 1, UNIX_S) == [], "it is told for a while"
-        assert stage.machine.reached(5, 7, stage.now + 1) == []
-        [recovered] = stage.machine.reached(6, 7, stage.now + 2)
+        assert stage.machine.record_rejected_step(self.RANK, self.REJECTED, stage.now + 1, UNIX_S) == [], (
+            "it is told for a while"
+        )
+        assert stage.machine.record_step_reached(5, 7, stage.now + 1) == []
+        [recovered] = stage.machine.record_step_reached(6, 7, stage.now + 2)
         assert isinstance(recovered, Recovered)
 
     def test_another_step_is_another_one_and_so_is_the_same_after_it_was_told_no_more(self):
         stage = Stage()
         for rejected in (self.REJECTED, replace(self.REJECTED, step=6), None, replace(self.REJECTED, step=6)):
-            stage.machine.rejected(self.RANK, rejected, stage.now, UNIX_S)
+            stage.machine.record_rejected_step(self.RANK, rejected, stage.now, UNIX_S)
         assert len(stage.machine._cases) == 3
 
     def test_what_is_remembered_of_rejected_steps_is_bounded(self):
         stage = Stage()
         for number in range(2 * MAX_DISTRUSTED):
-            stage.machine.rejected(RankName(f"g{number}", 0), self.REJECTED, stage.now, UNIX_S)
+            stage.machine.record_rejected_step(RankName(f"g{number}", 0), self.REJECTED, stage.now, UNIX_S)
         assert len(stage.machine._rejected) == MAX_DISTRUSTED
 
     def test_whose_gradients_it_was_may_not_be_known(self):
         stage = Stage()
-        [opened] = stage.machine.rejected(self.RANK, replace(self.REJECTED, is_own=False), stage.now, UNIX_S)
+        [opened] = stage.machine.record_rejected_step(
+            self.RANK, replace(self.REJECTED, is_own=False), stage.now, UNIX_S
+        )
         assert opened.incident.summary.suspects == ()
 
 
@@ -434,11 +445,11 @@ class TestOneFaultIsOneIncident:
 
     def test_one_that_no_loss_follows_is_an_incident_by_itself(self, stage: Stage):
         stage.exited("b")
-        assert stage.machine.expire(stage.now + incidents.EXIT_KEPT_S - 0.1) == []
-        [effect] = stage.machine.expire(stage.now + incidents.EXIT_KEPT_S)
+        assert stage.machine.open_unexplained_exits(stage.now + incidents.EXIT_KEPT_S - 0.1) == []
+        [effect] = stage.machine.open_unexplained_exits(stage.now + incidents.EXIT_KEPT_S)
         assert isinstance(effect, Opened)
         assert (effect.incident.summary.kind, effect.incident.summary.text) == (IncidentKind.EXIT, "b: rank 1: SIGKILL")
-        assert stage.machine.expire(stage.now + 1000) == []
+        assert stage.machine.open_unexplained_exits(stage.now + 1000) == []
 
     def test_that_of_a_group_outside_the_quorum_belongs_elsewhere(self, stage: Stage):
         assert stage.exited("x", is_member=False) is None

@@ -94,14 +94,14 @@ class TestHistory:
     def test_ranges_are_bounded_and_keep_the_newest(self):
         history = History()
         for quorum_id in [1, 2, 3, *range(10, 10 + 4 * RANGES_KEPT, 2)]:
-            history.add(quorum_id)
+            history.add_quorum(quorum_id)
         assert len(history.ranges) == RANGES_KEPT
         assert 8 + 4 * RANGES_KEPT in history
         assert 9 + 4 * RANGES_KEPT not in history
         assert 2 not in history
         consecutive = History()
         for quorum_id in range(5, 5000):
-            consecutive.add(quorum_id)
+            consecutive.add_quorum(quorum_id)
         assert consecutive.ranges == ((5, 4999),)
 
 
@@ -172,8 +172,8 @@ class TestAheadOfTheMembers:
 def test_an_id_that_was_told_is_known_if_it_was_written_down_or_given_out_here():
     numbering = Numbering(100, QuorumRecord(50))
     assert numbering.is_unknown(51)
-    assert numbering.number([], 0, are_same=False, always=True)
-    assert numbering.number([], 0, are_same=False, always=True)
+    assert numbering.choose_id([], 0, are_same=False, always=True)
+    assert numbering.choose_id([], 0, are_same=False, always=True)
     assert numbering.quorum_id == 101
     known = {seen_id: not numbering.is_unknown(seen_id) for seen_id in (1, 50, 51, 99, 100, 101, 102)}
     assert known == {1: True, 50: True, 51: False, 99: False, 100: True, 101: True, 102: False}

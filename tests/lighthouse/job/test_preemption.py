@@ -33,7 +33,7 @@ class Stage:
     def tell(self, name: str, left_s: float | None = 60, *, is_advice: bool = False) -> None:
         ends_at = None if left_s is None else self.loop.now + left_s
         notice = PreemptionNotice("aws", "spot", f"host-{name}", ends_at, is_advice)
-        self.driver.receive(self.sessions[name], PreemptionReport(notice))
+        self.driver.receive_from_manager(self.sessions[name], PreemptionReport(notice))
 
     def others(self, name: str) -> list[int]:
         """The answers that the group has got."""
@@ -58,7 +58,7 @@ def test_only_groups_that_can_train_stay():
     stage.open("s", GroupReport(down=STARTING))
     stage.tell("b")
     assert stage.others("b") == [1]
-    stage.driver.receive(stage.sessions["a"], Heartbeat(1, GroupReport(drains=True)))
+    stage.driver.receive_from_manager(stage.sessions["a"], Heartbeat(1, GroupReport(drains=True)))
     assert stage.others("b")[-1] == 0
 
 
@@ -67,7 +67,7 @@ def test_the_answer_is_repeated_when_another_group_goes(ends: str):
     stage = Stage("ab")
     stage.tell("b")
     if ends == "leaves":
-        stage.driver.receive(stage.sessions["a"], Leave("done"))
+        stage.driver.receive_from_manager(stage.sessions["a"], Leave("done"))
     else:
         stage.driver.end_session(stage.sessions["a"])
         stage.loop.go(60)
@@ -87,11 +87,11 @@ def test_the_status_tells_the_time_left_and_each_notice_is_posted_once():
     stage.tell("b")
     stage.loop.go(2.5)
     assert stage.shown() == {"a": None, "b": PreemptionStatus("aws", "spot", "host-b", 57.5, is_advice=False)}
-    stage.driver.receive(stage.sessions["b"], PreemptionReport(stage.posted[0][2]))
+    stage.driver.receive_from_manager(stage.sessions["b"], PreemptionReport(stage.posted[0][2]))
     assert [given[:2] for given in stage.posted] == [("j", "b")]
     entries = stage.driver.status(has_ranks=True).timeline
     assert [entry.text for entry in entries if entry.kind is TimelineKind.NOTICE] == ["ends in 60 s: spot (aws)"]
-    stage.driver.receive(stage.sessions["b"], PreemptionReport(None))
+    stage.driver.receive_from_manager(stage.sessions["b"], PreemptionReport(None))
     assert stage.shown() == {"a": None, "b": None}
 
 

@@ -62,7 +62,7 @@ class Job:
         return self.form(members).verdict(now, runs)
 
     def left_s(self, members: Iterable[str], now: float, runs: Sequence[list[RunRank]] = ()) -> float | None:
-        return self.form(members).left_s(now, runs)
+        return self.form(members).verdict_in_s(now, runs)
 
     def places(
         self, members: Iterable[str], alive: Iterable[str], now: float, runs: Sequence[list[RunRank]] = ()
@@ -183,14 +183,14 @@ def test_sums_outlive_managers_and_groups():
     job = Job()
     job.take(view("a", validation=4, step=96), 0)
     job.take(view("b", validation=1), 0)
-    assert job.progress.seconds == {"validation": 5, "step": 96}
+    assert job.progress.phase_seconds == {"validation": 5, "step": 96}
     job.take(view("a", validation=6, step=196), 1)
-    assert job.progress.seconds["validation"] == 7
+    assert job.progress.phase_seconds["validation"] == 7
     job.take(view("a", incarnation="i2", validation=1), 2)
-    assert job.progress.seconds == {"validation": 8, "step": 196}
+    assert job.progress.phase_seconds == {"validation": 8, "step": 196}
     job.drop("b")
     job.drop("nobody")
-    assert job.progress.seconds == {"validation": 8, "step": 196}
+    assert job.progress.phase_seconds == {"validation": 8, "step": 196}
     assert job.ages(3) == []
 
 
@@ -198,9 +198,9 @@ def test_of_names_without_end_the_first_are_kept_apart():
     job = Job()
     for number in range(3 * MAX_KNOWN):
         job.take(view("a", incarnation=f"i{number}", **{f"phase {number}": 1.0}), number)
-    assert len(job.progress.seconds) == MAX_KNOWN + 1
-    assert job.progress.seconds[OTHER] == 2 * MAX_KNOWN
-    assert job.progress.seconds["phase 0"] == 1.0
+    assert len(job.progress.phase_seconds) == MAX_KNOWN + 1
+    assert job.progress.phase_seconds[OTHER] == 2 * MAX_KNOWN
+    assert job.progress.phase_seconds["phase 0"] == 1.0
 
 
 class TestRuns:

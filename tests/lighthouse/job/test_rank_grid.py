@@ -35,7 +35,7 @@ def test_the_documents_table_is_full():
     assert (grid.global_world_size, grid.largest_peer_group_world_size, grid.ranks_pending) == (32, 4, 0)
     assert not documents_check_waits(grid, 8)
     assert admitted(grid) == tuple("abcd")
-    assert grid.explain() == ""
+    assert grid.describe_incomplete() == ""
 
 
 def test_a_sparse_table_holds_back_only_the_group_that_is_not_whole():
@@ -43,7 +43,7 @@ def test_a_sparse_table_holds_back_only_the_group_that_is_not_whole():
     assert documents_check_waits(grid, 8)
     assert admitted(grid) == ("a",)
     assert grid.ranks_pending == 2
-    assert grid.explain() == "b has ranks 0-2, 4-6 of 8; missing: 3, 7"
+    assert grid.describe_incomplete() == "b has ranks 0-2, 4-6 of 8; missing: 3, 7"
 
 
 def test_two_halves_on_two_hosts_fill_the_count_and_are_no_group():
@@ -52,17 +52,17 @@ def test_two_halves_on_two_hosts_fill_the_count_and_are_no_group():
     assert not documents_check_waits(grid, 8)
     assert admitted(grid) == ()
     assert grid.ranks_pending == 8
-    assert grid.explain() == "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
+    assert grid.describe_incomplete() == "a has ranks 0-3 of 8; missing: 4-7; b has ranks 4-7 of 8; missing: 0-3"
 
 
 def test_of_many_that_are_held_back_the_first_are_named():
     grid = Grid(ranks(f"g{number}", 0) for number in range(GROUPS_NAMED + 2))
-    assert grid.explain().endswith("g7 has rank 0 of 8; missing: 1-7; and 2 groups more")
+    assert grid.describe_incomplete().endswith("g7 has rank 0 of 8; missing: 1-7; and 2 groups more")
 
 
 def test_a_group_of_which_nobody_has_come_holds_up_nothing():
     grid = Grid((ranks("a"), ranks("b", 0, size=1)))
-    assert (admitted(grid), grid.ranks_pending, grid.explain()) == (("b",), 0, "")
+    assert (admitted(grid), grid.ranks_pending, grid.describe_incomplete()) == (("b",), 0, "")
     assert (Grid(()).global_world_size, Grid(()).largest_peer_group_world_size) == (0, 0)
 
 
@@ -81,7 +81,7 @@ def test_never_more_than_the_documents_check_allows(size: int, columns: list[set
     grid = Grid(tuple(ranks(f"g{n}", *(r for r in c if r < size), size=size) for n, c in enumerate(columns)))
     begun = grid.groups
     assert all(not g.missing for g in begun if g.replica_id in admitted(grid))
-    assert (grid.ranks_pending == 0) == (len(begun) == len(admitted(grid))) == (grid.explain() == "")
+    assert (grid.ranks_pending == 0) == (len(begun) == len(admitted(grid))) == (grid.describe_incomplete() == "")
     if grid.ranks_pending == 0:
         assert not documents_check_waits(grid, size)
     assert grid.global_world_size + grid.ranks_pending == size * len(begun)

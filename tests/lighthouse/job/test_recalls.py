@@ -120,7 +120,7 @@ class TestWhenItMayForm:
         m.handle(opened(3, "x"), 2.6)
         for n in (1, 2):
             lose(m, n, 2.6)
-        assert m.standing.free_at() == 7
+        assert m.standing.leases_free_at() == 7
         m.handle(asks(3, 3, "x"), 2.6)
         assert pulsing(m, {3: {}}, 2.6, 6.9) == []
         assert names_of(pulsing(m, {3: {}}, 6.9, 7.1)) == ["x"]
@@ -130,7 +130,7 @@ class TestWhenItMayForm:
         m = connected("a")
         m.handle(pulse(1), 3)
         m.handle(asks(1, 1, "a", incarnation="i2"), 3.5)
-        assert m.standing.free_at() == 8
+        assert m.standing.leases_free_at() == 8
         m.handle(opened(2, "x"), 3.6)
         m.handle(ended(1), 3.6)
         assert m.handle(asks(2, 2, "x"), 3.6) == []

@@ -138,21 +138,21 @@ class TestReportedJobs:
         monkeypatch.setattr(registry, "MAX_REPORTED_JOBS", 3)
         life = Life(loop, None)
         for number in range(3):
-            life.jobs.get_reported(f"r{number}").beat("a", "i1")
+            life.jobs.get_reported(f"r{number}").receive_heartbeat_call("a", "i1")
         with pytest.raises(LimitReached, match="^job: r3 is known by heartbeats alone, as 3 others are; ask for a quo"):
             life.jobs.get_reported("r3")
         known = life.jobs.get_reported("r0")
-        assert life.jobs.get("r0") is known, "now it counts as the others do"
-        life.jobs.get("honest")
+        assert life.jobs.get_job("r0") is known, "now it counts as the others do"
+        life.jobs.get_job("honest")
         with pytest.raises(LimitReached, match="^job: one_more would be number 3; the lighthouse takes 2 at once"):
-            life.jobs.get("one_more")
-        life.jobs.get_reported("r3").beat("a", "i1")
+            life.jobs.get_job("one_more")
+        life.jobs.get_reported("r3").receive_heartbeat_call("a", "i1")
         life.die()
 
     def test_one_that_has_gone_quiet_makes_room(self, loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry, "MAX_REPORTED_JOBS", 1)
         life = Life(loop, None)
-        life.jobs.get_reported("r0").beat("a", "i1")
+        life.jobs.get_reported("r0").receive_heartbeat_call("a", "i1")
         loop.go(100)
         life.jobs.get_reported("r1")
         assert [driver.job for driver in life.jobs] == ["r1"]
@@ -163,7 +163,7 @@ class TestReportedJobs:
     ) -> None:
         monkeypatch.setattr(registry, "MAX_REPORTED_JOBS", 1)
         life = Life(loop, None)
-        life.jobs.get_reported("r0").beat("a", "i1")
+        life.jobs.get_reported("r0").receive_heartbeat_call("a", "i1")
         looked: list[float] = []
         monkeypatch.setattr(life.jobs, "forget_quiet", lambda *, is_full: looked.append(loop.now))
         for _ in range(10):

@@ -51,7 +51,7 @@ DUE = RecordDue(RunRecord())
 
 def again(machine: RunMachine) -> RunMachine:
     """After a restart of the lighthouse."""
-    return RunMachine(RunConfig(), record=parse_run(dump_run(machine.record(5.0))), now=5.0)
+    return RunMachine(RunConfig(), record=parse_run(dump_run(machine.make_record(5.0))), now=5.0)
 
 
 def joins(session: int, name: str = "g", incarnation: str = "1", host: str = "") -> SupervisorJoined:
@@ -152,23 +152,28 @@ class TestLiftedStops:
 
     def test_what_is_kept_of_them_is_bounded(self):
         supervisors = Supervisors()
-        assert supervisors.stop("enough", map(str, range(MAX_SUPERVISORS + 5)))
+        assert supervisors.record_stop("enough", map(str, range(MAX_SUPERVISORS + 5)))
         assert len(supervisors.ending) == MAX_SUPERVISORS
 
     def test_the_slots_of_all_of_them_are_those_of_a_run_at_most(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr("lighthouse.job.restarts.MAX_GROUP_WORLD_SIZE", 4)
         supervisors = Supervisors()
-        supervisors.enter(SupervisorHello("a", "a1", slots=(0, 1, 2)), 1)
+        supervisors.admit_supervisor(SupervisorHello("a", "a1", slots=(0, 1, 2)), 1)
         more = SupervisorHello("b", "b1", slots=(3, 4))
-        assert str(supervisors.refusal(more, 0.0)) == (
+        assert str(supervisors.check_supervisor(more, 0.0)) == (
             "slots: with those of b the supervisors of this run start 5 ranks; at most 4"
         )
-        assert supervisors.refusal(SupervisorHello("a", "a2", slots=(0, 1, 2, 3)), 0.0) is None, (
+        assert supervisors.check_supervisor(SupervisorHello("a", "a2", slots=(0, 1, 2, 3)), 0.0) is None, (
             "it takes its own place"
         )
-        supervisors.enter(SupervisorHello("a", "a2", slots=(0, 1)), 2)
-        assert supervisors.refusal(more, 0.0) is None
-        assert Supervisors(supervisors.records()).refusal(SupervisorHello("c", "c1", slots=(3, 4, 5)), 0.0) is not None
+        supervisors.admit_supervisor(SupervisorHello("a", "a2", slots=(0, 1)), 2)
+        assert supervisors.check_supervisor(more, 0.0) is None
+        assert (
+            Supervisors(supervisors.supervisor_records()).check_supervisor(
+                SupervisorHello("c", "c1", slots=(3, 4, 5)), 0.0
+            )
+            is not None
+        )
 
 
 class TestGroups:
@@ -187,7 +192,7 @@ class TestGroups:
         [refused] = [e for e in stage.machine.handle(RankJoined(second, 2), 9.0) if isinstance(e, RankRefused)]
         assert "slot: 0 of this run is a rank of a, and also of b" in str(refused.error)
         assert 'restart_scope="group"' in str(refused.error)
-        assert stage.machine.generations.ranks.get(first.rank) is not None
+        assert stage.machine.generations.ranks.find_live(first.rank) is not None
 
     def test_it_is_free_when_its_rank_has_gone(self):
         stage = RunStage(2)
@@ -228,9 +233,9 @@ class TestHosts:
         assert machine.handle(excludes, 0.0) == [RecordChanged()]
         again = SupervisorAsked(7, run.HostExcluded("again"), Membership.MEMBER)
         assert machine.handle(again, 1.0) == []
-        assert [(each.host, each.reason) for each in machine.supervisors.excluded] == [("h7", "broken")]
+        assert [(each.host, each.reason) for each in machine.supervisors.excluded_hosts] == [("h7", "broken")]
         assert machine.handle(ResumeAsked(), 1.0) == [DUE, Resumed()]
-        assert machine.record(1.0).excluded == ()
+        assert machine.make_record(1.0).excluded == ()
         effects = machine.handle(joins(1, host="h7"), 2.0)
         assert told(effects, 1) == WELCOME
 
@@ -251,7 +256,7 @@ class TestIncidents:
         machine = RunMachine(RunConfig(wall_offset_s=1000.0))
         rank = RankId(3, "a")
         effects = machine.handle(RankLost(rank, "exit code 1", ("oops",), "g/0"), 2.0)
-        (incident,) = machine.record(2.0).restarts
+        (incident,) = machine.make_record(2.0).restarts
         assert effects == [IncidentChanged(incident)]
         assert incident.cause == "slot 3 (a) of g/0: exit code 1"
         assert (incident.generation, incident.formed, incident.noticed_at) == (-1, None, 1002.0)
@@ -274,7 +279,7 @@ class TestIncidents:
         machine = RunMachine()
         machine.handle(StopAsked("enough", "operator"), 0.0)
         assert machine.handle(RankLost(RankId(0, "a"), "SIGTERM", ("bye",), "g"), 1.0) == []
-        assert machine.record(1.0).restarts == ()
+        assert machine.make_record(1.0).restarts == ()
 
     def test_an_open_one_is_bounded(self):
         """Of two survivors one never stops; a third one comes and dies again and again."""
@@ -285,7 +290,7 @@ class TestIncidents:
             rank = stage.workers[1].rank
             stage.feed(SessionEnded(stage.workers[1].session or 0))
             stage.feed(RankLost(rank, "exit code 1", ("a", "b"), "g"))
-        incident = stage.machine.generations.restarts.open_one
+        incident = stage.machine.generations.restarts.open_restart
         assert incident is not None
         assert len(incident.lost) <= LOST_KEPT
         assert len(incident.evidence) <= EVIDENCE_KEPT
@@ -354,7 +359,7 @@ class TestIncidents:
         stage.start_lighthouse()
         stage.wait(1)
         stage.beat(1, step=4)
-        assert stage.machine.record(stage.now).restarts[0].stepped_at == 1.0
+        assert stage.machine.make_record(stage.now).restarts[0].stepped_at == 1.0
 
 
 class TestCompletion:

@@ -33,7 +33,9 @@ from tests.lighthouse.sessions import (
 
 def returning(names: str = "abc", until: float = 5.0, at_most: float | None = None, *, stands: bool = True) -> Standing:
     standing = Standing()
-    standing.restore(QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until, at_most)
+    standing.restore_standing(
+        QuorumRecord(QUORUM_ID, quorum(names), stands, dict.fromkeys(names, ENTRY)), until, at_most
+    )
     return standing
 
 
@@ -42,7 +44,7 @@ class TestPhases:
 
     def test_stands_again_when_all_are_back_with_it(self):
         standing = returning()
-        assert standing.order().phase is QuorumPhase.RETURNING
+        assert standing.current_order().phase is QuorumPhase.RETURNING
         assert [says(standing, name, "standing", 4) for name in "ab"] == [None, None]
         assert says(standing, "c", "standing", 5) == QuorumOrder(QUORUM_ID, QuorumPhase.STANDING)
 
@@ -57,9 +59,9 @@ class TestPhases:
 
     def test_one_that_joins_past_it_makes_it_a_recall_and_has_answered_it(self):
         standing = returning("ab")
-        assert standing.joined(holds("a", 6), 0.0) is None
+        assert standing.handle_member_join(holds("a", 6), 0.0) is None
         assert phase_of(says(standing, "b", "standing", 5)) is QuorumPhase.RECALLED
-        assert standing.holds_back
+        assert standing.blocks_forming
         assert phase_of(says(standing, "b", "recalled", 5)) is QuorumPhase.RESUMED
         assert standing.upto == 5
 
@@ -71,16 +73,16 @@ class TestPhases:
         assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
 
     def test_one_that_has_discarded_its_step_revokes_it(self):
-        assert phase_of(returning().joined(holds("a", 6, commit_failures=1), 0.0)) is QuorumPhase.REVOKED
+        assert phase_of(returning().handle_member_join(holds("a", 6, commit_failures=1), 0.0)) is QuorumPhase.REVOKED
 
     def test_who_is_not_back_within_the_lease_revokes_it(self):
         standing = returning(until=5)
         says(standing, "b", "standing")
-        assert standing.pass_time(4.99) is None
-        order = standing.pass_time(5)
+        assert standing.end_overdue_wait(4.99) is None
+        order = standing.end_overdue_wait(5)
         assert order is not None
         assert (order.phase, order.reason) == (QuorumPhase.REVOKED, "not reconnected within the lease: a, c")
-        assert standing.pass_time(6) is None
+        assert standing.end_overdue_wait(6) is None
 
     def test_while_some_still_come_back_the_others_are_waited_for(self):
         """A lighthouse on a slow host takes longer than a lease to welcome a thousand."""
@@ -88,28 +90,28 @@ class TestPhases:
         says(standing, "a", "standing", now=3.9)
         assert standing.returns_until() == 5, "nobody has come for a second then"
         says(standing, "b", "standing", now=4.5)
-        assert (standing.pass_time(5.4), standing.returns_until()) == (None, 5.5)
+        assert (standing.end_overdue_wait(5.4), standing.returns_until()) == (None, 5.5)
         says(standing, "b", "standing", now=5.4)
         assert standing.returns_until() == 5.5, "it is back already"
         says(standing, "c", "standing", now=5.4)
-        assert standing.pass_time(6.3) is None
+        assert standing.end_overdue_wait(6.3) is None
         assert phase_of(says(standing, "d", "standing", now=6.3)) is QuorumPhase.STANDING
 
     def test_they_are_waited_for_a_lease_more_at_most(self):
         standing = returning("abc", until=5, at_most=10)
         says(standing, "a", "standing", now=5.9)
         assert standing.returns_until() == 6.9
-        standing.shift(2)
+        standing.postpone_waits(2)
         assert standing.returns_until() == 8.9, "nobody could come while it was paused"
         says(standing, "b", "standing", now=11.5)
         assert standing.returns_until() == 12
-        assert phase_of(standing.pass_time(12)) is QuorumPhase.REVOKED
+        assert phase_of(standing.end_overdue_wait(12)) is QuorumPhase.REVOKED
 
     def test_a_loss_before_it_came_back_is_none_and_afterwards_is_one(self):
         standing = returning("ab")
-        assert standing.lose("a", "i1", "x") is None
+        assert standing.handle_member_loss("a", "i1", "x") is None
         says(standing, "a", "standing")
-        assert phase_of(standing.lose("a", "i1", "x")) is QuorumPhase.REVOKED
+        assert phase_of(standing.handle_member_loss("a", "i1", "x")) is QuorumPhase.REVOKED
 
     def test_one_that_comes_with_another_quorum_is_not_back(self):
         standing = returning("ab")
@@ -121,14 +123,18 @@ class TestPhases:
         """The journal may be older than what was told: then one that is away holds a later quorum."""
         standing = returning(until=5)
         assert phase_of(says(standing, "c", "revoked", 4)) is QuorumPhase.REVOKED
-        assert (standing.free_at([native("c")]), standing.unreported(4.9), standing.unreported(5)) == (
+        assert (
+            standing.leases_free_at([native("c")]),
+            standing.unreported_members(4.9),
+            standing.unreported_members(5),
+        ) == (
             5,
             ["a", "b"],
             [],
         )
         says(standing, "a", "standing")
-        assert (may_form(standing, [native("c")], 4.9), standing.unreported(4.9)) == (False, ["b"])
-        standing.joined(holds("b", 6), 0.0)
+        assert (may_form(standing, [native("c")], 4.9), standing.unreported_members(4.9)) == (False, ["b"])
+        standing.handle_member_join(holds("b", 6), 0.0)
         assert may_form(standing, [native("c")], 4.9)
         assert not may_form(standing, [native("x")], 4.9)
 
@@ -139,23 +145,23 @@ class TestPhases:
 
     def test_a_journal_that_remembers_an_id_alone_is_as_one_that_is_lost(self):
         standing = Standing()
-        standing.restore(QuorumRecord(QUORUM_ID), 5)
+        standing.restore_standing(QuorumRecord(QUORUM_ID), 5)
         assert (standing.phase, standing.returns_until()) == (QuorumPhase.RETURNING, 5)
 
     def test_a_lost_journal_holds_back_for_the_lease_and_is_forgotten(self):
         standing = Standing()
-        standing.restore(None, 5)
-        assert standing.holds_back
+        standing.restore_standing(None, 5)
+        assert standing.blocks_forming
         assert standing.returns_until() == 5
-        assert standing.joined(holds("a"), 0.0) is None
-        assert standing.pass_time(4.9) is None
-        assert standing.holds_back
-        assert standing.pass_time(5) is None
+        assert standing.handle_member_join(holds("a"), 0.0) is None
+        assert standing.end_overdue_wait(4.9) is None
+        assert standing.blocks_forming
+        assert standing.end_overdue_wait(5) is None
         assert (standing.phase, may_form(standing, [native("x")], now=5)) == (QuorumPhase.NONE, True)
 
     def test_what_did_not_stand_is_held_by_nobody(self):
         standing = returning(stands=False)
-        assert (standing.phase, standing.holds_back, standing.returns_until()) == (QuorumPhase.NONE, False, None)
+        assert (standing.phase, standing.blocks_forming, standing.returns_until()) == (QuorumPhase.NONE, False, None)
 
 
 RETURNING, STANDING = QuorumOrder(1, QuorumPhase.RETURNING), QuorumOrder(1, QuorumPhase.STANDING)

@@ -37,47 +37,47 @@ class TestLapse:
     @pytest.mark.parametrize("sign", ["beat", "admit"])
     def test_who_comes_back_lapses_again_as_soon_as_before(self, sign: str):
         roster = empty_roster()
-        roster.beat("a", "i1", 0)
-        roster.expire(5)
-        roster.beat("a", "i1", 20) if sign == "beat" else roster.admit(group("a"), 20)
+        roster.record_heartbeat("a", "i1", 0)
+        roster.lapse_due_groups(5)
+        roster.record_heartbeat("a", "i1", 20) if sign == "beat" else roster.record_join(group("a"), 20)
         assert alive(roster) == "a"
-        assert roster.next_at() <= 25
-        assert [m.replica_id for m in roster.expire(25)] == ["a"]
+        assert roster.next_timeout_at() <= 25
+        assert [m.replica_id for m in roster.lapse_due_groups(25)] == ["a"]
 
     def test_coming_and_going_leaves_nothing_behind(self):
         roster = empty_roster()
         for n in range(200):
-            roster.beat("a", "i1", 6 * n)
-            roster.expire(6 * n + 5)
+            roster.record_heartbeat("a", "i1", 6 * n)
+            roster.lapse_due_groups(6 * n + 5)
         assert len(roster._due) <= 14, "at most those of the last minute"
 
     @pytest.mark.parametrize(("timeout", "forgotten_after"), [(0.5, 60), (5, 60), (10, 120)])
     def test_is_forgotten_after_twelve_timeouts_or_a_minute(self, timeout: float, forgotten_after: float):
         roster = empty_roster(timeout)
-        roster.beat("a", "", 0)
-        roster.expire(timeout)
-        roster.expire(timeout + forgotten_after - 0.01)
+        roster.record_heartbeat("a", "", 0)
+        roster.lapse_due_groups(timeout)
+        roster.lapse_due_groups(timeout + forgotten_after - 0.01)
         assert known(roster) == "a"
-        roster.expire(timeout + forgotten_after)
-        assert (known(roster), roster.next_at()) == ("", None)
+        roster.lapse_due_groups(timeout + forgotten_after)
+        assert (known(roster), roster.next_timeout_at()) == ("", None)
 
     def test_next_at_is_at_or_before_the_next_lapse_and_after_now(self):
         roster = empty_roster()
-        assert roster.next_at() is None
-        roster.beat("a", "", 3)
-        roster.beat("b", "", 1)
-        assert roster.next_at() == 6
-        roster.beat("b", "", 4)
-        roster.expire(6)
-        assert roster.next_at() == 8
+        assert roster.next_timeout_at() is None
+        roster.record_heartbeat("a", "", 3)
+        roster.record_heartbeat("b", "", 1)
+        assert roster.next_timeout_at() == 6
+        roster.record_heartbeat("b", "", 4)
+        roster.lapse_due_groups(6)
+        assert roster.next_timeout_at() == 8
 
 
 class TestIncarnations:
     def test_a_beat_of_another_incarnation_is_nothing_while_one_is_alive(self):
         roster = empty_roster()
-        roster.beat("a", "i1", 0)
-        assert roster.beat("a", "i2", 3) is None
-        assert [m.incarnation for m in roster.expire(5)] == ["i1"]
+        roster.record_heartbeat("a", "i1", 0)
+        assert roster.record_heartbeat("a", "i2", 3) is None
+        assert [m.incarnation for m in roster.lapse_due_groups(5)] == ["i1"]
 
     @pytest.mark.parametrize(
         ("before", "after", "reborn"),
@@ -97,7 +97,7 @@ class TestIncarnations:
 
     def test_a_join_says_which_step_it_holds_now(self):
         roster = empty_roster()
-        assert [roster.admit(group("a", step), 0).step for step in (7, 5)] == [7, 5]
+        assert [roster.record_join(group("a", step), 0).step for step in (7, 5)] == [7, 5]
 
     def test_one_that_only_beat_has_no_step_to_go_back_from(self):
         assert not is_reborn(group("a", 0, ""), Group("a", "", 0))
@@ -106,11 +106,11 @@ class TestIncarnations:
 class TestHealth:
     def test_who_missed_is_alive_and_not_healthy_until_it_joins(self):
         roster = empty_roster()
-        member = roster.beat("a", "i1", 0)
-        roster.miss(member)
-        roster.beat("a", "i1", 1)
+        member = roster.record_heartbeat("a", "i1", 0)
+        roster.mark_missed_timeout(member)
+        roster.record_heartbeat("a", "i1", 1)
         assert (alive(roster), healthy(roster)) == ("a", set())
-        roster.admit(group("a"), 2)
+        roster.record_join(group("a"), 2)
         assert healthy(roster) == {"a"}
 
 
@@ -120,31 +120,31 @@ class TestReported:
     def test_they_are_counted_apart_until_they_join(self):
         roster = empty_roster()
         for name in "abc":
-            roster.beat(name, "i1", 0)
-        assert (len(roster.groups), roster.present, roster.counts[Kind.REPORTED]) == (3, 0, 3)
-        roster.admit(group("a"), 1)
-        roster.greet(group("b"), 7, 1)
-        assert (roster.present, roster.counts[Kind.REPORTED], roster.counts[Kind.CONNECTED]) == (2, 1, 1)
-        roster.remove(roster.groups.get("c"))
+            roster.record_heartbeat(name, "i1", 0)
+        assert (len(roster.groups), roster.present_count, roster.counts[Kind.REPORTED]) == (3, 0, 3)
+        roster.record_join(group("a"), 1)
+        roster.add_session(group("b"), 7, 1)
+        assert (roster.present_count, roster.counts[Kind.REPORTED], roster.counts[Kind.CONNECTED]) == (2, 1, 1)
+        roster.remove_group(roster.groups.get("c"))
         assert roster.counts[Kind.REPORTED] == 0
 
     def test_where_others_hold_sessions_only_the_first_quorum_waits_for_them(self):
         roster = empty_roster()
-        roster.beat("stranger", "i1", 0)
-        members = [roster.greet(group("a"), 1, 0)]
+        roster.record_heartbeat("stranger", "i1", 0)
+        members = [roster.add_session(group("a"), 1, 0)]
         assert healthy(roster) == {"a", "stranger"}, "there was no quorum yet"
-        roster.form(Quorum(1, (group("a"),)), members, 1, is_new=True)
-        roster.beat("another", "i1", 1)
+        roster.replace_quorum(Quorum(1, (group("a"),)), members, 1, is_new=True)
+        roster.record_heartbeat("another", "i1", 1)
         assert healthy(roster) == {"a"}
-        roster.lose(members[0], 2, "it fell silent")
+        roster.mark_lost(members[0], 2, "it fell silent")
         assert healthy(roster) == {"stranger", "another"}, "as for groups that all come without a session"
 
     def test_a_member_of_the_quorum_is_waited_for_by_its_heartbeats_alone(self):
         """As after a restart of the lighthouse."""
         roster = empty_roster(record=QuorumRecord(1, Quorum(1, (group("a"), group("t")))))
-        roster.greet(group("a"), 1, 0)
-        roster.beat("t", "i1", 0)
-        roster.beat("stranger", "i1", 0)
+        roster.add_session(group("a"), 1, 0)
+        roster.record_heartbeat("t", "i1", 0)
+        roster.record_heartbeat("stranger", "i1", 0)
         assert healthy(roster) == {"a", "t"}
 
 
@@ -164,13 +164,13 @@ def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, st
     ended: dict[str, float] = {}
     for what, who, wait in happenings:
         now += wait
-        roster.expire(now)
+        roster.lapse_due_groups(now)
         member = roster.groups.get(who)
         if what == "beat":
-            assert roster.beat(who, "i1", now) is not None
+            assert roster.record_heartbeat(who, "i1", now) is not None
             signed[who] = now
         elif what == "join":
-            roster.admit(group(who), now).call = 1
+            roster.record_join(group(who), now).call = 1
             signed[who] = now
         elif what == "call ends" and member is not None and member.call is not None:
             member.call = None
@@ -182,7 +182,7 @@ def test_alive_is_who_gave_a_sign(timeout: float, happenings: list[tuple[str, st
                 assert name in alive(roster)
             elif now - max(signed[name], ended.get(name, 0)) >= timeout:
                 assert name not in alive(roster)
-        assert roster.next_at() is None or roster.next_at() > now
+        assert roster.next_timeout_at() is None or roster.next_timeout_at() > now
         assert {m.replica_id for m in roster.groups.values() if m.is_alive} == healthy(roster)
 
 
@@ -201,10 +201,10 @@ def test_the_earliest_deadline_is_the_earliest(events: list[tuple[bool, int, int
     waiting: dict[int, int] = {}
     for joined, call, deadline_at in events:
         if joined and call not in waiting:
-            joins.add(job.groups[f"g{call}"], call, deadline_at, 0)
+            joins.add_join(job.groups[f"g{call}"], call, deadline_at, 0)
             waiting[call] = deadline_at
         elif not joined:
-            joins.withdraw(f"g{call}", call, 0)
+            joins.withdraw_join(f"g{call}", call, 0)
             waiting.pop(call, None)
         assert joins.anyone.deadline_at == min(waiting.values(), default=None)
         of_members = (until for number, until in waiting.items() if f"g{number}" in MEMBERS)
@@ -236,7 +236,7 @@ class TestTimeouts:
 def roster_of(*participants: Participant) -> Job:
     roster = empty_roster()
     for participant in participants:
-        roster.admit(participant, 0)
+        roster.record_join(participant, 0)
     return roster
 
 
@@ -362,7 +362,7 @@ class TestSizes:
         assert why(group("b", group_world_size=8), roster, allow_heterogeneous=True) is None
         assert why(group("b", group_world_size=0), roster) is None
         assert why(group("a", incarnation="i2", group_world_size=8), roster) is None
-        roster.expire(100)
+        roster.lapse_due_groups(100)
         assert why(group("b", group_world_size=8), roster) is None
 
 

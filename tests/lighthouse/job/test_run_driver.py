@@ -23,7 +23,7 @@ class Run:
         self.evidence = RunEvidence(loop, lambda ranks, asked: self.asked.append(([r.slot for r in ranks], asked)))
 
     def look(self, *slots: int) -> EvidenceAsked:
-        self.evidence.collect(EvidenceRequest(7, slots), RANKS, self.told.append)
+        self.evidence.ask_ranks(EvidenceRequest(7, slots), RANKS, self.told.append)
         asked_slots, asked = self.asked.pop()
         assert asked_slots == list(slots or range(3))
         return asked
@@ -34,7 +34,7 @@ def test_all_that_answer_are_told_and_then_the_end(loop: VirtualLoop):
     asked = run.look(0, 2)
     loop.go(1)
     for slot in (0, 1, 2, 2):  # 1 was not asked, 2 says it twice
-        run.evidence.answered(RANKS[slot].rank, SelfReport(asked.number, f"stacks of {slot}"))
+        run.evidence.add_answer(RANKS[slot].rank, SelfReport(asked.number, f"stacks of {slot}"))
     first, second, done = run.told
     assert isinstance(first, Evidence)
     assert (first.number, first.rank.group_rank, first.rank.pid, first.rank.stacks) == (7, 0, 10, "stacks of 0")
@@ -48,9 +48,9 @@ def test_all_that_answer_are_told_and_then_the_end(loop: VirtualLoop):
 def test_one_that_says_nothing_is_named(loop: VirtualLoop):
     run = Run(loop)
     asked = run.look()
-    run.evidence.answered(RANKS[1].rank, SelfReport(asked.number, "stacks"))
+    run.evidence.add_answer(RANKS[1].rank, SelfReport(asked.number, "stacks"))
     loop.go(ANSWERED_WITHIN_S)
-    run.evidence.answered(RANKS[0].rank, SelfReport(asked.number, "too late"))
+    run.evidence.add_answer(RANKS[0].rank, SelfReport(asked.number, "too late"))
     assert [(e.rank.group_rank, e.rank.missing) for e in run.told if isinstance(e, Evidence)] == [
         (1, (OUTSIDE,)),
         (0, (SILENT,)),
@@ -62,14 +62,14 @@ def test_one_that_says_nothing_is_named(loop: VirtualLoop):
 def test_close_ends_what_is_under_way(loop: VirtualLoop):
     run = Run(loop)
     run.look(1)
-    run.evidence.close()
+    run.evidence.end_all_rounds()
     assert [type(told) for told in run.told] == [Evidence, EvidenceDone]
     assert loop.timers == 0
 
 
 def taken(limit: RateLimit, now: float) -> bool:
     try:
-        limit.take(now)
+        limit.count_use(now)
     except LimitReached:
         return False
     return True
@@ -77,10 +77,10 @@ def taken(limit: RateLimit, now: float) -> bool:
 
 def test_a_refusal_names_what_and_how_many() -> None:
     limit = RateLimit("keys", 2.0, 1)
-    limit.take(0.0)
+    limit.count_use(0.0)
     with pytest.raises(LimitReached, match="keys: at most 1 at once and 2 a second are taken"):
-        limit.take(0.4)
-    limit.take(0.5)
+        limit.count_use(0.4)
+    limit.count_use(0.5)
 
 
 @given(st.floats(0.5, 50), st.integers(1, 20), st.lists(st.floats(0, 2), min_size=1, max_size=200))

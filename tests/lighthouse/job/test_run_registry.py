@@ -86,7 +86,7 @@ def entered(driver: RunDriver, slot: int, incarnation: str = "i") -> tuple[int, 
 
 
 async def test_all_are_told_one_message(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     (_, a), (_, b) = entered(driver, 0), entered(driver, 1)
     assert a.heard == b.heard == [GenerationFormed(RunCounters(0), (0, 1))]
     assert a.heard[0] is b.heard[0], "so that it is serialised once"
@@ -104,13 +104,13 @@ async def test_what_is_told_was_written_down_before(
         commit(*run)
 
     monkeypatch.setattr(memory, "commit_run", look)
-    ranks += [entered(runs.get("j", "r"), slot)[1] for slot in (0, 1)]
+    ranks += [entered(runs.get_run_driver("j", "r"), slot)[1] for slot in (0, 1)]
     assert heard_at_write == [0]
     assert [len(rank.heard) for rank in ranks] == [1, 1]
 
 
 async def test_slots_of_an_elastic_run_are_given_to_whichever_comes(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     terms = RunTerms(world_size=4, active=3, min_active=2, is_elastic=True)
 
     def come(incarnation: str, wish: int = 0) -> tuple[int, Rank, list[object]]:
@@ -131,79 +131,79 @@ async def test_slots_of_an_elastic_run_are_given_to_whichever_comes(runs: RunReg
 
 
 async def test_ranks_that_are_behind_are_those_of_a_group_or_slots_of_the_run(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     for name, slot in (("g", 0), ("h/0", 1)):
         driver.open_supervisor(SupervisorHello(name, name, slots=(slot,)), Listener())
     (first, _), (second, listener) = entered(driver, 0), entered(driver, 1)
-    assert not runs.restart("another", "g", {0}, "why")
-    assert [runs.restart("j", *those, "why") for those in (("g", {1}), ("nobody", {0}))] == [False, False]
+    assert not runs.fail_ranks_of("another", "g", {0}, "why")
+    assert [runs.fail_ranks_of("j", *those, "why") for those in (("g", {1}), ("nobody", {0}))] == [False, False]
     for number, (name, rank, slot) in enumerate((("g", 0, 0), ("h", 0, 1), ("r", 1, 1))):
-        assert runs.restart("j", name, {rank}, "why")
+        assert runs.fail_ranks_of("j", name, {rank}, "why")
         assert listener.heard[-1] == GenerationEnded(number, f"slot {slot} (i{slot}) has failed: why", is_failure=True)
         for session in (first, second):
             driver.receive_from_rank(session, ReadyReport(number))
 
 
 async def test_ranks_that_are_behind_are_those_of_a_group_that_restarts_by_itself(runs: RunRegistry):
-    driver = runs.get("j", group_run("r", "g"))
+    driver = runs.get_run_driver("j", group_run("r", "g"))
     (_, listener), _ = entered(driver, 0), entered(driver, 1)
-    assert not runs.restart("j", "h", {0}, "why")
-    assert runs.restart("j", "g", {1}, "why")
+    assert not runs.fail_ranks_of("j", "h", {0}, "why")
+    assert runs.fail_ranks_of("j", "g", {1}, "why")
     assert listener.heard[-1] == GenerationEnded(0, "slot 1 (i1) has failed: why", is_failure=True)
 
 
 async def test_a_run_that_supervisors_share_is_no_groups_own_whatever_its_name(runs: RunRegistry):
-    driver = runs.get("j", group_run("r", "g"))
+    driver = runs.get_run_driver("j", group_run("r", "g"))
     driver.open_supervisor(SupervisorHello("h", "s", slots=(0, 1)), Listener())
     for slot in (0, 1):
         entered(driver, slot)
-    assert not runs.restart("j", "g", {1}, "why")
+    assert not runs.fail_ranks_of("j", "g", {1}, "why")
 
 
 async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     sessions = [entered(driver, slot)[0] for slot in (0, 1)]
     driver.put_key(0, KeyKind.ITERATION, "a", b"1", slot=0, secret=SECRET)
-    driver.stop("enough", "operator")
+    driver.request_stop("enough", "operator")
     for session in sessions:
         driver.end_rank(session)
-    (saved,) = runs.status("j")
+    (saved,) = runs.run_statuses("j")
     assert list(runs) == []
     assert (saved.verdict, [rank.state for rank in saved.ranks]) == ("stopped", ["lost", "lost"])
-    again = runs.get("j", "r")
+    again = runs.get_run_driver("j", "r")
     assert again is not driver
     assert again.machine.stop is not None
-    assert again.machine.keys.present(0)
-    assert runs.find("j", "r") is again
+    assert again.machine.keys.present_keys(0)
+    assert runs.find_run_driver("j", "r") is again
 
 
 async def test_a_stopped_run_without_processes_is_shown_until_it_is_resumed_or_comes_back(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     session, _ = entered(driver, 0)
-    driver.stop("enough", "operator")
+    driver.request_stop("enough", "operator")
     assert runs.stopped_status() == (), "it has a process: live_status() has it"
     driver.end_rank(session)
     assert runs.live_status() == ()
     [shown] = runs.stopped_status()
     assert shown.stop is not None
     assert (shown.run, shown.stop.reason) == ("r", "enough")
-    runs.find("j", "r")
+    runs.find_run_driver("j", "r")
     assert runs.stopped_status() == ()
     assert [run.stop for run in runs.live_status()] == [shown.stop], "shown once"
-    runs.find("j", "r").resume()
+    runs.find_run_driver("j", "r").request_resume()
     assert [run for run in (*runs.live_status(), *runs.stopped_status()) if run.stop is not None] == []
 
 
 async def test_of_stopped_runs_the_newest_are_shown(runs: RunRegistry):
     for n in range(registry.SAVED_SHOWN + 3):
-        runs.get("j", f"r{n}").stop("enough", "operator")
+        runs.get_run_driver("j", f"r{n}").request_stop("enough", "operator")
         runs.forget_quiet()
     assert [run.run for run in runs.stopped_status()] == [f"r{n}" for n in range(3, registry.SAVED_SHOWN + 3)]
 
 
 async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRegistry):
     """From the fault to the first step after it; its durations are those that a scrape shows."""
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     (a, listener), (b, _) = entered(driver, 0), entered(driver, 1)
     driver.receive_from_rank(b, FailureReport(0, "x"))
     for session in (a, b):
@@ -211,7 +211,7 @@ async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRe
     driver.receive_from_rank(a, RankHeartbeat(3))
     assert isinstance(listener.heard[-1], GenerationFormed)
     driver.receive_from_rank(a, RankHeartbeat(4))
-    (summary,) = incidents.newest("j")
+    (summary,) = incidents.newest_summaries("j")
     assert summary.text == "run r, generation 0: slot 1 (i1) has failed: x"
     assert (summary.kind, summary.quorum_id) == (IncidentKind.RESTART, 1)
     assert summary.quorum_s is not None
@@ -222,7 +222,7 @@ async def test_a_restart_is_an_incident(runs: RunRegistry, incidents: IncidentRe
 
 
 async def test_what_is_worth_no_write_of_its_own_is_written_a_little_later(runs: RunRegistry, memory: MemoryStore):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     driver.open_supervisor(SupervisorHello("g", "1"), Listener())
     assert memory.load_run(("j", "r")) is None
     await asyncio.sleep(NOTED_WITHIN_S * 2)
@@ -241,8 +241,8 @@ async def test_where_nothing_can_be_written_runs_are_closed_and_forgotten_all_th
 
     monkeypatch.setattr(memory, "commit_run", full)
     supervisor = Listener()
-    runs.get("j", "r").open_supervisor(SupervisorHello("g", "1"), supervisor)
-    gone = runs.get("j", "gone")
+    runs.get_run_driver("j", "r").open_supervisor(SupervisorHello("g", "1"), supervisor)
+    gone = runs.get_run_driver("j", "gone")
     gone.end_supervisor(gone.open_supervisor(SupervisorHello("g", "1"), Listener()))
     assert [run.run for run in runs.live_status()] == ["r"]
     runs.jobs.close("the end")
@@ -265,7 +265,7 @@ def test_a_timer_that_comes_first_after_a_pause_raises_nothing():
 
 
 async def test_all_are_told_of_the_completion(runs: RunRegistry):
-    driver, supervisor = runs.get("j", "r"), Listener()
+    driver, supervisor = runs.get_run_driver("j", "r"), Listener()
     driver.open_supervisor(SupervisorHello("g", "1"), supervisor)
     ranks = [entered(driver, slot) for slot in (0, 1)]
     for session, _ in ranks:
@@ -275,7 +275,7 @@ async def test_all_are_told_of_the_completion(runs: RunRegistry):
 
 
 async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     entered(driver, 0)
     session, thief = entered(driver, 0, "thief")
     assert thief.is_ended
@@ -285,7 +285,7 @@ async def test_a_refused_rank_ends_and_is_heard_no_more(runs: RunRegistry):
 
 
 async def test_who_says_a_second_hello_is_at_fault(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     session, _ = entered(driver, 0)
     with pytest.raises(InvalidRequest, match=r"^hello: "):
         driver.receive_from_rank(session, RankHello(RankId(0, "i0"), TERMS))
@@ -293,30 +293,30 @@ async def test_who_says_a_second_hello_is_at_fault(runs: RunRegistry):
 
 async def test_names_and_limits(runs: RunRegistry, monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(InvalidRequest, match=r"^run: "):
-        runs.get("j", "a b")
+        runs.get_run_driver("j", "a b")
     with pytest.raises(UnknownName, match="known runs: none"):
-        runs.find("j", "r")
+        runs.find_run_driver("j", "r")
     monkeypatch.setattr(registry, "MAX_RUNS", 1)
-    entered(runs.get("j", "r"), 0)
+    entered(runs.get_run_driver("j", "r"), 0)
     with pytest.raises(LimitReached):
-        runs.get("j", "other")
+        runs.get_run_driver("j", "other")
 
 
 async def test_a_lighthouse_that_ends_loses_nobody(runs: RunRegistry):
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     ranks = [entered(driver, slot) for slot in (0, 1)]
     runs.jobs.close("it ends")
     for session, listener in ranks:
         assert isinstance(listener.error, Unreachable)
         driver.end_rank(session)
-    assert driver.machine.generations.current.stands
+    assert driver.machine.generations.current.is_standing
     with pytest.raises(Unreachable, match="it ends"):
-        runs.get("j", "r")
+        runs.get_run_driver("j", "r")
 
 
 async def test_keys_are_written_only_so_often(runs: RunRegistry):
     """Each is a durable write, which everybody waits for."""
-    driver = runs.get("j", "r")
+    driver = runs.get_run_driver("j", "r")
     entered(driver, 0)
     with pytest.raises(LimitReached, match="keys written for one run"):
         for number in range(2 * KEY_WRITES_AT_ONCE):
@@ -329,7 +329,7 @@ async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
 ):
     """After a restart of the lighthouse. The run is quiet after each refusal, and made again by the next attempt."""
     gone, new = (SupervisorHello("g", each, slots=(0,), secret=f"the secret of {each}") for each in ("gone", "new"))
-    runs.get("j", "r").open_supervisor(gone, Listener())
+    runs.get_run_driver("j", "r").open_supervisor(gone, Listener())
     runs.jobs.close("a restart")
     again = jobs_of(memory).runs
     monkeypatch.setattr("lighthouse.job.restarts.NAMES_KEPT_S", 0.2)
@@ -337,7 +337,7 @@ async def test_the_name_of_a_supervisor_that_does_not_come_back_is_kept_once(
     def is_refused() -> bool:
         listener = Listener()
         again.forget_quiet()
-        again.get("j", "r").open_supervisor(new, listener)
+        again.get_run_driver("j", "r").open_supervisor(new, listener)
         return isinstance(listener.messages[-1], HelloRejected)
 
     assert is_refused()

@@ -22,12 +22,12 @@ def sampled(steps: list[int], every_s: float = EVERY_S, groups: int = 2) -> Samp
     """A sample of each, the last one at 0 s."""
     samples = Samples()
     for ago, step in zip(reversed(range(len(steps))), steps, strict=True):
-        samples.take(at(step, groups), -ago * every_s)
+        samples.add_levels(at(step, groups), -ago * every_s)
     return samples
 
 
 def rate(samples: Samples, step: int, now: float = 0.0) -> float | None:
-    return samples.pace(at(step), 0, now).steps_per_s
+    return samples.pace_of(at(step), 0, now).steps_per_s
 
 
 class TestRate:
@@ -52,13 +52,13 @@ class TestRate:
     def test_begins_anew_where_the_step_goes_back_or_no_group_trains(self):
         assert rate(sampled([900, 1000, 0]), 0) is None
         samples = sampled([0, 0, 0], groups=0)
-        samples.take(at(4000), EVERY_S)
+        samples.add_levels(at(4000), EVERY_S)
         assert rate(samples, 4000, EVERY_S) is None, "a group that comes with 4000 steps has not done them now"
-        samples.take(at(4001), 2 * EVERY_S)
+        samples.add_levels(at(4001), 2 * EVERY_S)
         assert rate(samples, 4001, 2 * EVERY_S) == 0.5
 
     def test_of_a_job_that_no_group_trains_is_none(self):
-        assert sampled([7, 7]).pace(Levels(7, 0, 1, None), 0, 0.0).steps_per_s == 0.0
+        assert sampled([7, 7]).pace_of(Levels(7, 0, 1, None), 0, 0.0).steps_per_s == 0.0
 
     @given(st.lists(st.integers(0, 50), min_size=4, max_size=2 * KEPT))
     def test_is_that_of_the_shortest_time_that_is_enough(self, moves: list[int]):
@@ -70,7 +70,7 @@ class TestRate:
 
 
 def test_the_oldest_samples_are_forgotten():
-    pace = sampled(list(range(3 * KEPT))).pace(at(3 * KEPT), 0, 0.0)
+    pace = sampled(list(range(3 * KEPT))).pace_of(at(3 * KEPT), 0, 0.0)
     columns = [value for value in dataclasses.asdict(pace).values() if isinstance(value, list)]
     assert [len(column) for column in columns] == [KEPT] * 5
     assert pace.ages_s[0] == (KEPT - 1) * EVERY_S
@@ -104,18 +104,18 @@ def test_a_drivers_samples_are_its_status_at_that_moment():
     loop = VirtualLoop()
     life = Life(loop, None, min_replicas=2, heartbeat_timeout_s=3)
     driver = life.driver
-    assert driver.pace() == Pace(0, 0, 0, None, 0.0, 0, [], [], [], [], [])
+    assert driver.current_pace() == Pace(0, 0, 0, None, 0.0, 0, [], [], [], [], [])
     managers = formed(life, "ab")
     seen: list[tuple[int, int]] = []
     for held in (managers, managers, managers[:1], managers[:1], managers[:1]):
-        driver.sample()
+        driver.take_sample()
         alive = [member for member in driver.status().members if member.state is not MemberState.EXPIRED]
         seen.append((sum(member.is_participant for member in alive), len(alive)))
-        now = driver.pace()
+        now = driver.current_pace()
         assert (now.training, now.alive) == seen[-1] == (now.training_then[-1], now.alive_then[-1])
         assert (now.goodput, now.steps_per_s) == (now.goodput_then[-1], now.steps_per_s_then[-1])
         beat_for(loop, held, EVERY_S)
-    pace = driver.pace()
+    pace = driver.current_pace()
     assert list(zip(pace.training_then, pace.alive_then, strict=True)) == seen
     assert {alive for _, alive in seen} == {1, 2}, "b is lost meanwhile"
     assert pace.ages_s == [10.0, 8.0, 6.0, 4.0, 2.0]

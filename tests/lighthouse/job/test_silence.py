@@ -353,4 +353,4 @@ class TestLateness:
         """Leases are counted from beats: the managers were not paused."""
         m = standing("a")
         m.handle(WasLate(10), 3)
-        assert m.standing.free_at() == 5
+        assert m.standing.leases_free_at() == 5

@@ -71,7 +71,7 @@ class TestSupervisors:
         answer = refusal(told(machine.handle(SupervisorJoined(stranger, 9), 1.0), 9))
         assert isinstance(answer, DuplicateReplica)
         assert all(word in str(answer) for word in ("h1", "h2", "as soon as the lighthouse has detected"))
-        assert machine.supervisors.connected == {"s"}
+        assert machine.supervisors.connected_incarnations == {"s"}
 
     def test_the_name_is_free_when_its_stream_has_ended_and_its_incarnation_is_not(self):
         machine = supervised()
@@ -99,7 +99,7 @@ class TestSupervisors:
     def test_the_record_has_no_secret(self):
         machine = supervised()
         machine.handle(RankJoined(RANK, 5), 0.0)
-        assert OURS.encode() not in dump_run(machine.record(1.0))
+        assert OURS.encode() not in dump_run(machine.make_record(1.0))
         assert OURS not in repr(SUPERVISOR) + repr(RANK)
 
 
@@ -115,35 +115,35 @@ class TestRanks:
     def test_a_slot_is_its_ranks_while_that_is_there(self, rank: RankId, attempt: int, secret: str):
         machine = self.entered()
         stranger = replace(RANK, rank=rank, attempt=attempt, secret=secret)
-        assert isinstance(machine.generations.ranks.impostor(stranger, 1.0), DuplicateReplica)
+        assert isinstance(machine.generations.ranks.check_owner(stranger, 1.0), DuplicateReplica)
 
     def test_the_next_start_by_its_supervisor_takes_it(self):
         machine = self.entered()
-        assert machine.generations.ranks.impostor(replace(RANK, rank=RankId(0, "s.j"), attempt=1), 1.0) is None
+        assert machine.generations.ranks.check_owner(replace(RANK, rank=RankId(0, "s.j"), attempt=1), 1.0) is None
 
     def test_it_is_free_when_its_stream_has_ended_and_its_incarnation_is_not(self):
         machine = self.entered()
         machine.handle(SessionEnded(5), 1.0)
-        assert isinstance(machine.generations.ranks.impostor(replace(RANK, secret=THEIRS), 1.0), DuplicateReplica)
-        assert machine.generations.ranks.impostor(replace(RANK, rank=RankId(0, "x"), secret=THEIRS), 1.0) is None
+        assert isinstance(machine.generations.ranks.check_owner(replace(RANK, secret=THEIRS), 1.0), DuplicateReplica)
+        assert machine.generations.ranks.check_owner(replace(RANK, rank=RankId(0, "x"), secret=THEIRS), 1.0) is None
 
     def test_after_a_restart_of_the_lighthouse_it_is_kept_for_a_while(self):
-        machine = RunMachine(RunConfig(), record=parse_run(dump_run(self.entered().record(5.0))), now=5.0)
+        machine = RunMachine(RunConfig(), record=parse_run(dump_run(self.entered().make_record(5.0))), now=5.0)
         another = replace(RANK, rank=RankId(0, "x"), attempt=3, secret=THEIRS)
-        assert isinstance(machine.generations.ranks.impostor(another, 5 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
-        assert machine.generations.ranks.impostor(RANK, 5 + 0.9 * NAMES_KEPT_S) is None
-        assert machine.generations.ranks.impostor(another, 5.1 + NAMES_KEPT_S) is None
+        assert isinstance(machine.generations.ranks.check_owner(another, 5 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
+        assert machine.generations.ranks.check_owner(RANK, 5 + 0.9 * NAMES_KEPT_S) is None
+        assert machine.generations.ranks.check_owner(another, 5.1 + NAMES_KEPT_S) is None
         machine.handle(WasLate(9.0), 14.0)
-        assert isinstance(machine.generations.ranks.impostor(another, 14 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
+        assert isinstance(machine.generations.ranks.check_owner(another, 14 + 0.9 * NAMES_KEPT_S), DuplicateReplica)
 
     @pytest.mark.parametrize("by", ["another", "nobody", ""])
     def test_only_its_own_supervisor_can_say_that_it_is_lost(self, by: str):
         machine = self.entered()
         machine.handle(SupervisorJoined(SupervisorHello("another", "t", "h2", (1,), THEIRS), 2), 0.0)
         machine.handle(RankLost(RANK.rank, "SIGKILL", by=by), 1.0)
-        assert machine.generations.ranks.get(RANK.rank) is not None
+        assert machine.generations.ranks.find_live(RANK.rank) is not None
         machine.handle(RankLost(RANK.rank, "SIGKILL", by="g"), 1.0)
-        assert machine.generations.ranks.get(RANK.rank) is None
+        assert machine.generations.ranks.find_live(RANK.rank) is None
 
 
 STOP, EXCLUDE = StopAsked("a stranger says so"), HostExcluded("a stranger says so")
@@ -165,7 +165,7 @@ class TestStrangersUnderANameOfTheirOwn:
         machine = supervised()
         for slot in (0, 1):
             machine.handle(RankJoined(replace(RANK, rank=RankId(slot, f"s.{slot}"), is_ready=True), 5 + slot), 0.0)
-        assert machine.generations.current.stands
+        assert machine.generations.current.is_standing
         assert why(machine, STRANGER) is None
         return machine
 
@@ -179,7 +179,7 @@ class TestStrangersUnderANameOfTheirOwn:
         said = [e for e in asked(machine, 9, STOP, membership) if isinstance(e, SupervisorMessage | OutsiderIgnored)]
         stop = RunStopped("a stranger says so", "z", machine.generations.current.number)
         assert said == [OutsiderIgnored("z", "its stop ends it alone"), SupervisorMessage(9, stop)]
-        assert (machine.stop, machine.generations.current.stands) == (None, True)
+        assert (machine.stop, machine.generations.current.is_standing) == (None, True)
         assert isinstance(told(machine.handle(SupervisorJoined(STRANGER, 10), 3.0), 10), RunStopped), "it comes again"
         assert why(machine, replace(STRANGER, incarnation="z2"), session=11, now=3.0) is None
 
@@ -216,7 +216,7 @@ class TestStrangersUnderANameOfTheirOwn:
     def test_a_host_that_it_excludes_is_kept_from_itself_alone(self):
         machine = self.running()
         assert OutsiderIgnored("z", "host h1 is excluded for it alone") in asked(machine, 9, EXCLUDE, Membership.OPEN)
-        assert machine.generations.current.stands
+        assert machine.generations.current.is_standing
         for each in (machine, again(machine)):
             assert why(each, replace(STRANGER, incarnation="z2"), now=6.0) is WrongState
             assert why(each, SUPERVISOR, session=14, now=6.0) is None
@@ -243,7 +243,7 @@ class TestDriver:
         driver.receive_from_rank(number, RANK)
         driver.end_rank(number)
         assert rank.messages == [RankWelcome(0)]
-        assert driver.machine.generations.ranks.get(RANK.rank) is not None
+        assert driver.machine.generations.ranks.find_live(RANK.rank) is not None
         for slot, secret in ((0, THEIRS), (0, ""), (1, OURS), (7, OURS)):
             with pytest.raises(NotPermitted, match="only ranks of run r"):
                 driver.put_key(0, KeyKind.ITERATION, "a", b"", slot=slot, secret=secret)
@@ -255,10 +255,10 @@ class TestDriver:
         driver.open_rank(RANK, Listener())
         number = driver.open_supervisor(replace(SUPERVISOR, secret=THEIRS), stranger)
         driver.receive_from_supervisor(number, ProcessLost(RANK.rank, "SIGKILL"))
-        assert driver.machine.generations.ranks.get(RANK.rank) is not None
+        assert driver.machine.generations.ranks.find_live(RANK.rank) is not None
         assert ours.messages == [SupervisorWelcome(1.0)]
 
 
 def test_a_stage_whose_ranks_show_nothing_runs():
     """Tests of other rules leave the secrets out."""
-    assert running(2).machine.generations.current.stands
+    assert running(2).machine.generations.current.is_standing

@@ -15,11 +15,11 @@ JOINED, LOST = TimelineKind.JOINED, TimelineKind.LOST
 
 def test_what_happens_alike_in_one_moment_is_one_entry():
     timeline = Timeline()
-    timeline.note(10.0, JOINED, ("a",))
-    timeline.note(10.5, JOINED, ("b",))
-    timeline.note(10.6, LOST, ("a",), "it fell silent")
-    timeline.note(10.7, LOST, ("b",), "has restarted")
-    timeline.note(12.0, LOST, ("c",), "has restarted")
+    timeline.add_entry(10.0, JOINED, ("a",))
+    timeline.add_entry(10.5, JOINED, ("b",))
+    timeline.add_entry(10.6, LOST, ("a",), "it fell silent")
+    timeline.add_entry(10.7, LOST, ("b",), "has restarted")
+    timeline.add_entry(12.0, LOST, ("c",), "has restarted")
     assert timeline.entries == (
         TimelineEntry(10.0, JOINED, ("a", "b"), 0, ""),
         TimelineEntry(10.6, LOST, ("a",), 0, "it fell silent"),
@@ -31,7 +31,7 @@ def test_what_happens_alike_in_one_moment_is_one_entry():
 def test_a_thousand_that_come_are_one_entry_with_the_first_names():
     timeline = Timeline()
     for number in range(1000):
-        timeline.note(0.0005 * number, JOINED, (f"g{number}",))
+        timeline.add_entry(0.0005 * number, JOINED, (f"g{number}",))
     [entry] = timeline.entries
     assert entry.replica_ids == tuple(f"g{number}" for number in range(NAMES))
     assert entry.more == 1000 - NAMES
@@ -39,15 +39,15 @@ def test_a_thousand_that_come_are_one_entry_with_the_first_names():
 
 def test_entries_about_nobody_stay_apart():
     timeline = Timeline()
-    timeline.note(0.0, TimelineKind.MOVES, (), "progress resumed")
-    timeline.note(0.0, TimelineKind.MOVES, (), "progress resumed")
+    timeline.add_entry(0.0, TimelineKind.MOVES, (), "progress resumed")
+    timeline.add_entry(0.0, TimelineKind.MOVES, (), "progress resumed")
     assert len(timeline.entries) == 2
 
 
 def test_the_newest_are_kept():
     timeline = Timeline(limit=3)
     for moment in range(0, 10, 2):
-        timeline.note(moment, JOINED, (f"g{moment}",))
+        timeline.add_entry(moment, JOINED, (f"g{moment}",))
     assert [entry.replica_ids for entry in timeline.entries] == [("g4",), ("g6",), ("g8",)]
 
 
@@ -63,14 +63,14 @@ class Job:
         self.read = 0
 
     def handle(self, event: QuorumEvent, now: float) -> None:
-        self.history.read(self.machine.handle(event, now), WALL + now)
+        self.history.add_effects(self.machine.handle(event, now), WALL + now)
 
     def lose(self, session: int, now: float) -> None:
-        self.history.read(lose(self.machine, session, now), WALL + now)
+        self.history.add_effects(lose(self.machine, session, now), WALL + now)
 
     def beat(self, session: int, name: str, now: float, **levels: object) -> None:
         self.handle(pulse(session, **levels), now)
-        self.history.beat(name, WALL + now)
+        self.history.check_heal(name, WALL + now)
 
     def new(self) -> list[str]:
         """What was noted since, in words: a moment, a kind, who, what."""
@@ -167,8 +167,8 @@ def test_nor_has_one_whose_connection_ended():
 def test_stalls_and_their_end():
     job = Job()
     behind = (RankName("b", 0), RankName("b", 1))
-    job.history.stall(StallVerdict(Kind.BEHIND, behind, "b/0-1 behind in loader", 61.2), WALL)
-    job.history.stall(None, WALL + 5)
+    job.history.add_verdict(StallVerdict(Kind.BEHIND, behind, "b/0-1 behind in loader", 61.2), WALL)
+    job.history.add_verdict(None, WALL + 5)
     assert job.new() == [
         "0 stall b nothing has moved for 61 s: b/0-1 behind in loader",
         "5 moves  progress resumed",

@@ -29,12 +29,12 @@ class Job:
         self.worlds = WorldBroadcast("j", self.machine, self.sessions, loop)
 
     def feed(self, event: object) -> None:
-        self.worlds.read(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
+        self.worlds.note_effects(self.machine.handle(event, self.loop.now))  # type: ignore[arg-type]
 
     def come(self, session: int, name: str, *, size: int = 1, missing: tuple[int, ...] = ()) -> Listener:
         heard, who = Listener(), native(name, group_world_size=size)
         self.sessions[session] = Session(heard, name)
-        self.worlds.opened(session)
+        self.worlds.add_receiver(session)
         self.feed(opened(session, who, down=STARTING if missing else "", missing=frozenset(missing)))
         return heard
 
@@ -150,11 +150,11 @@ def test_what_is_waited_for_is_told_once_and_its_end(job: Job):
     heard = job.come(1, "a")
     job.loop.go(1.0)
     for waiting_for in ("b", "b", ""):
-        job.worlds.wait(waiting_for)
+        job.worlds.set_waiting_for(waiting_for)
         job.loop.go(1.0)
     assert heard.messages == [World(1, 1), World(1, 1, waiting_for="b"), World(1, 1)]
-    job.worlds.wait("b")
-    job.worlds.wait("")
+    job.worlds.set_waiting_for("b")
+    job.worlds.set_waiting_for("")
     job.loop.go(1.0)
     assert len(heard.messages) == 3, "it was over before it was told"
 

@@ -174,19 +174,19 @@ def test_a_stopped_run_without_processes():
 def test_the_budget_that_is_used_up_the_most():
     stage = Supervisors()
     for number, (name, used) in enumerate({"a": 0.25, "b": 0.75}.items()):
-        stage.enter(SupervisorHello(name, f"{name}1"), number)
+        stage.admit_supervisor(SupervisorHello(name, f"{name}1"), number)
         stage.receive_heartbeat(number, SupervisorHeartbeat(used))
     assert stage.budget_used == 0.75
-    stage.end(1)
+    stage.end_stream(1)
     assert stage.budget_used == 0.25
 
 
 def test_times_by_job_and_kind():
     times = IncidentTimes()
-    times.detected("j", IncidentKind.STALL, 61.0)
-    times.detected("j", IncidentKind.LOSS, 0.0)
-    times.detected("j", IncidentKind.LOSS, 0.04)
-    times.recovered("j", IncidentKind.LOSS, 700.0)
+    times.add_detect_time("j", IncidentKind.STALL, 61.0)
+    times.add_detect_time("j", IncidentKind.LOSS, 0.0)
+    times.add_detect_time("j", IncidentKind.LOSS, 0.04)
+    times.add_recover_time("j", IncidentKind.LOSS, 700.0)
     registry = CollectorRegistry()
     registry.register(IncidentCollector(times))
     seen = samples(render(registry)[0].decode())
@@ -201,7 +201,7 @@ def test_times_by_job_and_kind():
 
 def test_a_job_without_an_incident_has_zeros_for_every_kind():
     times = IncidentTimes()
-    times.began("j", IncidentKind.LOSS)
+    times.count_opened("j", IncidentKind.LOSS)
     registry = CollectorRegistry()
     registry.register(IncidentCollector(times, lambda: ["j", "new"]))
     seen = samples(render(registry)[0].decode())

@@ -30,24 +30,24 @@ class TestArchive:
     def test_the_newest_are_kept(self):
         kept = IncidentArchive()
         for number in range(LIMIT + 10):
-            kept.put(incident(f"i{number:03}", job="j" if number % 2 else "k"))
+            kept.store_incident(incident(f"i{number:03}", job="j" if number % 2 else "k"))
         assert len(kept.summaries()) == LIMIT
         assert [summary.id for summary in kept.summaries("j")[:2]] == ["i209", "i207"]
         with pytest.raises(UnknownName, match="no incident 'i005'; the newest: i209, i208"):
-            kept.get("i005")
+            kept.get_incident("i005")
 
     def test_a_change_moves_nothing(self):
         kept = IncidentArchive([incident("i1"), incident("i2")])
-        kept.put(incident("i1", step_s=3.0))
+        kept.store_incident(incident("i1", step_s=3.0))
         assert [(s.id, s.step_s) for s in kept.summaries()] == [("i2", None), ("i1", 3.0)]
 
     def test_old_evidence_is_dropped(self, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(incidents, "MAX_ARCHIVE_BYTES", 1000)
         kept = IncidentArchive()
         for name in ("i1", "i2", "i3"):
-            kept.put(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
-        assert [bool(kept.get(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
-        assert kept.get("i1").missing == (DROPPED,)
+            kept.store_incident(incident(name, member("b/1", stacks="x" * 400, flight_recorder="", process="")))
+        assert [bool(kept.get_incident(name).evidence) for name in ("i1", "i2", "i3")] == [False, True, True]
+        assert kept.get_incident("i1").missing == (DROPPED,)
 
 
 @given(
@@ -72,7 +72,7 @@ def test_what_is_dropped_is_the_oldest_of_the_job_that_has_most(
 def test_a_flood_of_one_job_pushes_out_no_incident_of_another():
     kept = IncidentArchive([incident("i000", job="mine")])
     for number in range(1, 3 * LIMIT):
-        kept.put(incident(f"i{number:03}", job=f"flood{number % 3}"))
+        kept.store_incident(incident(f"i{number:03}", job=f"flood{number % 3}"))
     assert len(kept.summaries()) == LIMIT
     assert [summary.id for summary in kept.summaries("mine")] == ["i000"]
 
@@ -108,17 +108,17 @@ class TestFiles:
     def test_a_lighthouse_that_starts_again_still_has_them(self, tmp_path: Path):
         folder = tmp_path / "new" / "incidents"
         registry = IncidentRegistry(files=IncidentFiles(folder))
-        registry.load()
+        registry.load_stored()
         told = incident(registry.archive.make_id(UNIX_S), member("b/1"))
-        registry.opened(told)
-        registry.keep(incident(told.id, member("b/1"), action="notified"))
+        registry.record_opened(told)
+        registry.record_changed(incident(told.id, member("b/1"), action="notified"))
         registry.close()
         assert [path.name for path in folder.iterdir()] == ["20251122-101501.json"]
         assert stat.S_IMODE((folder / "20251122-101501.json").stat().st_mode) == 0o600
 
         after = IncidentRegistry(files=IncidentFiles(folder))
-        after.load()
-        assert after.archive.get(told.id) == incident(told.id, member("b/1"), action="notified")
+        after.load_stored()
+        assert after.archive.get_incident(told.id) == incident(told.id, member("b/1"), action="notified")
         assert after.archive.make_id(UNIX_S) == "20251122-101501-2"
         after.close()
 

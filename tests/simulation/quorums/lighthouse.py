@@ -163,7 +163,7 @@ class QuorumLighthouse(LighthouseProcess):
     def driver(self) -> JobDriver:
         """The driver of the job. It is new if the registry has forgotten the job meanwhile."""
         self._is_making = True
-        driver = self.jobs.get(JOB)
+        driver = self.jobs.get_job(JOB)
         self._is_making = False
         if driver is not self._driver:
             self._driver = driver
@@ -208,17 +208,17 @@ class QuorumLighthouse(LighthouseProcess):
             self._sessions[end] = driver, driver.open_session(message, EndPeer(self, end))
         elif (session := self._sessions.get(end)) is not None:
             driver, number = session
-            driver.receive(number, message)
+            driver.receive_from_manager(number, message)
         else:
             self._receive_call(end, message)
 
     def _receive_call(self, end: End, message: Any) -> None:
         match message:
             case UnaryHeartbeat(replica_id, incarnation):
-                self.driver.beat(replica_id, incarnation)
+                self.driver.receive_heartbeat_call(replica_id, incarnation)
             case UnaryQuorum(number, participant, time_left_s):
                 driver = self.driver
-                call = driver.join(participant, time_left_s, UnaryReply(self, end, number))
+                call = driver.request_quorum(participant, time_left_s, UnaryReply(self, end, number))
                 self._calls[end, number] = driver, call
             case UnaryCancel(number):
                 self._cancel(end, number)
@@ -228,7 +228,7 @@ class QuorumLighthouse(LighthouseProcess):
     def _cancel(self, end: End, number: int) -> None:
         if (waiting := self._calls.pop((end, number), None)) is not None:
             driver, call = waiting
-            driver.withdraw(call)
+            driver.cancel_request(call)
 
     # -- the journal
 

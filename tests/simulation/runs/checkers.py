@@ -193,7 +193,7 @@ class Checkers:
         ready = {rank.slot for rank in (*generation.active, *spares)}
         before = self.newest.active
         ranks = machine.generations.ranks
-        left_out = [rank for rank in before if rank.slot not in ready and ranks.get(rank) is not None]
+        left_out = [rank for rank in before if rank.slot not in ready and ranks.find_live(rank) is not None]
         if left_out and sum(rank.slot in ready for rank in before) < len(before) // 2 + 1:
             violated("G10", f"{left_out} live, and are left out by less than a majority of {len(before)}")
 
@@ -204,7 +204,7 @@ class Checkers:
         if before is None or over_at is None or self._simulation.world.now >= over_at + wait_s:
             return
         ranks, finished = machine.generations.ranks, self.recount.finished
-        gone = {rank.unit for rank in before.active if ranks.get(rank) is None and rank not in finished}
+        gone = {rank.unit for rank in before.active if ranks.find_live(rank) is None and rank not in finished}
         if torn := [rank for rank in generation.active if rank.unit in gone]:
             violated("G10", f"{torn} will be restarted with others that are lost, and run {generation.number}")
 

@@ -43,7 +43,7 @@ class Recount:
         self._floor = counters.number
         self._has_fault = self._generation is not None and counters.job_restarts > self._before.job_restarts
         self.finished = set(machine.generations.current.finished)
-        self._here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
+        self._here = {rank for rank in self._members if machine.generations.ranks.find_live(rank) is not None}
         self._is_stopped = machine.stop is not None
         self._was_stopped = self._was_stopped or self._is_stopped
         ranks = [] if machine.completed is not None else list(machine.generations.ranks)
@@ -68,7 +68,7 @@ class Recount:
 
     def begins(self, machine: RunMachine, event: events.RunEvent | None, now: float) -> None:
         """Note which ranks lapse before the machine handles `event`. They are lost even if they return by it."""
-        ranks = [machine.generations.ranks.get(rank) for rank in self._members]
+        ranks = [machine.generations.ranks.find_live(rank) for rank in self._members]
         is_late = isinstance(event, events.WasLate)
         gone = {rank.rank for rank in ranks if rank is not None and rank.session is None and rank.lapses_at <= now}
         self._lapsing = set() if is_late else gone & self._here
@@ -84,9 +84,9 @@ class Recount:
         """
         # A refused process ends, and so does one that joins a completed run: the next launch has other processes.
         entry = event.entry if isinstance(event, events.RankJoined) and machine.completed is None else None
-        if entry is not None and machine.generations.ranks.get(entry.rank) is not None:
+        if entry is not None and machine.generations.ranks.find_live(entry.rank) is not None:
             self._learn(entry)
-        here = {rank for rank in self._members if machine.generations.ranks.get(rank) is not None}
+        here = {rank for rank in self._members if machine.generations.ranks.find_live(rank) is not None}
         lost, self._here = (self._here - here | self._lapsing) - self.finished, here
         was_stopped, self._is_stopped = self._is_stopped, machine.stop is not None
         self._was_stopped = self._was_stopped or was_stopped

@@ -124,7 +124,7 @@ class RunLighthouse(LighthouseProcess):
         value, error = request.value, None
         try:
             if request.value is None:
-                value = self.machine.keys.present(request.generation).get((request.kind, request.name))
+                value = self.machine.keys.present_keys(request.generation).get((request.kind, request.name))
             else:
                 key = request.generation, request.kind, request.name, request.value
                 self.driver.put_key(*key, slot=request.slot, secret=request.secret)
@@ -150,7 +150,7 @@ class RunLighthouse(LighthouseProcess):
     def enter_as(self, rank: "RankProcess") -> None:
         """Send a hello with the slot of a live rank, and write a key. Both must be refused (G13)."""
         ranks, r = self.machine.generations.ranks, self.world.random
-        known = ranks.get(rank.rank)
+        known = ranks.find_live(rank.rank)
         if known is None or known.session is None:
             return
         session, is_same = known.session, r.random() < 0.5
@@ -158,7 +158,7 @@ class RunLighthouse(LighthouseProcess):
         hello = RankHello(who, self.simulation.plan.terms, rank.attempt + 1, "elsewhere", secret=NOT_THE_SECRET)
         peer = Stranger()
         self.driver.end_rank(self.driver.open_rank(hello, peer))
-        is_there = ranks.get(rank.rank) is known and known.session == session
+        is_there = ranks.find_live(rank.rank) is known and known.session == session
         self.checkers.refused_stranger(hello, peer.heard, is_there)
         number = self.machine.generations.current.number
         try:
@@ -172,14 +172,14 @@ class RunLighthouse(LighthouseProcess):
     # -- the operator
 
     def ask_stop(self, reason: str) -> None:
-        self.driver.stop(reason, "operator")
+        self.driver.request_stop(reason, "operator")
 
     def restart(self, slot: int) -> None:
         """Report that the rank of a slot is behind."""
-        self.driver.restart(NAME[1], (slot,), "nothing moves")
+        self.driver.fail_ranks(NAME[1], (slot,), "nothing moves")
 
     def ask_resume(self) -> None:
-        self.driver.resume()
+        self.driver.request_resume()
 
     # -- the journal
 

@@ -83,7 +83,7 @@ class Patience:
             violated("G6", f"{rank.name} is up {TOLD_WITHIN_S:g} s after the completion")
         if self._runs_on(rank) and simulation.is_untroubled(rank, TOLD_WITHIN_S):
             violated("G4", f"{rank.name} runs {rank.running}, {TOLD_WITHIN_S:g} s after its end")
-        stands = machine.generations.current.stands
+        stands = machine.generations.current.is_standing
         if newest is None or not stands or simulation.world.now < self._checkers.formed_at + TOLD_WITHIN_S:
             return
         knows = rank.told is not None and rank.told >= newest.number
