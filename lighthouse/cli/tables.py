@@ -18,7 +18,7 @@ from lighthouse.cli.layout import Column, table
 from lighthouse.job.records import Verdict
 from lighthouse_protocol.messages.incident import Gathered, MemberEvidence
 from lighthouse_protocol.messages.run import RankState, RankStatus, RunStatus, SupervisorStatus
-from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus, PreemptionStatus
+from lighthouse_protocol.messages.status import JobStatus, LighthouseStatus, MemberState, MemberStatus
 from lighthouse_runtime.cli import format_duration, printable
 
 Row = tuple[str, MemberStatus]
@@ -216,16 +216,12 @@ def heals(job: JobStatus) -> list[Text]:
 
 def preemptions(job: JobStatus) -> list[Text]:
     """Return a line per group whose hosts will be taken away, the next one first, for at most HEALS_SHOWN groups."""
-    ending = [m for m in job.members if m.preemption is not None]
-    ending.sort(key=lambda m: _left_s(m.preemption))
-    lines = [f"{m.replica_id} {m.preemption}" for m in ending[:HEALS_SHOWN]]
+    ending = [(m.preemption.left_s or math.inf, m) for m in job.members if m.preemption is not None]
+    ending.sort(key=lambda pair: pair[0])
+    lines = [f"{m.replica_id} {m.preemption}" for _, m in ending[:HEALS_SHOWN]]
     if (more := len(ending) - HEALS_SHOWN) > 0:
         lines.append(f"{counted(more, 'more group')} with a preemption notice")
     return [Text(printable(line), style="yellow") for line in lines]
-
-
-def _left_s(preemption: PreemptionStatus | None) -> float:
-    return math.inf if preemption is None or preemption.left_s is None else preemption.left_s
 
 
 def _ends_in(row: Row) -> str:

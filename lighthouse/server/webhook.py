@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from dataclasses import asdict
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -70,16 +71,7 @@ class PreemptionWebhook:
 
     async def _try(self, http: aiohttp.ClientSession, job: str, replica_id: str, notice: PreemptionNotice) -> str:
         """Send one request. Return an empty string, or the error."""
-        body = {
-            "job": job,
-            "replica_id": replica_id,
-            "source": notice.source,
-            "reason": notice.reason,
-            "host": notice.host,
-            "is_advice": notice.is_advice,
-            "ends_at_unix_s": notice.ends_at_unix_s,
-            "left_s": notice.left_s(time.time()),
-        }
+        body = {"job": job, "replica_id": replica_id, **asdict(notice), "left_s": notice.left_s(time.time())}
         try:
             timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)
             async with http.post(self._url, json=body, timeout=timeout, allow_redirects=False) as response:

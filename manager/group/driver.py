@@ -360,11 +360,6 @@ class GroupDriver:
     def me(self) -> Participant:
         return self.machine.group.me
 
-    @property
-    def has_ranks(self) -> bool:
-        """Return whether a rank with an Agent is connected."""
-        return self.machine.watches.has_ranks
-
     def describe(self, me: Participant) -> None:
         """Set this group's description as a participant, once its addresses are known."""
         self.machine.group.me = me

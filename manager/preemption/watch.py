@@ -3,7 +3,9 @@
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
+from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.rules.preemption import ANSWER_WITHIN_S, Action, Plan, most_urgent, plan
 from lighthouse_runtime.log_event import event
@@ -46,13 +48,10 @@ class PreemptionWatch:
 
     def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
         """Record the present notice of a host's source, or None if it has none or withdraws it."""
-        before = self._notices.get((host, source))
-        if notice == before:
-            return
-        if notice is None:
-            del self._notices[host, source]
-        else:
-            self._notices[host, source] = notice
+        self._notices.pop((host, source), None)
+        if notice is not None:  # its texts come from a file or a server
+            clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))
+            self._notices[host, source] = clean
         self._note(most_urgent(self._notices.values()))
 
     def lose_host(self, host: int) -> None:

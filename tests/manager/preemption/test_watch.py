@@ -85,6 +85,13 @@ def test_when_the_other_group_leaves_too_the_last_one_saves():
     assert stage.group.taken() == ["ranks x save"]
 
 
+def test_a_reason_cannot_forge_a_line_of_the_log(caplog: pytest.LogCaptureFixture):
+    stage = Stage()
+    stage.watch.set(0, "file", stage.notice("x\nE lost all\x1b[2J"))
+    assert len(caplog.records) == 1
+    assert caplog.records[0].getMessage().isprintable()
+
+
 def test_advice_is_reported_and_changes_nothing_else():
     stage = Stage()
     stage.watch.set(0, "aws", stage.notice("rebalance", None, is_advice=True))
