@@ -216,9 +216,9 @@ def heals(job: JobStatus) -> list[Text]:
 
 def preemptions(job: JobStatus) -> list[Text]:
     """Return a line per group whose hosts will be taken away, the next one first, for at most HEALS_SHOWN groups."""
-    ending = [(m.preemption.left_s or math.inf, m) for m in job.members if m.preemption is not None]
-    ending.sort(key=lambda pair: pair[0])
-    lines = [f"{m.replica_id} {m.preemption}" for _, m in ending[:HEALS_SHOWN]]
+    ending = [(m, m.preemption) for m in job.members if m.preemption is not None]
+    ending.sort(key=lambda pair: math.inf if pair[1].left_s is None else pair[1].left_s)
+    lines = [f"{m.replica_id} {preemption}" for m, preemption in ending[:HEALS_SHOWN]]
     if (more := len(ending) - HEALS_SHOWN) > 0:
         lines.append(f"{counted(more, 'more group')} with a preemption notice")
     return [Text(printable(line), style="yellow") for line in lines]
