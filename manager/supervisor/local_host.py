@@ -293,7 +293,8 @@ class HostSupervisor(ABC):
             followers += [asyncio.create_task(follow(source, self.preempted), name=source.name) for source in polled]
             over = await self._over
             systemd.stopping()
-            (log.info if over.status == 0 or self._signals else log.error)(
+            is_expected = over.status in (0, 128 + signal.SIGTERM) or self._signals
+            (log.info if is_expected else log.error)(
                 "exits with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             await self._end(over)
