@@ -48,32 +48,29 @@ if TYPE_CHECKING:
         ManagerClient,
     )
 
-_WHEN_NAMED = {
-    "Agent": "agent_client.step.agent",
-    "AgentConfig": "agent_client.step.config",
-    "AsyncLighthouseClient": "lighthouse_runtime.client.clients",
-    "AsyncManagerClient": "lighthouse_runtime.client.clients",
-    "CheckpointFolder": "agent_client.training.checkpoint_folder",
-    "DiLoCo": "agent_client.training.local_sgd",
-    "DistributedDataParallel": "agent_client.training.ddp",
-    "FaultTolerantOptimizer": "agent_client.training.optimizer",
-    "FaultTolerantScheduler": "agent_client.training.optimizer",
-    "LighthouseClient": "lighthouse_runtime.client.clients",
-    "LocalSGD": "agent_client.training.local_sgd",
-    "ManagerClient": "lighthouse_runtime.client.clients",
-    "Preemption": "agent_client.step.agent",
-    "StepLoader": "agent_client.training.step_loader",
-    "StepSampler": "agent_client.training.sampler",
-    "TrainState": "agent_client.state.train_state",
-    "observe": "agent_client.step.observer",
-    "replicate": "agent_client.training.hsdp",
-    "CallWrapper": "agent_client.restart.wrapper",
-    "RestartAbort": "agent_client.restart.store",
-    "State": "agent_client.restart.store",
-    "StoreMixin": "agent_client.restart.store",
-    "Wrapper": "agent_client.restart.wrapper",
-    "fork_and_monitor": "agent_client.restart.rank_thread",
+_LAZY = {
+    "agent_client.restart.rank_thread": ("fork_and_monitor",),
+    "agent_client.restart.store": ("RestartAbort", "State", "StoreMixin"),
+    "agent_client.restart.wrapper": ("CallWrapper", "Wrapper"),
+    "agent_client.state.train_state": ("TrainState",),
+    "agent_client.step.agent": ("Agent", "Preemption"),
+    "agent_client.step.config": ("AgentConfig",),
+    "agent_client.step.observer": ("observe",),
+    "agent_client.training.checkpoint_folder": ("CheckpointFolder",),
+    "agent_client.training.ddp": ("DistributedDataParallel",),
+    "agent_client.training.hsdp": ("replicate",),
+    "agent_client.training.local_sgd": ("DiLoCo", "LocalSGD"),
+    "agent_client.training.optimizer": ("FaultTolerantOptimizer", "FaultTolerantScheduler"),
+    "agent_client.training.sampler": ("StepSampler",),
+    "agent_client.training.step_loader": ("StepLoader",),
+    "lighthouse_runtime.client.clients": (
+        "AsyncLighthouseClient",
+        "AsyncManagerClient",
+        "LighthouseClient",
+        "ManagerClient",
+    ),
 }
+_MODULE_OF = {name: module for module, names in _LAZY.items() for name in names}
 
 __all__ = [
     "Agent",
@@ -113,7 +110,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = _WHEN_NAMED.get(name)
+    module = _MODULE_OF.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(module), name)

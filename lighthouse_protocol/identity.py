@@ -137,6 +137,8 @@ def _split_port(text: str) -> tuple[str, str | None]:
 
 @functools.lru_cache(maxsize=32768)
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    if not host[:1].isdigit() and ":" not in host:  # the common case: a name
+        return None
     try:
         found = ipaddress.ip_address(host)
     except ValueError:

@@ -16,27 +16,28 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
 
 from agent_client.errors import AgentError, GroupDrained
-from agent_client.manager_client.watch import PendingVote, RankWatch, VoteChannel
+from agent_client.manager_client.watch import RankWatch
 from agent_client.progress.progress import Progress
-from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Distrust
+from lighthouse_protocol.messages.membership import PLAIN, Assignment, CatchUp, Decision, Distrust
 from lighthouse_protocol.refusals import DeadlinePassed, Drained, LighthouseError, Unreachable
 from lighthouse_protocol.rules.quorum_change import QuorumWait
 from lighthouse_runtime.client.clients import ManagerClient
 
 log = logging.getLogger(__name__)
 
-LOOKED_EVERY_S = 1.0  # interval at which a waiting rank looks for a change of the missing ranks
+CHECKED_EVERY_S = 1.0  # interval at which a waiting rank checks what it waits for
 
 
 class Presence:
     """Shows the manager that this rank waits for the other ranks of its group, and logs which ranks are missing.
 
-    Leaving the `with` block closes the watch. The Agent then opens its own watch with the same `rank_incarnation`.
+    The Agent closes it when it has opened its own watch, with the same `rank_incarnation`.
     """
 
     def __init__(self, group_rank: int, meeting_place: str) -> None:
@@ -56,19 +57,16 @@ class Presence:
         self._watch.ensure_open(wait_for_ready=True)
         threading.Thread(target=self._log, args=(self._watch,), name="lighthouse presence", daemon=True).start()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._closed.set()
         if self._watch is not None:
-            self._watch.give_up()
+            self._watch.close_unannounced()
         if self._client is not None:
             self._client.close()
 
     def _log(self, watch: RankWatch) -> None:
         logged = ""
-        while not self._closed.wait(LOOKED_EVERY_S):
+        while not self._closed.wait(CHECKED_EVERY_S):
             if watch.waiting_for not in ("", logged):
                 logged = watch.waiting_for
                 log.warning("rank %d waits for the group at %s: %s", self._group_rank, self._meeting_place, logged)
@@ -114,9 +112,6 @@ class ExitReport:
             self._before(kind, error, trace)
 
 
-CLOSED_WITHIN_S = 1.0  # for the thread of a WaitLog
-
-
 class WaitLog:
     """Logs what a long request for a quorum is waiting for, on a separate thread because the request blocks."""
 
@@ -124,54 +119,38 @@ class WaitLog:
         self._group_rank = group_rank
         self._waiting_for = waiting_for
         self._wait = QuorumWait()
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        self._is_idle = self._is_closed = False
         self._step = 0
 
     @contextmanager
     def waiting(self, step: int) -> Generator[None]:
         """Enclose a request for the quorum of `step`. An exception pauses the wait, so that a retry continues it."""
-        with self._changed:
+        with self._lock:
             self._step = step
             self._wait.begin(time.monotonic())
-            if self._is_idle:
-                self._changed.notify()
-            if self._thread is None and not self._is_closed:
-                self._thread = threading.Thread(target=self._run, name="lighthouse waits", daemon=True)
-                self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="lighthouse waits", daemon=True)
+            self._thread.start()
         try:
             yield
         except BaseException:
-            with self._changed:
+            with self._lock:
                 self._wait.pause(time.monotonic())
-                self._changed.notify()
             raise
-        with self._changed:
+        with self._lock:
             line = self._wait.finish(time.monotonic())
-            if line:
-                self._changed.notify()  # the thread may be sleeping until its next line, which is now obsolete
         if line:
             log.info("rank %d, step %d: %s", self._group_rank, step, line)
 
     def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-            thread, self._thread = self._thread, None
-        if thread is not None and thread is not threading.current_thread():
-            thread.join(CLOSED_WITHIN_S)
+        self._closed.set()
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if self._is_closed:
-                    return
+        while not self._closed.wait(CHECKED_EVERY_S):
+            with self._lock:
                 line, step = self._wait.next_line(self._waiting_for(), time.monotonic()), self._step
-                if not line:
-                    next_at = self._wait.next_at(time.monotonic())
-                    self._is_idle = next_at is None
-                    self._changed.wait(None if next_at is None else max(0.0, next_at - time.monotonic()))
             if line:
                 log.warning("rank %d, step %d: %s", self._group_rank, step, line)
 
@@ -183,6 +162,20 @@ MAX_BACKOFF_S = 1.0
 STAYS_AFTER_DRAIN_S = 10.0
 COUNTED_BEFORE_CLOSE_S = 1.0  # limit for the answer to a vote when the rank closes
 DRAIN_TIMEOUT_S = 5.0
+
+
+@dataclass(slots=True)
+class SentVote:
+    step: int
+    vote: bool
+    quorum_id: int | None
+    ends_at: float
+    """Deadline, a time of time.monotonic()."""
+    answer: Future[Decision] = field(default_factory=Future[Decision])
+
+    @property
+    def left_s(self) -> float:
+        return max(0.001, self.ends_at - time.monotonic())
 
 
 class ManagerConnection:
@@ -201,29 +194,20 @@ class ManagerConnection:
     ) -> None:
         """Prepare the connection without contacting the manager.
 
-        Args:
-            address: Address of the manager, which may be a join string with its secret.
-            group_rank: Rank inside the replica group.
-            rank_incarnation: Unique name of this process.
-            on_revoked: See RankWatch.
-            on_group_lost: See RankWatch.
-            returns_within_s: Seconds for which the loss of the manager is tolerated.
-            progress: Progress to report.
+        `address` may be a join string with the manager's secret. The loss of the manager is tolerated for
+        `returns_within_s` seconds. RankWatch describes the other arguments.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
         self._client = ManagerClient(address)
         self.address = self._client.address  # without the secret
-        self._votes = VoteChannel()
-        self.watch = RankWatch(
-            self._client, group_rank, rank_incarnation, progress, self._votes, on_revoked, on_group_lost
-        )
+        self.watch = RankWatch(self._client, group_rank, rank_incarnation, progress, on_revoked, on_group_lost)
         self._waits = WaitLog(group_rank, self._waiting_for)
         self._returns_within_s = returns_within_s
         self._lost_since: float | None = None
         self._has_reported = False
         self.asks_ahead = True  # a vote asks for the next step's grant
-        self._unanswered: PendingVote | None = None
+        self._unanswered: SentVote | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
 
@@ -235,8 +219,8 @@ class ManagerConnection:
         self.watch.is_closing = True
         vote, self._unanswered = self._unanswered, None
         if vote is not None:
-            with suppress(LighthouseError):
-                self._votes.result(vote, COUNTED_BEFORE_CLOSE_S)
+            with suppress(LighthouseError, TimeoutError):
+                vote.answer.result(COUNTED_BEFORE_CLOSE_S)
         self._waits.close()
         self.watch.close(step)
         self._client.close()
@@ -294,14 +278,14 @@ class ManagerConnection:
 
         A yes is binding, so it is sent again if the connection is lost, until the manager answers or time is up.
         """
-        return self._await_decision(self._send(PendingVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
+        return self._await_decision(self._send(SentVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def send_yes(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
         """Send a yes without waiting, when it already decides the step.
 
         The vote is binding like any other. The next request for a quorum waits for its answer.
         """
-        self._unanswered = self._send(PendingVote(step, True, quorum_id, time.monotonic() + timeout_s))
+        self._unanswered = self._send(SentVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
         """Wait for the answer to a vote of `send_yes`. It may contain the assignment for the next step."""
@@ -314,11 +298,11 @@ class ManagerConnection:
         except LighthouseError as e:
             log.warning("step %d: the manager did not accept the vote: %s", vote.step, e)
 
-    def _await_decision(self, vote: PendingVote) -> bool:
+    def _await_decision(self, vote: SentVote) -> bool:
         backoff_s = FIRST_BACKOFF_S
         while True:
             try:
-                answer = self._votes.result(vote, vote.left_s)
+                answer = vote.answer.result(vote.left_s)
             except (Unreachable, DeadlinePassed) as e:
                 is_over = time.monotonic() + backoff_s >= vote.ends_at
                 if not vote.vote or is_over or (isinstance(e, Unreachable) and self._is_given_up()):
@@ -327,21 +311,23 @@ class ManagerConnection:
                 time.sleep(backoff_s)
                 backoff_s = min(MAX_BACKOFF_S, 2 * backoff_s)
                 self._send(vote)
+            except TimeoutError:
+                raise DeadlinePassed("the manager did not answer the vote in time") from None
             else:
                 self._granted, self._lost_since = answer.next, None
                 return answer.commit
 
-    def _send(self, vote: PendingVote) -> PendingVote:
+    def _send(self, vote: SentVote) -> SentVote:
         self.ensure_watched()
-        self._votes.send(vote, wants_next=self.asks_ahead)
+        vote.answer = self.watch.send_vote(
+            vote.step, vote.vote, vote.quorum_id, wants_next=self.asks_ahead, limit_s=vote.left_s
+        )
         return vote
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
-        """Report to the manager that this rank is about to exit. Further calls do nothing.
+        """Report to the manager why this rank is about to exit. Further calls do nothing.
 
-        Args:
-            reason: Why it exits, for logs and for the other ranks.
-            ends_group: The other ranks of the group cannot continue either.
+        With `ends_group`, the other ranks of the group cannot continue either.
         """
         if self._has_reported:
             return

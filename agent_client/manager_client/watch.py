@@ -11,13 +11,11 @@ revoked quorums are stored. When the stream closes, every quorum counts as revok
 import itertools
 import logging
 import os
-import queue
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
 
 from agent_client.errors import AgentError
 from agent_client.progress import script_groups as self_report
@@ -39,76 +37,12 @@ from lighthouse_protocol.messages.session import (
     WatchHello,
     WatchOpened,
 )
-from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.refusals import LighthouseError, Unreachable
 from lighthouse_runtime.client.clients import ManagerClient
 from lighthouse_runtime.client.streams import Watch
 from lighthouse_runtime.process.children import host_id, started_at
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class PendingVote:
-    step: int
-    vote: bool
-    quorum_id: int | None
-    ends_at: float
-    """Deadline, a time of time.monotonic()."""
-    number: int = 0
-    """Number of the latest transmission of this vote, or 0 before the first."""
-    outcome: "queue.SimpleQueue[Decision | LighthouseError]" = field(default_factory=queue.SimpleQueue)
-
-    @property
-    def left_s(self) -> float:
-        return max(0.001, self.ends_at - time.monotonic())
-
-
-class VoteChannel:
-    """Sends votes over the watch and matches the answers to them. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._watch: Watch | None = None
-        self._numbers = itertools.count(1)
-        self._under_way: dict[int, PendingVote] = {}
-
-    def open(self, watch: Watch) -> None:
-        with self._lock:
-            self._watch = watch
-
-    def end(self, error: LighthouseError) -> None:
-        with self._lock:
-            self._watch = None
-            ended, self._under_way = self._under_way, {}
-        for vote in ended.values():
-            vote.outcome.put(error)
-
-    def send(self, vote: PendingVote, *, wants_next: bool) -> None:
-        """Send a vote, or send it again. If no watch is open, its outcome is Unreachable."""
-        vote.number, vote.outcome = next(self._numbers), queue.SimpleQueue()
-        with self._lock:
-            watch = self._watch
-            if watch is None:
-                vote.outcome.put(Unreachable("the watch stream to the manager ended"))
-                return
-            self._under_way[vote.number] = vote
-        watch.send(Vote(vote.number, vote.step, vote.vote, vote.quorum_id, wants_next, vote.left_s))
-
-    def receive(self, counted: VoteAnswer) -> None:
-        if (vote := self._under_way.pop(counted.number, None)) is not None:  # otherwise the answer came too late
-            vote.outcome.put(counted.outcome)
-
-    def result(self, vote: PendingVote, timeout_s: float) -> Decision:
-        """Wait for the answer to a vote. Raise LighthouseError if it is refused, late, or the watch has closed."""
-        try:
-            outcome = vote.outcome.get(timeout=timeout_s)
-        except queue.Empty:
-            raise DeadlinePassed(f"the manager did not answer a vote within {timeout_s:g} s") from None
-        finally:
-            self._under_way.pop(vote.number, None)
-        if isinstance(outcome, LighthouseError):
-            raise outcome
-        return outcome
 
 
 OPENED_WITHIN_S = 5.0
@@ -126,7 +60,6 @@ class RankWatch:
         group_rank: int,
         rank_incarnation: str,
         progress: Progress | ScriptProgress | None,
-        votes: VoteChannel | None = None,
         on_revoked: Callable[[int | None, str], None] = lambda *_: None,
         on_group_lost: Callable[[str], None] = lambda _: None,
         *,
@@ -139,7 +72,6 @@ class RankWatch:
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
             progress: Progress to report, or None. The thread that sends votes samples it twice a second.
-            votes: Channel that sends its votes over this watch.
             on_revoked: Called when a quorum is revoked, with its id and a reason. The id is None if all quorums are.
             on_group_lost: Called with the reason when a rank of the group is lost for good, so that the group must
                 restart. Like `on_revoked`, called on the watch's thread.
@@ -153,7 +85,9 @@ class RankWatch:
         self._client = client
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
-        self._votes = votes or VoteChannel()
+        self._votes: dict[int, Future[Decision]] = {}
+        """Votes without an answer, by number."""
+        self._numbers = itertools.count(1)
         self._on_revoked = on_revoked
         self._on_group_lost = on_group_lost
         self._progress = progress
@@ -174,15 +108,16 @@ class RankWatch:
         """
         if self._stream is not None and not self._has_ended.is_set():
             return
-        self._has_ended.clear()
-        self._has_opened.clear()
         pid = os.getpid()
         where = (host_id(), started_at(pid), socket.gethostname())
         offer = self_report.offer()
         request = WatchHello(self._group_rank, self._rank_incarnation, pid, *where, offer, self._is_observer)
-        self._stream = self._client.watch(request, wait_for_ready=wait_for_ready)
-        self._votes.open(self._stream)
-        threading.Thread(target=self._follow, args=(self._stream,), name="lighthouse watch", daemon=True).start()
+        stream = self._client.watch(request, wait_for_ready=wait_for_ready)
+        with self._changed:
+            self._stream = stream
+            self._has_ended.clear()
+            self._has_opened.clear()
+        threading.Thread(target=self._follow, args=(stream,), name="lighthouse watch", daemon=True).start()
         self._has_opened.wait(OPENED_WITHIN_S)
 
     @property
@@ -208,7 +143,7 @@ class RankWatch:
             self._has_ended.wait(LEFT_WITHIN_S)
         stream.cancel()
 
-    def give_up(self) -> None:
+    def close_unannounced(self) -> None:
         """Close the stream without announcing an exit, because the rank will open another watch."""
         self.is_closing = True
         if self._stream is not None:
@@ -239,6 +174,24 @@ class RankWatch:
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 
+    def send_vote(
+        self, step: int, vote: bool, quorum_id: int | None, *, wants_next: bool, limit_s: float
+    ) -> Future[Decision]:
+        """Send a vote. The future fails with a LighthouseError if the vote is refused or the watch closes.
+
+        `limit_s` is the time in seconds for which this rank waits for the answer.
+        """
+        number, answer = next(self._numbers), Future[Decision]()
+        with self._changed:
+            stream = None if self._has_ended.is_set() else self._stream
+            if stream is not None:
+                self._votes[number] = answer
+        if stream is None:
+            answer.set_exception(Unreachable("the watch stream to the manager ended"))
+        else:
+            stream.send(Vote(number, step, vote, quorum_id, wants_next, limit_s))
+        return answer
+
     # -- on its thread
 
     def _follow(self, stream: Watch) -> None:
@@ -248,12 +201,14 @@ class RankWatch:
                 self._receive(message, stream)
         except LighthouseError as e:
             reason = str(e)
-        self._votes.end(Unreachable(reason))
         self.waiting_for = ""
         with self._changed:
+            unanswered, self._votes = self._votes, {}
             self._has_ended.set()
+            self._has_opened.set()
             self._changed.notify_all()
-        self._has_opened.set()
+        for answer in unanswered.values():
+            answer.set_exception(Unreachable(reason))
         if not self.is_closing:
             if self.is_drained:
                 log.info("the manager left with its group: %s", reason)
@@ -270,19 +225,15 @@ class RankWatch:
             log.exception("cannot report the progress of this rank")
             return None
 
-    def _record_revoke(self, revoked: Revoked) -> None:
-        """Store a revocation. A second one for the same quorum replaces the first if it names the lost group."""
-        with self._changed:
-            if revoked.lost or revoked.quorum_id not in self._revoked:
-                self._revoked[revoked.quorum_id] = revoked
-            while len(self._revoked) > REVOKED_KEPT:
-                del self._revoked[next(iter(self._revoked))]
-            self._changed.notify_all()
-
     def _receive(self, message: ToRank, stream: Watch) -> None:
         match message:
-            case VoteAnswer():
-                self._votes.receive(message)
+            case VoteAnswer(number, outcome):
+                if (answer := self._votes.pop(number, None)) is None:
+                    pass
+                elif isinstance(outcome, LighthouseError):
+                    answer.set_exception(outcome)
+                else:
+                    answer.set_result(outcome)
             case World():
                 if message.pending and (self.world is None or message.pending != self.world.pending):
                     log.info("waiting to join: %s", message.joining_names)
@@ -292,7 +243,13 @@ class RankWatch:
                     stream.repeat(self._sample, SAMPLED_EVERY_S)
                 self._has_opened.set()
             case Revoked(quorum_id, reason):
-                self._record_revoke(message)
+                with self._changed:
+                    # A second message about the same quorum replaces the first if it names the lost group.
+                    if message.lost or quorum_id not in self._revoked:
+                        self._revoked[quorum_id] = message
+                    while len(self._revoked) > REVOKED_KEPT:
+                        del self._revoked[next(iter(self._revoked))]
+                    self._changed.notify_all()
                 self._on_revoked(quorum_id, reason)
             case RankGone(_, reason):
                 self._why_group_lost = reason

@@ -142,8 +142,11 @@ class Agent:
         config = replace(config, advertise=config.advertise or env.advertise)
         stop_observing()
         address, place = rendezvous(env, config)
-        with place.presence or contextlib.nullcontext():
+        try:
             agent = cls(address, state=state, config=config, place=place)
+        finally:
+            if place.presence is not None:
+                place.presence.close()
         if not env.is_supervised:
             agent.internals.stop_signals.install()
         return agent

@@ -93,26 +93,23 @@ class RankRound:
         self._what = what
         self._within_s = within_s
         self.assignment = assignment
-        self.own_name = self.name(assignment.replica_rank, place.group_rank)
+        self.own_name = self.rank_name(assignment.replica_rank, place.group_rank)
 
-    def name(self, replica_rank: int, group_rank: int) -> RankName:
+    def rank_name(self, replica_rank: int, group_rank: int) -> RankName:
         has_several = self.assignment.replica_world_size > 1
         return RankName(self.assignment.replica_ids[replica_rank] if has_several else "", group_rank)
 
     def texts_by_name(self, received: Sequence[Sequence[bytes]]) -> dict[RankName, str]:
         return {
-            self.name(replica_rank, group_rank): text.decode(errors="replace")
+            self.rank_name(replica_rank, group_rank): text.decode(errors="replace")
             for replica_rank, of_ranks in enumerate(received)
             for group_rank, text in enumerate(of_ranks)
         }
 
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
-        """Return the bytes of all ranks as [replica_rank][group_rank].
+        """Return the bytes of all ranks as [replica_rank][group_rank]. `lighthouse ranks` shows `operation`.
 
-        Args:
-            own: The bytes of this rank.
-            operation: Name under which the collective is shown in `lighthouse ranks`.
-            waits_for: If not empty, this rank declares that it is waiting for this.
+        If `waits_for` is not empty, this rank declares that it is waiting for this.
 
         Raises:
             EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise it or none.
@@ -209,7 +206,7 @@ def evaluate_on_rank0(
         payload, error = _run(internals, opened, evaluate, what)
         received = opened.gather(payload, OPERATION)
     else:
-        name = opened.name(first, 0)
+        name = opened.rank_name(first, 0)
         _log(opened, "skipping %s (only rank %s evaluates)", what, name)
         _log(opened, "waiting for %s metrics from rank %s", what, name)
         received = opened.gather(b"", OPERATION, waits_for=f"rank {name} {what}")
@@ -254,10 +251,10 @@ def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) ->
     for group_rank, payload in enumerate(received):
         if payload.startswith(ERROR):
             text = payload[len(ERROR) :].decode(errors="replace")
-            raise EvaluationFailed(f"{what} on rank {opened.name(first, group_rank)} has failed: {text}")
+            raise EvaluationFailed(f"{what} on rank {opened.rank_name(first, group_rank)} has failed: {text}")
     encoded = received[0].removeprefix(RESULT)
     result = decode(encoded)
-    if opened.own_name != opened.name(first, 0):
+    if opened.own_name != opened.rank_name(first, 0):
         _log(opened, "received %s metrics: %s", what, reprlib.repr(result))
     _log(opened, "%s completed: %s", what, reprlib.repr(result))
     return result

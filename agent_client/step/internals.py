@@ -127,8 +127,6 @@ class Internals:
         self.commit_callbacks: list[Callable[[int], object]] = []
         self.last_saves: list[Callable[[float], object]] = []
         """Functions that save a checkpoint within a number of seconds. Called after a drain if no other group stays."""
-        self.requests_late = False
-        """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
         """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
         self.parts: list[StepPart] = []
@@ -183,13 +181,9 @@ class Internals:
         self.parts.append(part)
 
     def request_late(self) -> None:
-        """Request each quorum when its step begins. Use this if steps are long, as with LocalSGD.
-
-        A group that heals in such a step contributes zeros, because it has not computed anything in it.
-        """
+        """Request each quorum when its step begins. Use this if steps are long, as with LocalSGD."""
         self.manager.asks_ahead = False
-        self.runner.requester.counts_at_once = False
-        self.requests_late = True
+        self.runner.requests_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
         """Return the driver that steps `optimizer` after a commit, or None unless `heal_mode` is "catch_up"."""
@@ -270,14 +264,9 @@ class Internals:
 
     @never_compiled
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
-        """Record that this rank has drawn a batch.
+        """Record that this rank has drawn batch `number`. `batch` returns its sample indices.
 
-        Args:
-            number: Number of the batch.
-            batch: Returns the sample indices, a one-dimensional tensor.
-
-        Returns:
-            False if the batch shows that the script had abandoned the current step, which is discarded now.
+        Return False if this shows that the script had abandoned the current step, which is discarded now.
         """
         machine = self.machine
         if self._drawn[0] != machine.ended:
@@ -317,7 +306,7 @@ class Internals:
         if wrong := self.applying.begins(may_skip):
             self.tear(wrong)
         self.call_on_commit()
-        may_heal = self.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
+        may_heal = self.runner.requests_late or machine.may_heal or machine.tag_quorum_id is None or self.catches_up
         self._has_begun_late, heals_first = has_computed, may_heal and not has_computed
         if not machine.was_committed and not has_computed:  # otherwise the loss may already be scaled
             self.scalers.restore()
@@ -357,12 +346,12 @@ class Internals:
 
     def _request_quorum(self, *, heals_first: bool = False) -> None:
         self.machine.ask(heals_first=heals_first)
-        self._quorum = self.thread.submit(lambda n=self.progress.numbers.over_groups: self.runner.begin(n))
+        self._quorum = self.thread.submit(lambda n=self.progress.numbers.over_groups: self.runner.prepare_step(n))
 
     def _heal_first(self) -> None:
         try:
             self.wait_quorum()
-            if self.runner.install():
+            if self.runner.install_state():
                 self._begin_with_state()
         except GroupDrained:
             raise
@@ -417,7 +406,7 @@ class Internals:
         self.begin_step()
         self._sync_order(part)
         if not accumulates:
-            part.order.forward()
+            part.pass_order.forward()
         self.machine.computes(accumulates=accumulates)
 
     @never_compiled
@@ -432,10 +421,9 @@ class Internals:
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
-        """Replace the content of a tensor with that of the first participant that counts.
+        """Replace the content of `packed` with that of the first participant that counts.
 
-        Args:
-            packed: One-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
+        `packed` is a one-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
         """
         entry = self.progress.numbers.over()
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
@@ -454,7 +442,7 @@ class Internals:
             machine.abandon_backward()
             self.peers.drop()
             for part in self.parts:
-                part.give_up()
+                part.abandon_backward()
         self.begin_step(has_computed=True)
         self._check_script()
         while not (is_committed := self._end_attempt()) and self._reduce_again and machine.is_salvageable:
@@ -474,7 +462,7 @@ class Internals:
         if not self._is_checked:
             refuse_live_objects(self.state, has_reduced=self.progress.numbers.over_groups > 0)
             self._is_checked = True
-        if not self.requests_late and (moved := self.state.find_moved()):
+        if not self.runner.requests_late and (moved := self.state.find_moved()):
             self.refuse_catch_up(f"{moved}, which changes in the forward pass")
             log.info("%s changes in the forward pass, so each forward pass now waits for its quorum", moved)
             assignment = self.machine.assignment
@@ -485,22 +473,18 @@ class Internals:
         machine, comparison = self.machine, self.runner.comparison
         self.wait_quorum()
         for part in self.parts:
-            part.agree()
+            part.share_buffers()
         if comparison.compares_end or not (machine.has_reduced and self.thread.is_idle):
             self._reach_all()
         if comparison.compares_gradients:
-            self._compare_gradients()
-        is_committed = self.runner.finish()
+            digest = self._gradient_digests.take(self.state.gradients_of(), machine.step, lambda each: each.grad)
+            reason = self._wait_for("peers", self.thread.submit(lambda: comparison.compare_gradients(digest)))
+            if reason and self.catch_up is not None:
+                self.catch_up.reject(reason)
+        is_committed = self.runner.finish_step()
         if is_committed:
             self.applying.committed(machine.step - 1)
         return is_committed
-
-    def _compare_gradients(self) -> None:
-        digest = self._gradient_digests.take(self.state.gradients_of(), self.machine.step, lambda each: each.grad)
-        done = self.thread.submit(lambda: self.runner.comparison.compare_gradients(digest))
-        reason = self._wait_for("peers", done)
-        if reason and self.catch_up is not None:
-            self.catch_up.reject(reason)
 
     def _note_data(self) -> None:
         machine, assignment = self.machine, self.runner.last
@@ -530,7 +514,7 @@ class Internals:
     # -- steps that the script abandons
 
     def _discard_if_left_out(self, part: StepPart, *, accumulates: bool) -> None:
-        machine, order = self.machine, part.order
+        machine, order = self.machine, part.pass_order
         self._sync_order(part)
         if machine.phase is Phase.IDLE or machine.is_in_backward or is_in_backward():
             return
@@ -542,13 +526,13 @@ class Internals:
 
     def _sync_order(self, part: StepPart) -> None:
         machine = self.machine
-        part.order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
+        part.pass_order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
         """Discard the step if drawing a batch twice shows that the script has abandoned it. Return whether it has."""
         for part in self.parts:
             self._sync_order(part)
-        if not any(part.order.has_reduced for part in self.parts):
+        if not any(part.pass_order.has_reduced for part in self.parts):
             is_left_out, reason = bool(self.parts), LEFT_OUT
         else:
             is_left_out, reason = self._starts_over(), UNVOTED
@@ -558,19 +542,16 @@ class Internals:
 
     def _discard_left_out(self, reason: str) -> None:
         if reason is UNVOTED or self.contribute_nothing():
-            self._finish_with_peers()
+            # Take part in all remaining collectives of this step, so that the peers can commit it.
+            for part in self.parts:
+                part.share_buffers()
+            if self.runner.comparison.compares_end:
+                self._reach_all()
+                self.runner.comparison.compares_end = False
         self.fail_step(f"{reason}{self.runner.samples_text()}. {SKIP_HINT}")
         self.vote()
         for part in self.parts:
-            part.order.gave_up()
-
-    def _finish_with_peers(self) -> None:
-        """Take part in all remaining collectives of this step, so that the peers can commit it."""
-        for part in self.parts:
-            part.agree()
-        if self.runner.comparison.compares_end:
-            self._reach_all()
-            self.runner.comparison.compares_end = False
+            part.pass_order.gave_up()
 
     def _starts_over(self) -> bool:
         """Return whether the script has reset the gradients that were reduced in this step.
@@ -578,7 +559,7 @@ class Internals:
         A loop that accumulates still has them. If the parameters have changed, as with SAM, or if a GradScaler skipped
         the step, the script may have reset them on purpose, so the result is False.
         """
-        reduced = [part for part in self.parts if part.order.has_reduced]
+        reduced = [part for part in self.parts if part.pass_order.has_reduced]
         gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
         if any(gradient is not None and (is_sharded(gradient) or bool(gradient.any())) for gradient in gradients):
             return False

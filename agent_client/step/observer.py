@@ -89,19 +89,17 @@ class Observer:
     def _run(self) -> None:
         try:
             address = self._environment.manager or self._find_manager()
-            if address:
-                self._follow(address)
+            if not address:
+                return
+            with ManagerClient(address) as client:
+                rank, incarnation = self._environment.group_rank, secrets.token_hex(6)
+                watch = RankWatch(client, rank, incarnation, ScriptProgress(), is_observer=True)
+                while not self._closed.is_set():
+                    watch.ensure_open(wait_for_ready=True)
+                    self._closed.wait(RETRY_S)
+                watch.close(None)
         except Exception:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
-
-    def _follow(self, address: str) -> None:
-        with ManagerClient(address) as client:
-            rank, incarnation = self._environment.group_rank, secrets.token_hex(6)
-            watch = RankWatch(client, rank, incarnation, ScriptProgress(), is_observer=True)
-            while not self._closed.is_set():
-                watch.ensure_open(wait_for_ready=True)
-                self._closed.wait(RETRY_S)
-            watch.close(None)
 
     def _find_manager(self) -> str:
         """Return the address of the manager that rank 0 starts, or an empty string if the observer closes first."""

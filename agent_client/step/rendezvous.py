@@ -53,10 +53,9 @@ ALONE = GroupPlace()
 
 
 def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
-    """Connect the ranks of the group. Rank 0 starts the manager if no address is set.
+    """Connect the ranks of the group. Return the address of its manager, and this rank's position in the group.
 
-    Returns:
-        The address of the group's manager, and this rank's position in its group.
+    Rank 0 starts the manager if no address is set.
     """
     rank, size = env.group_rank, env.group_world_size
     if size == 1:
@@ -65,11 +64,11 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
         return address, GroupPlace(manager_process=process)
     os.environ["MASTER_ADDR"] = os.environ["MASTER_ADDR"].strip("[]")  # torch does not accept brackets
     presence = Presence(rank, f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}")
-    with contextlib.ExitStack() as until_connected:
-        until_connected.enter_context(presence)
-        connected = _connect_ranks(env, config, presence)
-        until_connected.pop_all()  # the Agent's own watch takes its place
-        return connected
+    try:
+        return _connect_ranks(env, config, presence)
+    except BaseException:
+        presence.close()
+        raise
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
@@ -77,9 +76,8 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
         presence.show(env.manager)
-    shared, _, _ = next(
-        distributed_c10d.rendezvous("env://", rank, size)
-    )  # inside a Wrapper, it is the store of its generation
+    # Inside a Wrapper, this is the store of its generation.
+    shared, _, _ = next(distributed_c10d.rendezvous("env://", rank, size))
     store = PrefixStore(f"lighthouse/{env.attempt}", shared)
     process = None
     if not env.manager and rank == 0:
@@ -130,21 +128,13 @@ def _read_manager(env: Environment, announced: str) -> str:
 
 
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
-    """Start a manager as a child process of this rank. The manager exits when this process does.
+    """Start a manager as a child process of this rank. Return the process, and the manager's address with the secret.
 
-    Args:
-        env: The environment of this rank.
-        secret: The group's secret. Default: the one in the environment, or else a random one.
-
-    Returns:
-        The process, and the manager's address with the secret.
+    The secret is the one in the environment, or else `secret`, or else a random one. The manager exits when this
+    process does.
     """
     secret = os.environ.get(MANAGER_SECRET_VARIABLE) or secret or secrets.token_hex(SECRET_BYTES)
-    options = {
-        "--replica-id": env.replica_id,
-        "--group-world-size": str(env.group_world_size),
-        "--bind": "[::]:0",
-    }
+    options = {"--replica-id": env.replica_id, "--group-world-size": str(env.group_world_size), "--bind": "[::]:0"}
     try:
         process = ServerProcess(
             START_MANAGER,

@@ -1,11 +1,10 @@
 """Runs one step of a rank: requests the quorum, connects to the peers, heals, reduces and votes.
 
-`begin`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted. `install` and
-`finish` run on the script's thread: `install` after `begin`, and `finish` after everything else. The participants
-compare each collective before they run it (comparison.py).
+`prepare_step`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted.
+`install_state` and `finish_step` run on the script's thread: `install_state` after `prepare_step`, and `finish_step`
+after everything else. The participants compare each collective before they run it (comparison.py).
 """
 
-import functools
 import logging
 import queue
 import threading
@@ -30,7 +29,7 @@ from agent_client.state.train_state import Scalers
 from agent_client.step.comparison import Comparison, Part, StepAttempt, dtype_of_sum, is_half
 from agent_client.step.config import AgentConfig
 from agent_client.step.rendezvous import GroupPlace
-from agent_client.step.rules.comparison import Flag
+from agent_client.step.rules.comparison import Flag, join_names
 from agent_client.step.rules.machine import StepMachine
 from agent_client.step.rules.news import Loss, Patience, StepNews
 from agent_client.step.script_check import may_skip
@@ -38,7 +37,6 @@ from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import PLAIN, Assignment
 from lighthouse_protocol.messages.progress import HEAL
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_runtime.process.children import ServerProcess
 
 log = logging.getLogger(__name__)
 
@@ -47,33 +45,94 @@ T = TypeVar("T")
 BUFFERS = "the buffers of the model; broadcast_buffers=False leaves them out"
 RESTART = "restart the job from its last checkpoint"
 SAMPLES_LOGGED = 64
-NAMES_LOGGED = 16
 LOSS_TIMEOUT_S = 0.25
 """Time in seconds that a discarded step waits for the lighthouse to name the lost group. Both notice a loss at about
 the same time."""
 
 
 @dataclass(eq=False)
-class QuorumRequester:
+class StepRunner:
     machine: StepMachine
     manager: ManagerConnection
+    peers: Peers
     healing: Healing
+    place: GroupPlace
     config: AgentConfig
-    manager_process: ServerProcess | None = None
+    progress: Progress
+    scalers: Scalers
     catch_up: CatchUpDriver | None = None
-    counts_at_once: bool = True
-    """True if a group that heals in a step also contributes to that step."""
 
     def __post_init__(self) -> None:
-        self._patience = Patience(self.config.max_consecutive_discards)
+        machine, manager, config = self.machine, self.manager, self.config
+        self.last: Assignment | None = None
+        self.samples: Callable[[], torch.Tensor] | None = None
+        """Returns the sample indices of this rank's last batch. Set if a StepSampler has drawn the batch."""
+        self.requests_late = False
+        """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step. A
+        group that heals in such a step contributes zeros, because it has computed nothing in it."""
+        self.attempt = StepAttempt(machine, manager, self.peers, config)
+        self._patience = Patience(config.max_consecutive_discards)
+        self.comparison = Comparison(machine, manager, self.peers, self.attempt, config, self.progress)
+        self._nonfinite = ""
+        """Description of the gradient that was not finite in this step, or an empty string."""
+        self._last_discard = ""
+        self._news = StepNews()
 
-    def request(self) -> Assignment | LighthouseError:
+    def prepare_step(self, reductions_before: int) -> None:
+        """Request the quorum, connect to its participants, serve this rank's state, and heal if necessary.
+
+        The script has submitted `reductions_before` reductions before this step.
+        """
+        machine, comparison, attempt = self.machine, self.comparison, self.attempt
+        attempt.failed_at, self._nonfinite = None, ""
+        with self.progress.asking("quorum"):
+            assignment = self._request_quorum()
+        self._log_for_group(self._news.pop_overdue(time.monotonic()))
+        if isinstance(assignment, LighthouseError):
+            return machine.got_no_quorum(str(assignment))
+        machine.answered(assignment)
+        self.progress.numbers.begin(assignment.quorum_id, reductions_before)
+        log_quorum(self.last, assignment)
+        is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
+        self.last = assignment
+        comparison.begin_step(assignment, is_first=is_first)
+        if self.catch_up is not None:
+            self.catch_up.answered(assignment)
+            self.manager.asks_ahead = not assignment.catches_up
+        if (reason := self._find_revocation(assignment)) is not None:
+            return machine.failed(reason)
+        if machine.cannot_heal and machine.distrust is not None:
+            raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
+        if machine.is_unhealed and machine.distrust is not None:
+            # The other ranks of the group have already begun this step, so finish it and vote no.
+            machine.failed(machine.distrust.text)
+            self.peers.drop()
+            self.healing.withdraw()
+            return None
+        with self.progress.asking("peers"):
+            attempt.run(
+                "making the process group",
+                lambda: self.peers.configure(assignment, lambda: self._find_revocation(assignment)),
+            )
+            if comparison.is_on and machine.failure is None:
+                compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
+                attempt.run("comparing", compare)
+        if assignment.has_healing and not assignment.heals and machine.failure is None:
+            healing = [assignment.replica_ids[place] for place in assignment.healing]
+            line = self._news.heal_begins(assignment.max_step, healing, time.monotonic())
+            self._log_for_group(line, logging.INFO)
+        attempt.run("serving the state", lambda: self.healing.serve(assignment, machine))
+        if not assignment.catches_up:
+            self._heal(assignment)
+        return None
+
+    def _request_quorum(self) -> Assignment | LighthouseError:
         """Request the quorum, and retry while the manager is unreachable.
 
         Return the error if the manager refuses the request; the next step then requests again. Raise AgentError if the
         manager has exited, or no later request can succeed.
         """
-        patience = self._patience
+        patience, manager_process = self._patience, self.place.manager_process
         while True:
             try:
                 assignment = self._request_once()
@@ -82,7 +141,7 @@ class QuorumRequester:
             except LighthouseError as e:
                 if reason := patience.refused(e, time.monotonic()):
                     raise AgentError(f"the manager at {self.manager.address} rejected this rank: {reason}") from e
-                if self.manager_process is not None and not self.manager_process.is_alive:
+                if manager_process is not None and not manager_process.is_alive:
                     raise AgentError("the group's manager ended; restart the group") from e
                 is_alive = self.manager.check_alive(e)
                 if news := patience.pop_news(e, time.monotonic()):
@@ -107,93 +166,19 @@ class QuorumRequester:
                 commit_failures=machine.discards,
                 catch_up=self.catch_up.request_fields() if self.catch_up is not None else PLAIN,
                 distrust=machine.distrust,
-                heals_first=machine.heals_first if self.counts_at_once else None,
+                heals_first=None if self.requests_late else machine.heals_first,
             )
-            if not machine.is_alone or self.find_revocation(assignment) is None:
+            if not machine.is_alone or self._find_revocation(assignment) is None:
                 return assignment
             step, quorum_id = assignment.max_step, assignment.quorum_id
             self.manager.vote(step, False, quorum_id=quorum_id, timeout_s=self.config.timeout_s)
-            machine.quorum_revoked()
+            machine.discards += 1
 
-    def find_revocation(self, assignment: Assignment) -> str | None:
+    def _find_revocation(self, assignment: Assignment) -> str | None:
         reason = self.manager.watch.revoked(assignment.quorum_id)
         if reason is None and assignment.revoked:
             reason = "reported with the quorum"
         return None if reason is None else f"quorum {assignment.quorum_id} was revoked: {reason}"
-
-
-@dataclass(eq=False)
-class StepRunner:
-    machine: StepMachine
-    manager: ManagerConnection
-    peers: Peers
-    healing: Healing
-    place: GroupPlace
-    config: AgentConfig
-    progress: Progress
-    scalers: Scalers
-    catch_up: CatchUpDriver | None = None
-
-    def __post_init__(self) -> None:
-        machine, manager, config = self.machine, self.manager, self.config
-        self.last: Assignment | None = None
-        self.samples: Callable[[], torch.Tensor] | None = None
-        """Returns the sample indices of this rank's last batch. Set if a StepSampler has drawn the batch."""
-        self.attempt = StepAttempt(machine, manager, self.peers, config)
-        self.requester = QuorumRequester(
-            machine, manager, self.healing, config, self.place.manager_process, self.catch_up
-        )
-        self.comparison = Comparison(machine, manager, self.peers, self.attempt, config, self.progress)
-        self._nonfinite = ""
-        """Description of the gradient that was not finite in this step, or an empty string."""
-        self._last_discard = ""
-        self._news = StepNews()
-
-    def begin(self, reductions_before: int) -> None:
-        """Request the quorum, connect to its participants, serve this rank's state, and heal if necessary.
-
-        The script has submitted `reductions_before` reductions before this step.
-        """
-        machine, comparison, attempt = self.machine, self.comparison, self.attempt
-        attempt.failed_at, self._nonfinite = None, ""
-        with self.progress.asking("quorum"):
-            assignment = self.requester.request()
-        self._log_for_group(self._news.pop_overdue(time.monotonic()))
-        if isinstance(assignment, LighthouseError):
-            return machine.got_no_quorum(str(assignment))
-        machine.answered(assignment)
-        self.progress.numbers.begin(assignment.quorum_id, reductions_before)
-        log_quorum(self.last, assignment)
-        is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
-        self.last = assignment
-        comparison.begin_step(assignment, is_first=is_first)
-        if self.catch_up is not None:
-            self.catch_up.answered(assignment)
-            self.manager.asks_ahead = not assignment.catches_up
-        find_revocation = functools.partial(self.requester.find_revocation, assignment)
-        if (reason := find_revocation()) is not None:
-            return machine.failed(reason)
-        if machine.cannot_heal and machine.distrust is not None:
-            raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
-        if machine.is_unhealed and machine.distrust is not None:
-            # The other ranks of the group have already begun this step, so finish it and vote no.
-            machine.failed(machine.distrust.text)
-            self.peers.drop()
-            self.healing.withdraw()
-            return None
-        with self.progress.asking("peers"):
-            attempt.run("making the process group", lambda: self.peers.configure(assignment, find_revocation))
-            if comparison.is_on and machine.failure is None:
-                compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
-                attempt.run("comparing", compare)
-        if assignment.has_healing and not assignment.heals and machine.failure is None:
-            healing = [assignment.replica_ids[place] for place in assignment.healing]
-            line = self._news.heal_begins(assignment.max_step, healing, time.monotonic())
-            self._log_for_group(line, logging.INFO)
-        attempt.run("serving the state", lambda: self.healing.serve(assignment, machine))
-        if not assignment.catches_up:
-            self._heal(assignment)
-        return None
 
     def _heal(self, assignment: Assignment) -> None:
         machine = self.machine
@@ -213,13 +198,9 @@ class StepRunner:
     ) -> torch.Tensor:
         """Average `tensor` over the contributing groups, in place, and return it.
 
-        Args:
-            tensor: The tensor.
-            within_group: Whether to average over the ranks of this group first. This is done even after a failure,
-                because the other ranks are waiting in the same collective.
-            entry: Entry of the reduction in the progress report.
-            name: Name of the tensor.
-            following: Reductions that are certain to follow with nothing in between. They are announced together.
+        With `within_group`, average over the ranks of this group first, even after a failure, because the other ranks
+        are waiting in the same collective. The reductions in `following` are certain to follow with nothing in between,
+        and are announced together with this one. `entry` is the reduction's entry in the progress report.
         """
         group, divides_first = self.place.group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))
@@ -344,7 +325,7 @@ class StepRunner:
 
     # -- on the script's thread
 
-    def finish(self) -> bool:
+    def finish_step(self) -> bool:
         self.comparison.end_step()
         if self.comparison.mismatch is not None:
             raise self.comparison.mismatch
@@ -367,7 +348,7 @@ class StepRunner:
                 self._log_for_group(line, logging.INFO)
         return commit
 
-    def install(self) -> bool:
+    def install_state(self) -> bool:
         machine = self.machine
         assignment = machine.assignment
         if assignment is None or machine.failure is not None or not machine.must_install:
@@ -444,14 +425,9 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
     admitted = [name for name in now.replica_ids if name not in known]
     gone = sorted(known - frozenset(now.replica_ids))
     text = f"{now.replica_world_size} {'group' if now.replica_world_size == 1 else 'groups'} from step {now.max_step}"
-    text += f"; joined: {_join_names(admitted)}" if admitted else ""
-    text += f"; without: {_join_names(gone)}" if gone else ""
+    text += f"; joined: {join_names(admitted)}" if admitted else ""
+    text += f"; without: {join_names(gone)}" if gone else ""
     log.info("quorum %d: %s", now.quorum_id, text)
-
-
-def _join_names(names: Sequence[str]) -> str:
-    more = len(names) - NAMES_LOGGED
-    return ", ".join(names[:NAMES_LOGGED]) + (f" and {more} more" if more > 0 else "")
 
 
 def is_finite(tensor: torch.Tensor) -> bool:

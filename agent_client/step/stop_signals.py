@@ -73,9 +73,9 @@ class StopSignals:
         elif asked_at is None:
             self._asked_at = now
             # A handler may interrupt the script within a call over the same connection, so use a thread.
-            threading.Thread(target=self._ask, args=(number,), name="drain", daemon=True).start()
+            threading.Thread(target=self._request_drain, args=(number,), name="drain", daemon=True).start()
 
-    def _ask(self, number: int) -> None:
+    def _request_drain(self, number: int) -> None:
         name = signal.Signals(number).name
         try:
             log.warning("%s: the group finishes its step and leaves; a second signal ends this rank at once", name)
@@ -86,21 +86,12 @@ class StopSignals:
             os.kill(os.getpid(), number)  # only the main thread may restore the default
 
 
-def _restore_all() -> None:
-    """Restore the defaults in a forked child, such as a DataLoader worker, so that its parent's SIGTERM stops it."""
-    for each in list(_installed):
-        each.uninstall()
-
-
-os.register_at_fork(after_in_child=_restore_all)
-
-
 class Closable(Protocol):
     def close(self) -> None: ...
 
 
-_open: "weakref.WeakSet[Closable]" = weakref.WeakSet()
-_of_process: "weakref.WeakSet[Closable]" = weakref.WeakSet()
+_open: "weakref.WeakKeyDictionary[Closable, bool]" = weakref.WeakKeyDictionary()
+"""Open objects, and whether each is closed only when the process exits."""
 _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weakref.WeakKeyDictionary()
 
 
@@ -109,12 +100,11 @@ def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
 
     With `is_of_process`, close it only when the process exits.
     """
-    (_of_process if is_of_process else _open).add(closable)
+    _open[closable] = is_of_process
 
 
 def was_closed(closed: Closable) -> None:
-    _open.discard(closed)
-    _of_process.discard(closed)
+    _open.pop(closed, None)
 
 
 def close_with(owner: object, closable: Closable) -> None:
@@ -127,7 +117,7 @@ def close_attached(owner: object) -> None:
 
 def opened() -> list[Closable]:
     """Return the open objects that must be closed before a wrapped function runs again."""
-    return list(_open)
+    return [each for each, is_of_process in _open.items() if not is_of_process]
 
 
 def close_each(opened: Iterable[Closable]) -> None:
@@ -137,13 +127,15 @@ def close_each(opened: Iterable[Closable]) -> None:
             closing.callback(each.close)
 
 
-def _forget_all() -> None:
+def _after_fork() -> None:
+    """Restore the default handlers, so that SIGTERM stops a forked child, such as a DataLoader worker."""
+    for each in list(_installed):
+        each.uninstall()
     _open.clear()
-    _of_process.clear()
 
 
-atexit.register(lambda: close_each([*_open, *_of_process]))
-os.register_at_fork(after_in_child=_forget_all)
+atexit.register(lambda: close_each(list(_open)))
+os.register_at_fork(after_in_child=_after_fork)
 
 
 P = ParamSpec("P")

@@ -55,17 +55,13 @@ def install() -> None:
         raise ModuleNotFoundError(f"torchft cannot be imported: {e}; {needed}", name=e.name) from e
     vars(torchft)["_torchft"] = ours
     if native is not None:
-        _replace(native, classes)
+        # Other modules may have imported the native classes, even under other names.
+        ours_by_id = {id(getattr(native, name)): ours for name, ours in classes.items() if hasattr(native, name)}
+        for module in [module for module in sys.modules.values() if module is not native]:
+            for name, value in list(getattr(module, "__dict__", {}).items()):
+                if id(value) in ours_by_id:
+                    setattr(module, name, ours_by_id[id(value)])
     importlib.import_module("torchft.ddp").DistributedDataParallel._comm_hook = staticmethod(_tolerant_hook())
-
-
-def _replace(native: types.ModuleType, classes: dict[str, type]) -> None:
-    """Replace the native classes in every imported module, even if the module uses other names for them."""
-    ours_by_id = {id(getattr(native, name)): ours for name, ours in classes.items() if hasattr(native, name)}
-    for module in [module for module in sys.modules.values() if module is not native]:
-        taken = {name: id(value) for name, value in getattr(module, "__dict__", {}).items() if id(value) in ours_by_id}
-        for name, identity in taken.items():
-            setattr(module, name, ours_by_id[identity])
 
 
 def _tolerant_hook() -> Callable[..., Any]:

@@ -127,11 +127,10 @@ def quorum(answer: torchft_pb2.LighthouseQuorumResponse) -> Quorum:
 
 def _fields(message: Any, kind: type) -> dict[str, Any]:
     """Return the values of the dataclass `kind`'s fields in `message`. An unset optional field is None."""
-    described = message.DESCRIPTOR.fields_by_name
     found: dict[str, Any] = {}
     for name in (each.name for each in dataclasses.fields(kind)):
         value = getattr(message, name)
-        is_missing = described[name].has_presence and not message.HasField(name)
+        is_missing = message.DESCRIPTOR.fields_by_name[name].has_presence and not message.HasField(name)
         found[name] = None if is_missing else list(value) if isinstance(value, MutableSequence) else value
     return found
 
@@ -249,11 +248,7 @@ class ManagerClient:
         )
 
     def should_commit(self, group_rank: int, step: int, should_commit: bool, timeout: timedelta) -> bool:
-        """Vote on a step, and wait for the votes of all ranks of the group.
-
-        Returns:
-            bool: Whether the step succeeded at all ranks.
-        """
+        """Vote on a step. Wait for all ranks of the group, and return whether the step succeeded at all of them."""
         request = torchft_pb2.ShouldCommitRequest(group_rank=group_rank, step=step, should_commit=should_commit)
         answer = torchft_pb2.ShouldCommitResponse
         return self._channel.call(Rpc(_MANAGER + "ShouldCommit", request, answer, attrgetter("should_commit")), timeout)

@@ -24,7 +24,20 @@ _KILLED = 1
 _JOIN_TIMEOUT_MS = 100
 
 
-class LighthouseServer:
+class _Server:
+    _process: ServerProcess
+    _address: str
+
+    def address(self) -> str:
+        """Return the address of the server, http://host:port."""
+        return self._address
+
+    def shutdown(self) -> None:
+        """Stop the server."""
+        self._process.stop()
+
+
+class LighthouseServer(_Server):
     """A lighthouse for tests and small jobs. For anything else, start `lighthouse serve` once.
 
     Args:
@@ -61,16 +74,8 @@ class LighthouseServer:
         host = served_host(split_bind(bind, "bind")[0])
         self._address = f"http://{Address(host, int(self._process.announced))}"
 
-    def address(self) -> str:
-        """Return the address of the server, http://host:port."""
-        return self._address
 
-    def shutdown(self) -> None:
-        """Stop the server."""
-        self._process.stop()
-
-
-class ManagerServer:
+class ManagerServer(_Server):
     """Manager of a replica group. Rank 0 creates it, and all ranks connect to it with a ManagerClient.
 
     Args:
@@ -120,14 +125,7 @@ class ManagerServer:
             # torchft's clients send no secret, so the manager accepts all callers of this host as ranks.
             variables={MANAGER_SECRET_VARIABLE: "", "LIGHTHOUSE_MANAGER_LIGHTHOUSE": lighthouse_addr},
         )
-
-    def address(self) -> str:
-        """Return the address of the server, http://host:port."""
-        return f"http://{self._process.announced}"
-
-    def shutdown(self) -> None:
-        """Stop the server, so that the group leaves the job."""
-        self._process.stop()
+        self._address = f"http://{self._process.announced}"
 
 
 def _end_with_manager(status: int) -> None:

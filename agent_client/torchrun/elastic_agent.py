@@ -25,56 +25,53 @@ _MARK = "lighthouse_torchrun"
 
 def extend() -> None:
     """Wrap the methods of torch's agent. Agents with other handlers are not affected. Repeated calls do nothing."""
-    for name, wrap in (("_monitor_workers", _monitor), ("_rendezvous", _rendezvous), ("_invoke_run", _invoke_run)):
+    for wrapper in (_monitor_workers, _rendezvous, _invoke_run):
+        name = wrapper.__name__
         original = getattr(LocalElasticAgent, name, None)
         if original is None:
             log.warning("this version of torch has no LocalElasticAgent.%s: see docs/how-to/torchrun.md", name)
         elif not hasattr(original, _MARK):
-            wrapped = functools.wraps(original)(wrap(original))
-            setattr(wrapped, _MARK, True)
-            setattr(LocalElasticAgent, name, wrapped)
+            setattr(LocalElasticAgent, name, _wrap(original, wrapper))
 
 
-def _monitor(original: Callable[..., Any]) -> Callable[..., Any]:
-    def monitor_workers(agent: LocalElasticAgent, worker_group: Any) -> Any:
-        result, handler = original(agent, worker_group), worker_group.spec.rdzv_handler
-        if not isinstance(handler, LighthouseRendezvous):
-            return result
-        if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) and handler.is_lost_elsewhere():
-            return RunResult(
-                state=WorkerState.HEALTHY
-            )  # the agent then reads num_nodes_waiting and restarts its workers
-        if result.state is WorkerState.SUCCEEDED:
-            handler.finished()
+def _wrap(original: Callable[..., Any], wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def wrapped(agent: LocalElasticAgent, *arguments: Any) -> Any:
+        return wrapper(agent, original, *arguments)
+
+    setattr(wrapped, _MARK, True)
+    return wrapped
+
+
+def _monitor_workers(agent: LocalElasticAgent, original: Callable[..., Any], worker_group: Any) -> Any:
+    result, handler = original(agent, worker_group), worker_group.spec.rdzv_handler
+    if not isinstance(handler, LighthouseRendezvous):
         return result
-
-    return monitor_workers
-
-
-def _rendezvous(original: Callable[..., Any]) -> Callable[..., Any]:
-    def rendezvous(agent: LocalElasticAgent, worker_group: Any) -> None:
-        handler = worker_group.spec.rdzv_handler
-        while True:
-            try:
-                return original(agent, worker_group)
-            except DistError as e:
-                is_ours = isinstance(handler, LighthouseRendezvous)
-                if not (is_ours and handler.is_over_within(handler.options.loss_timeout)):
-                    raise
-                log.info("the nodes rendezvous again: %s", e)
-
-    return rendezvous
+    if result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY) and handler.is_lost_elsewhere():
+        return RunResult(state=WorkerState.HEALTHY)  # the agent then reads num_nodes_waiting and restarts its workers
+    if result.state is WorkerState.SUCCEEDED:
+        handler.finished()
+    return result
 
 
-def _invoke_run(original: Callable[..., Any]) -> Callable[..., Any]:
-    def invoke_run(agent: LocalElasticAgent, *arguments: Any) -> Any:
-        group = agent.get_worker_group()
+def _rendezvous(agent: LocalElasticAgent, original: Callable[..., Any], worker_group: Any) -> None:
+    handler = worker_group.spec.rdzv_handler
+    while True:
         try:
-            return original(agent, *arguments)
-        except RendezvousGracefulExitError as e:
-            if not isinstance(group.spec.rdzv_handler, LighthouseRendezvous):
+            return original(agent, worker_group)
+        except DistError as e:
+            is_ours = isinstance(handler, LighthouseRendezvous)
+            if not (is_ours and handler.is_over_within(handler.options.loss_timeout)):
                 raise
-            log.info("%s", e)
-            return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in group.workers})
+            log.info("the nodes rendezvous again: %s", e)
 
-    return invoke_run
+
+def _invoke_run(agent: LocalElasticAgent, original: Callable[..., Any], *arguments: Any) -> Any:
+    group = agent.get_worker_group()
+    try:
+        return original(agent, *arguments)
+    except RendezvousGracefulExitError as e:
+        if not isinstance(group.spec.rdzv_handler, LighthouseRendezvous):
+            raise
+        log.info("%s", e)
+        return RunResult(WorkerState.SUCCEEDED, {worker.global_rank: None for worker in group.workers})

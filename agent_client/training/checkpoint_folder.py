@@ -21,8 +21,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
-from concurrent.futures import wait as wait_for
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +58,8 @@ _COMPLETE = re.compile(_STEP)
 _UNFINISHED = re.compile(rf"\.{_STEP}\.[0-9a-f]+(\.\d+)?")
 _REMOVED = re.compile(r"\.removed-.*")
 
-_running: "dict[tuple[Path, int], Future[None]]" = {}
-"""Saves in progress by (folder, rank). Global, because a wrapped function may open the folder again meanwhile."""
+_running: dict[tuple[Path, int], threading.Thread] = {}
+"""Threads of the last saves by (folder, rank). Global, because a wrapped function may open the folder again."""
 
 os.register_at_fork(after_in_child=_running.clear)
 
@@ -103,7 +101,7 @@ class CheckpointFolder:
         self._keep = keep
         self._rank, self._ranks = agent.group_rank, agent.group_world_size
         self._disk: list[int] = []
-        """Ranks that share this folder. Empty before `_begin`."""
+        """Ranks that share this folder. Empty before `_prepare`."""
         self._nonce = ""
         self._given_up: set[Tag] = set()
         """Checkpoints of later steps than the one at which the group has resumed. Training will replace them."""
@@ -138,7 +136,7 @@ class CheckpointFolder:
             return None
         try:
             if not self._disk:
-                self._begin()
+                self._prepare()
                 self._foreign = set(self._held())
                 if self._foreign:
                     log.warning(
@@ -157,10 +155,9 @@ class CheckpointFolder:
         state = {"agent": agent, "train": self._agent.state.state_dict(), "random": _random_state()}
         frozen = freeze(state, self._rank, lambda: self._agent.state.find_shards())
         self._given_up.discard(tag)
-        done: Future[None] = Future()
-        _running[self._folder, self._rank] = done
-        arguments = (tag, frozen, done)
-        threading.Thread(target=self._write, args=arguments, name="lighthouse checkpoint", daemon=True).start()
+        thread = threading.Thread(target=self._write, args=(tag, frozen), name="lighthouse checkpoint", daemon=True)
+        thread.start()
+        _running[self._folder, self._rank] = thread
         return path
 
     def _save_last(self, within_s: float) -> None:
@@ -173,8 +170,10 @@ class CheckpointFolder:
 
     def wait(self, timeout_s: float = CLOSE_WAIT_S) -> bool:
         """Wait until this rank has finished writing. Return False if it is still writing after `timeout_s` seconds."""
-        running = _running.get((self._folder, self._rank))
-        return running is None or not wait_for([running], timeout_s).not_done
+        thread = _running.get((self._folder, self._rank))
+        if thread is not None:
+            thread.join(timeout_s)
+        return thread is None or not thread.is_alive()
 
     def close(self) -> None:
         """Wait up to 10 minutes for a save in progress. `Agent.close` calls this method."""
@@ -196,7 +195,7 @@ class CheckpointFolder:
             StateMismatch: The checkpoint belongs to a different model.
             OSError: The folder cannot be read or written.
         """
-        self._begin()
+        self._prepare()
         held, reasons = self._held(), list[str]()
         usable = self._usable(held, reasons)
         while True:
@@ -220,7 +219,7 @@ class CheckpointFolder:
 
     # -- called by all ranks together, before the first step or at the first save
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
         """Find out which ranks share the folder, and remove incomplete saves of earlier processes."""
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
@@ -334,14 +333,11 @@ class CheckpointFolder:
 
     # -- run on the thread of a save, during training
 
-    def _write(self, tag: Tag, state: FrozenState, done: "Future[None]") -> None:
-        try:
-            is_written = self._try(tag, lambda: self._write_part(tag, state))
-            if self._try(tag, lambda: (self._complete(), self._rotate(tag))) and is_written and self._warned:
-                log.info("%s: the part of rank %d of step %d was written", self._folder, self._rank, tag.step)
-                self._warned.clear()
-        finally:
-            done.set_result(None)
+    def _write(self, tag: Tag, state: FrozenState) -> None:
+        is_written = self._try(tag, lambda: self._write_part(tag, state))
+        if self._try(tag, lambda: (self._complete(), self._rotate(tag))) and is_written and self._warned:
+            log.info("%s: the part of rank %d of step %d was written", self._folder, self._rank, tag.step)
+            self._warned.clear()
 
     def _try(self, tag: Tag, task: Callable[[], object]) -> bool:
         try:

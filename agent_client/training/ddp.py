@@ -91,7 +91,7 @@ class SharedBuffers:
                 self._before = (*began, [alike.flat() for alike in self._alike()])
 
     @torch.no_grad()
-    def agree(self) -> None:
+    def start(self) -> None:
         """Start to receive the buffers of the first participant. Do nothing if this group is the only one."""
         self._coming = []
         if self._machine.has_peers:
@@ -274,7 +274,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             self._begin_pass()
         outputs = super().forward(*inputs, **kwargs)
         if self.training and torch.is_grad_enabled():
-            self._follow(outputs)
+            self._track_passes(outputs)
         return outputs
 
     @never_compiled
@@ -288,7 +288,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reduction.is_expected |= self.require_backward_grad_sync
 
     @never_compiled
-    def _follow(self, outputs: Any) -> None:
+    def _track_passes(self, outputs: Any) -> None:
         found = (each.grad_fn for each in _find_tensors(outputs))
         node = next((node for node in found if node is not None), None)
         if node is not None and self.require_backward_grad_sync:
@@ -310,8 +310,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return self.training
 
     @property
-    def order(self) -> PassOrder:
-        return self._reduction.order
+    def pass_order(self) -> PassOrder:
+        return self._reduction.pass_order
 
     @property
     def has_abandoned(self) -> bool:
@@ -328,7 +328,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             return False
         self._shared.restore()  # undo the changes by this batch
         for bucket in self.reducer._get_zeros_like_grad_buckets():
-            name, rest = self._reduction.name(bucket.index()), self._reduction.rest(bucket.index())
+            name, rest = self._reduction.bucket_name(bucket.index()), self._reduction.following(bucket.index())
             mean = self._agent.all_reduce(bucket.buffer(), name=name, followed_by=rest).result()
             parameters = bucket.parameters()
             pieces = mean.split([parameter.numel() for parameter in parameters])
@@ -336,10 +336,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 parameter.grad = piece.view_as(parameter).clone(memory_format=torch.preserve_format)
         if self.find_unused_parameters:
             self._group.contribute_zeros()
-        self._reduction.ended()
+        self._reduction.reset()
         return True
 
-    def give_up(self) -> None:
+    def abandon_backward(self) -> None:
         if self._reduction.buckets is None:
             return
         if self._agent.group_world_size > 1:
@@ -349,10 +349,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
             )
         self._reset_reducer()
 
-    def agree(self) -> None:
+    def share_buffers(self) -> None:
         """Start to share the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
         self.reducer._check_reducer_finalized()
-        self._shared.agree()
+        self._shared.start()
 
     def end_step(self, *, is_committed: bool) -> None:
         self._shared.end_step(is_committed=is_committed)
@@ -370,7 +370,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 self._reset_reducer()
 
     def _reset_reducer(self) -> None:
-        self._reduction.ended()
+        self._reduction.reset()
         self.reducer._reset_state()
         self._lay_out_buckets()
 
@@ -465,32 +465,32 @@ class _Reduction:
     is_expected: bool = False
     """True if torch will reduce in the next backward pass. A forward pass sets this, even if no backward pass
     follows."""
-    order: PassOrder = field(default_factory=PassOrder)
+    pass_order: PassOrder = field(default_factory=PassOrder)
     passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
     """Forward passes whose backward pass has not run. A reference is dead once the graph of its pass was freed."""
     _layout: list[Part] = field(default_factory=list[Part])
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:
-        self._layout = [Part(self.name(b.index()), b.buffer().numel(), b.buffer().dtype) for b in buckets]
+        self._layout = [Part(self.bucket_name(b.index()), b.buffer().numel(), b.buffer().dtype) for b in buckets]
 
-    def name(self, bucket: int) -> str:
+    def bucket_name(self, bucket: int) -> str:
         return f"{self.module}, bucket {bucket}"
 
-    def rest(self, bucket: int) -> list[Part]:
+    def following(self, bucket: int) -> list[Part]:
         return self._layout[bucket + 1 :]
 
     def completed(self) -> None:
-        self.order.reduced()
-        self.ended()
+        self.pass_order.reduced()
+        self.reset()
 
-    def ended(self) -> None:
+    def reset(self) -> None:
         self.buckets, self.is_expected = None, False
         self.passes.clear()
 
 
 @never_compiled
 def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    name, rest = reduction.name(bucket.index()), reduction.rest(bucket.index())
+    name, rest = reduction.bucket_name(bucket.index()), reduction.following(bucket.index())
     internals = reduction.agent.internals
     internals.begin_backward()
     _at_the_end(internals.end_backward)

@@ -72,7 +72,7 @@ def replicate(module: nn.Module, agent: Agent) -> None:
 @never_compiled
 def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tensor) -> None:
     agent.internals.begin_backward()
-    sharding.order.reduced()
+    sharding.pass_order.reduced()
     engine: Any = torch.autograd.Variable._execution_engine  # pyright: ignore[reportPrivateUsage]
     engine.queue_callback(agent.internals.end_backward)
     agent.all_reduce(gradients, within_group=False, name=name).result()
@@ -81,7 +81,7 @@ def _average(agent: Agent, sharding: "_ShardedPart", name: str, gradients: Tenso
 class _ShardedPart:
     def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self.order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
+        self.pass_order = PassOrder(counts=False)  # it is unknown in advance which microbatches will reduce
 
     @property
     def begins_steps(self) -> bool:
@@ -97,13 +97,13 @@ class _ShardedPart:
         """Return False, because the other ranks wait in torch's own collectives for this rank's backward pass."""
         return False
 
-    def give_up(self) -> None:
+    def abandon_backward(self) -> None:
         raise AgentError(
             "a backward pass of a sharded model was abandoned (it raised, and the script continued): the other ranks "
             "of the group wait for its shards. Let the error end this process so that its group restarts"
         )
 
-    def agree(self) -> None:
+    def share_buffers(self) -> None:
         pass
 
     def end_step(self, *, is_committed: bool) -> None:

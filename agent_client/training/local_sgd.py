@@ -159,29 +159,29 @@ class OuterSteps(FaultTolerantOptimizer):
         self._state.inner_steps += 1
         self.internals.taken += 1
         if self._state.inner_steps == self._interval - self._delay:
-            self._begin()
-        return self._state.inner_steps < self._interval or self._end()
+            self._begin_outer_step()
+        return self._state.inner_steps < self._interval or self._end_outer_step()
 
     def _join(self) -> None:
         """Heal, if necessary, before the first inner step, in an outer step without inner steps."""
         while self._agent.current_step == 0:
-            self._begin()
-            self._end()
+            self._begin_outer_step()
+            self._end_outer_step()
 
-    def _begin(self) -> None:
+    def _begin_outer_step(self) -> None:
         """Begin an outer step and wait for its quorum, because a healing peer must receive the state as it is now."""
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)
 
     @torch.no_grad()
-    def _end(self) -> bool:
+    def _end_outer_step(self) -> bool:
         before = self._agent.batches_committed
         is_committed = self._agent.should_commit()
         for _ in range(1, self._attempts):
             if is_committed:
                 break
-            self._begin()
+            self._begin_outer_step()
             before = self._agent.batches_committed
             is_committed = self._agent.should_commit()
         if is_committed and self._state.inner_steps:

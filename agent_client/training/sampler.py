@@ -37,12 +37,7 @@ class Draws:
         """Return the index, from 0, of the next of the step's `of` batches.
 
         If the step was computed but not voted on, because a GradScaler skipped it, start again with its first batch.
-
-        Args:
-            of: Number of batches of the rank in a step.
-            ended: Number of steps that were committed or discarded.
-            moves: Number of forward passes, reductions and votes.
-            accumulates: Whether the last forward pass ran under `no_sync()`, so that another pass of the step follows.
+        The other arguments are fields of StepMachine.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0

@@ -115,7 +115,7 @@ class StepLoader:
         ahead, loaded = self._ahead, None
         for wanted in self.sampler.draws(several=several):
             if loaded is None:
-                ahead.begin(wanted)
+                ahead.restart(wanted)
                 loaded = iter(self._loader)
             if wanted.number not in ahead.given:
                 ahead.next = wanted
@@ -152,7 +152,7 @@ class _Ahead:
         self.given: deque[int] = deque()
         """Numbers of the batches that workers are loading."""
 
-    def begin(self, first: Drawn) -> None:
+    def restart(self, first: Drawn) -> None:
         self.next = first
         self.given.clear()
 

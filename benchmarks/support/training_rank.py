@@ -80,7 +80,7 @@ class OurRank:
             if not assignment.revoked and self._link.watch.revoked(assignment.quorum_id) is None:
                 return assignment
             self._link.vote(assignment.max_step, False, quorum_id=assignment.quorum_id, timeout_s=TIMEOUT_S)
-            machine.quorum_revoked()
+            machine.discards += 1
 
     def _revoked(self, quorum_id: int | None, reason: str) -> None:
         assignment = self._assignment

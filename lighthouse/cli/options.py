@@ -114,7 +114,7 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
             show_envvar=True,
             default=f"localhost:{LIGHTHOUSE_PORT}",
             show_default=True,
-            callback=_read_coordinator,
+            callback=read_coordinator,
             help="Address or join string of the lighthouse.",
         ),
         *(
@@ -182,7 +182,7 @@ def _takes_client_options(verb: Verb) -> Verb:
     return reports_errors(run)
 
 
-def _read_coordinator(ctx: click.Context, param: click.Parameter, value: str) -> Coordinator:
+def read_coordinator(ctx: click.Context, param: click.Parameter | None, value: str) -> Coordinator:
     text = value.strip()
     if text.startswith("https://"):
         why = "a lighthouse with TLS needs its join string, which `lighthouse token` prints, or --tls-ca"

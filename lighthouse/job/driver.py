@@ -58,6 +58,7 @@ from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
     Goodbye,
+    GroupReport,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -413,13 +414,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._feed(joined)
 
     def _expire_request(self, joined: Joined, time_left_s: float) -> None:
-        self._waiting.refuse_call(joined.call, self._too_late(time_left_s))
+        reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
+        self._waiting.refuse_call(joined.call, DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}"))
         with FROM_TIMER:
             self._feed(Withdrawn(joined.participant.replica_id, joined.call))
-
-    def _too_late(self, time_left_s: float) -> DeadlinePassed:
-        reason = f"{self.machine.decision.verdict}: {explain(self.machine, self._clock())}"
-        return DeadlinePassed(f"no quorum within {time_left_s:.3g} s: {reason}")
 
     def receive_heartbeat_call(self, replica_id: str, incarnation: str) -> None:
         self._feed(HeartbeatReceived(replica_id, incarnation))
@@ -434,7 +432,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         if self._opening:  # it was not refused
             if hello.participant.replica_id in self._preempted:  # its manager repeats a notice that is still valid
                 self._take_notice(hello.participant.replica_id, None)
-            self.account.add_report(hello.participant.replica_id, hello.levels, self._clock())
+            self._add_report(hello.participant.replica_id, hello.levels)
         self._opening = 0
         return number
 
@@ -445,8 +443,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         match message:
             case Heartbeat():
                 self._feed(SessionHeartbeatReceived(number, message))
-                self.account.add_report(session.replica_id, message.levels, self._clock())
                 self._timeline.check_heal(session.replica_id, self._wall())
+                self._add_report(session.replica_id, message.levels)
                 if message.progress is not None:
                     self.progress.add_view(session.replica_id, message.progress)
                     self.incidents.handle_view(session.replica_id, message.progress)
@@ -470,6 +468,11 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 self.incidents.receive_evidence(number, message)
             case Hello():
                 self._sessions.end_session_stream(number, None, "a session has one hello")
+
+    def _add_report(self, replica_id: str, report: GroupReport) -> None:
+        now, group = self._clock(), self.machine.job.groups.get(replica_id)
+        new = self.account.add_report(replica_id, report, now)
+        self._incident_registry.ledger.add_report(self.job, group, report, new, now)
 
     def end_session(self, number: int) -> None:
         session = self._sessions.pop(number, None)
@@ -535,7 +538,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         )
 
     def take_sample(self) -> None:
-        """Take a sample for `pace`. Call this every EVERY_S seconds."""
+        """Take a sample for `current_pace`. Call this every EVERY_S seconds."""
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:
@@ -547,7 +550,6 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return levels_of(self.machine.job, ranks, self.account.goodput(self._clock()))
 
     def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
-        """Add an entry to the timeline."""
         self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
 
     def _handle_verdict(self, verdict: StallVerdict | None) -> None:
@@ -596,7 +598,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             case _ if self._is_closed:
                 pass
             case SessionEnded(session):
-                self.incidents.handle_session_end_of(session)
+                self.incidents.end_session_rounds(session)
             case Joined(_, participant):
                 self.incidents.handle_participant(participant)
             case SessionHeartbeatReceived(_, beat) if beat.levels.held is not None:
@@ -620,6 +622,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
         if news:
             self._timeline.add_effects(news, self._wall())
+        self._note_states(news, now)
         for effect in news:
             match effect:
                 case MemberLost():
@@ -639,6 +642,24 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._worlds.note_effects(news)
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))
+
+    def _note_states(self, effects: Sequence[QuorumEffect], now: float) -> None:
+        """Note in the ledger which groups have changed their state."""
+        ledger, groups = self._incident_registry.ledger, self.machine.job.groups
+        for effect in effects:
+            match effect:
+                case QuorumFormed(quorum):
+                    ledger.add_quorum(self.job, max(member.step for member in quorum.participants))
+                    for group in groups.values():
+                        ledger.observe_group(self.job, group, now)
+                case MemberLost(replica_id, _, _, last_seen_at):
+                    ledger.observe_group(self.job, groups.get(replica_id), now, last_seen_at)
+                case MemberLeft(replica_id):
+                    ledger.end_group(self.job, replica_id, now)
+                case MemberJoined(replica_id) | MemberBack(replica_id):
+                    ledger.observe_group(self.job, groups.get(replica_id), now)
+                case _:
+                    pass
 
     def _perform_one(self, effect: QuorumEffect) -> None:
         match effect:
@@ -674,13 +695,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 if session == self._opening and error is not None:
                     self._opening = 0
                     self._ports.refused(error)
-                self._end_session_stream(session, error, reason)
+                if (ended := self._sessions.get(session)) is not None:
+                    self._waiting.drop_call(ended.join)
+                self._sessions.end_session_stream(session, error, reason)
             case MemberJoined() | MemberBack() | MemberLost() | MemberLeft() | MemberForgotten() | MemberDraining():
                 pass  # read by the timeline and the incidents
             case GridChanged() | NewcomersChanged():
                 pass  # read by the world broadcast
-
-    def _end_session_stream(self, number: int, error: LighthouseError | None, reason: str) -> None:
-        if (session := self._sessions.get(number)) is not None:
-            self._waiting.drop_call(session.join)
-        self._sessions.end_session_stream(number, error, reason)

@@ -45,8 +45,8 @@ from lighthouse.job.lineage import (
 from lighthouse.job.presence import JobEnd, Presence
 from lighthouse.job.records import Group, Kind, LastAssignment, QuorumConfig, QuorumRecord, Verdict
 from lighthouse.job.roster import Job
-from lighthouse.job.standing import entry_of
-from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse.job.standing import lease_of
+from lighthouse_protocol.messages.membership import Quorum, Tag
 from lighthouse_protocol.messages.session import LEFT, QuorumPhase
 
 END_KEPT_S = 7 * 86400.0
@@ -73,11 +73,14 @@ def decide(job: Job, now: float) -> Decision:
     Costs O(1) while the quorum waits for other groups, and O(n log n) once it waits for leases only.
     """
     config, joins, standing = job.config, job.joins, job.standing
-    candidates, joined = joins.candidate_count, len(joins)
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
+    joined = len(joins)
+    if not joined:
+        return Decision(Verdict.FORMED if working else Verdict.NO_JOINS)
+    candidates = joins.candidate_count
     size = size_for(candidates, config.allowed_sizes, config.active)
     has_stragglers = healthy > joined
-    does_wait_count = has_stragglers and joined and not standing.blocks_forming
+    does_wait_count = has_stragglers and not standing.blocks_forming
     timer = joins.members if working else joins.anyone
     since = timer.waiting_since(now) if does_wait_count else None
     missed_at = None if since is None else since + config.join_timeout_s
@@ -97,8 +100,6 @@ def decide(job: Job, now: float) -> Decision:
     def wait(verdict: Verdict, until: float | None = None) -> Decision:
         return Decision(verdict, until, missed_at, next_at)
 
-    if candidates == 0:
-        return wait(Verdict.FORMED if working else Verdict.NO_JOINS)
     if standing.phase is QuorumPhase.RETURNING:
         return wait(Verdict.WAITING_FOR_RECONNECT, standing.returns_until())
     if standing.phase is QuorumPhase.RECALLED:
@@ -135,7 +136,7 @@ def stragglers(job: Job) -> list[Group]:
 
 def peers_pending(job: Job) -> int:
     """Return how many waiting newcomers would fit into the next quorum if all present members stay."""
-    members = len(job.replica_ids)
+    members = len(job.members)
     most = size_for(members + job.joins.newcomer_count, job.config.allowed_sizes, job.config.active)
     return max(0, most - members)
 
@@ -145,45 +146,44 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
     chosen = job.joins.list_candidates()
     size = size_for(len(chosen), job.config.allowed_sizes, job.config.active)
     if len(chosen) > size:
-        foreign_ids = {m.replica_id for m, heals in zip(chosen, find_foreign(job, chosen, now), strict=True) if heals}
+        is_foreign = foreign(claims_of(job, chosen), known_history(job, now), job.max_step)
+        foreign_ids = {member.replica_id for member, heals in zip(chosen, is_foreign, strict=True) if heals}
         participants = [member.participant for member in chosen if member.participant]
-        places = choose(participants, job.replica_ids, size, foreign_ids)
+        places = choose(participants, job.members.keys(), size, foreign_ids)
         chosen = [job.groups[participant.replica_id] for participant in places]
     return tuple(sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else ""))
 
 
-def find_foreign(job: Job, candidates: Sequence[Group], now: float) -> list[bool]:
-    """Return for each candidate whether it must heal because its state is not from the job's lineage.
+def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
+    """Return what each candidate reports about its state, for `foreign`."""
+    claims: list[Claim] = []
+    for member in candidates:
+        participant, last = member.participant, member.last_assignment
+        assert participant is not None
+        tag = tag_of(participant, last)
+        is_member = member.is_participant and not (last is not None and last.has_not_healed(participant))
+        was_assigned = tag is not None and (
+            (last is not None and tag in (last.quorum_id, last.formed_from))
+            or (tag in job.tags and member.replica_id in job.members)
+        )
+        # A step needs all members of a quorum, so they are at most one step apart.
+        may_be_ahead: int | None = int(was_assigned)
+        if tag is not None and job.numbering.is_unknown(tag):
+            may_be_ahead = None
+        disagree, works_at = participant.ranks_disagree, participant.works_at
+        claims.append(Claim(participant.step, tag, is_member, may_be_ahead, disagree, works_at))
+    return claims
 
-    The lineage consists of the states that this job's quorums have committed (lineage.py).
-    """
-    claims = [_claim(job, member, member.participant) for member in candidates if member.participant]
-    return foreign(claims, known_history(job, candidates, now), job.max_step)
 
-
-def known_history(job: Job, candidates: Sequence[Group], now: float) -> History:
+def known_history(job: Job, now: float) -> History:
     """Return the job's history, including the quorums of an earlier lighthouse that candidates report (lineage.py)."""
     if job.first_formed_at is not None and now >= job.first_formed_at + EARLIER_COUNTS_FOR_S:
         return job.history
     history = History(job.history.ranges)
-    for member in candidates:
+    for member in job.joins.list_candidates():
         if member.participant and job.numbering.is_unknown(member.participant.seen_quorum_id):
             history.add_quorum(member.participant.seen_quorum_id)
     return history
-
-
-def _claim(job: Job, member: Group, participant: Participant) -> Claim:
-    last, tag = member.last_assignment, tag_of(participant, member.last_assignment)
-    is_member = member.is_participant and not (last is not None and last.has_not_healed(participant))
-    was_assigned = tag is not None and (
-        (last is not None and tag in (last.quorum_id, last.formed_from))
-        or (tag in job.tags and member.replica_id in job.members)
-    )
-    # A step needs all members of a quorum, so they are at most one step apart.
-    may_be_ahead: int | None = int(was_assigned)
-    if tag is not None and job.numbering.is_unknown(tag):
-        may_be_ahead = None
-    return Claim(participant.step, tag, is_member, may_be_ahead, participant.ranks_disagree, participant.works_at)
 
 
 class QuorumMachine:
@@ -235,7 +235,6 @@ class QuorumMachine:
 
     @property
     def quorum(self) -> Quorum | None:
-        """Present quorum."""
         return self.job.quorum
 
     def handle(self, event: events.QuorumEvent, now: float) -> Sequence[events.QuorumEffect]:
@@ -278,13 +277,14 @@ class QuorumMachine:
 
         Right after `handle` or `tick` with the same `now`, the result is later than `now`.
         """
-        moments = (self.job.next_timeout_at(), self.standing.returns_until(), self.decision.next_at)
-        return min((moment for moment in moments if moment is not None and moment > now), default=None)
+        moments = [self.job.next_timeout_at(), self.standing.returns_until(), self.decision.next_at]
+        return min([moment for moment in moments if moment is not None and moment > now], default=None)
 
     # -- time
 
     def _advance_time(self, now: float) -> None:
-        self.job.start_clock(now)
+        if self.job.formed_at is None and self.job.quorum is not None:
+            self.job.formed_at = now
         if self.job_end.step is None:
             self._ended_at = None
         elif self._ended_at is None:
@@ -296,7 +296,12 @@ class QuorumMachine:
             self.job.lost_at = now
         self._recall_if_needed()
         self._end_job_if_over(now)
-        decision = self._decide_after_timeout(now)
+        decision = decide(self.job, now)
+        is_overdue = decision.until is not None and now >= decision.until
+        if decision.verdict is Verdict.WAITING_FOR_STRAGGLERS and is_overdue:
+            for group in stragglers(self.job):
+                self.job.mark_missed_timeout(group)
+            decision = decide(self.job, now)
         self._working = self.job.counts[Kind.WORKING]
         if decision.chosen:
             self._form_quorum(decision.chosen, now)
@@ -308,20 +313,16 @@ class QuorumMachine:
         next_at = self.deadline(now)
         self._next_at = math.inf if next_at is None else next_at
 
-    def _decide_after_timeout(self, now: float) -> Decision:
-        """Decide. If the stragglers have missed the join timeout, stop waiting for them and decide again."""
-        decision = decide(self.job, now)
-        is_over = decision.until is not None and now >= decision.until
-        if decision.verdict is not Verdict.WAITING_FOR_STRAGGLERS or not is_over:
-            return decision
-        for group in stragglers(self.job):
-            self.job.mark_missed_timeout(group)
-        return decide(self.job, now)
-
     def _end_job_if_over(self, now: float) -> None:
-        if not self.presence.has_job_ended():
+        """Record the end of the job if a member of the last quorum has finished and no other is present."""
+        end = self.job_end
+        if end.step is not None or not end.finished or self.job.counts[Kind.WORKING]:
             return
-        members = self.job.replica_ids
+        present = [m for m in self.job.list_participants() if m.is_alive and not m.down]
+        is_returning = self.standing.phase is QuorumPhase.RETURNING
+        if is_returning or any(m.replica_id not in end.finished for m in present):
+            return
+        members = self.job.members
         others = [m for m in self.job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
         self.job_end.record_end(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
         assert self.job_end.step is not None
@@ -346,12 +347,12 @@ class QuorumMachine:
     def _form_quorum(self, chosen: Sequence[Group], now: float) -> None:
         job = self.job
         participants = [member.participant for member in chosen if member.participant]
-        tags = [tag_of(member.participant, member.last_assignment) for member in chosen if member.participant]
-        lineage = assign_steps(participants, tags, find_foreign(job, chosen, now))
-        stands = self.config.stands and all(m.is_connected and _can_stand(m.participant) for m in chosen)
-        always = stands or self.standing.phase is not QuorumPhase.NONE
-        are_same = job.consists_of(chosen)
-        is_new = job.numbering.choose_id(chosen, self.presence.seen_id, are_same=are_same, always=always)
+        claims, history = claims_of(job, chosen), known_history(job, now)
+        lineage = assign_steps(participants, [claim.tag for claim in claims], foreign(claims, history, job.max_step))
+        stands = self.config.stands and all(map(_can_stand, chosen))
+        # A standing quorum always gets a new id, and so does its successor.
+        is_repeated = not stands and self.standing.phase is QuorumPhase.NONE and job.can_repeat(chosen)
+        is_new = job.numbering.choose_id(self.presence.seen_id, is_repeated=is_repeated)
         quorum = Quorum(job.numbering.quorum_id, lineage.participants)
         for member, joined, given in zip(chosen, participants, lineage.participants, strict=True):
             # A group whose step was lowered may or may not have healed when it joins again at max_step.
@@ -362,17 +363,15 @@ class QuorumMachine:
             member.last_assignment = LastAssignment(
                 quorum.quorum_id, max_step, tag_quorum_id, was_at, held, lowest, lineage.tag_quorum_id
             )
-            self.job.record_message(member, now)
-        job.history = known_history(job, self.joins.list_candidates(), now)
+            member.seen_at = now  # its call is no longer pending
+        job.history = history
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
-                job.history.add_quorum(quorum_id)
-        self.job_end.record_quorum(job.replica_ids, frozenset(p.replica_id for p in participants))
+                history.add_quorum(quorum_id)
+        self.job_end.record_quorum(job.members, {p.replica_id for p in participants})
         job.replace_quorum(quorum, chosen, now, is_new=is_new)
         if stands:
-            secrets = (member.secret for member in chosen)
-            entries = {p.replica_id: entry_of(p, secret) for p, secret in zip(participants, secrets, strict=True)}
-            self.standing.begin_standing(quorum, entries, {member.replica_id: member.lease_until for member in chosen})
+            self.standing.begin_standing(quorum, {member.replica_id: lease_of(member) for member in chosen})
         else:
             self.standing.end_standing()
         calls = self.joins.take_calls(chosen, now)
@@ -382,11 +381,12 @@ class QuorumMachine:
     def _make_record(self, stands: bool) -> QuorumRecord:
         quorum, history = self.job.quorum, self.job.history.ranges
         assert quorum is not None
-        entries, lease_s = self.standing.join_states, self.config.lease_s
+        entries = {name: lease.entry for name, lease in self.standing.leases.items()}
         ended, absent = self.job_end.step, self.job_end.absent
-        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, lease_s, history, ended, absent)
+        return QuorumRecord(quorum.quorum_id, quorum, stands, entries, self.config.lease_s, history, ended, absent)
 
 
-def _can_stand(participant: Participant | None) -> bool:
-    """Return whether the participant's collectives can be aborted, and it does not ask to shrink."""
-    return participant is not None and participant.watched and not participant.shrink_only
+def _can_stand(member: Group) -> bool:
+    """Return whether the group has a session and abortable collectives, and does not ask to shrink."""
+    participant = member.participant
+    return member.is_connected and participant is not None and participant.watched and not participant.shrink_only

@@ -11,8 +11,8 @@ Its *active* ranks run the function; the *spares* wait. When a generation breaks
    enlarge the generation, the generation is broken instead, which is not an incident.
 5. A rank of the present generation that has not received it is sent it again. A rank that reports another number is
    notified that its generation has ended, so no rank waits for a past one.
-6. `settle` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the function
-   fails more often than the restart budget allows.
+6. `form_if_ready` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the
+   function fails more often than the restart budget allows.
 7. Once a rank has finished a generation, a newcomer no longer breaks it. When all its ranks have finished, the run is
    completed. A rank of an elastic run may close the run, which completes it for all ranks, finished or not.
 
@@ -313,7 +313,6 @@ class Ranks:
 
     @property
     def has_no_live_rank(self) -> bool:
-        """True if no rank is alive."""
         return not any(rank.is_here for rank in self)
 
     @property
@@ -434,13 +433,11 @@ class Ranks:
         self._watch_lapse(rank)
 
     def add_ready(self, rank: Rank, now: float) -> None:
-        """Mark a rank as ready."""
         if rank.waits_since is None:
             rank.waits_since = now
         self.ready[rank.rank.slot] = rank
 
     def remove_ready(self, rank: Rank) -> None:
-        """Mark a rank as not ready."""
         rank.waits_since = None
         self.ready.pop(rank.rank.slot, None)
 
@@ -449,7 +446,7 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def lapsed_ranks(self, now: float) -> list[Rank]:
-        """Return the ranks without a stream whose timeout has passed. The caller must call `lose` for each."""
+        """Return the ranks without a stream whose timeout has passed. The caller calls `mark_rank_lost` for each."""
         if not self._without_stream or now < self._lapses_from:
             return []
         ranks = [self._slots[slot] for slot in sorted(self._without_stream)]
@@ -587,15 +584,11 @@ def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
 def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
     """Return whether the next generation should wait for more ranks."""
     if current.survivors:
-        return bool(current.running) or _is_torn(ranks, current)
+        # Live ranks whose unit has lost a rank are about to be restarted together with it.
+        return bool(current.running) or any(r.is_here and r.rank.unit in current.lost_units for r in ranks)
     if len(ranks.ready) < terms.target:
         return True
     return not terms.is_elastic and any(slot not in ranks.ready for slot in range(terms.target))
-
-
-def _is_torn(ranks: Ranks, current: GenerationState) -> bool:
-    """Return whether live ranks are about to be restarted together with a lost one. O(n)."""
-    return any(rank.is_here and rank.rank.unit in current.lost_units for rank in ranks)
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
@@ -642,7 +635,7 @@ class Generations:
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_decision_due(self, now: float) -> bool:
-        """Return whether time alone may have changed the result of `settle`."""
+        """Return whether time alone may have changed the result of `form_if_ready`."""
         next_at = self._decision.next_at
         return not self._is_over and next_at is not None and next_at <= now
 
@@ -755,12 +748,9 @@ class Generations:
         rank.generation = rank.generation if generation is None else generation
         self.ranks.add_ready(rank, now)
         self.current.mark_ready(rank.rank)
-        self._admit_ready_rank(rank, now)
-
-    def _admit_ready_rank(self, rank: Rank, now: float) -> None:
-        """Apply rule 4 to a ready rank."""
         if not self.current.is_standing:
             return
+        # Rule 4.
         size = len(self.current.active)
         may_grow = size < self.terms.target and not self.current.finished
         if may_grow and len(assign(self.ranks, self.current.slots, self.terms, self.current.running)) > size:
@@ -806,7 +796,6 @@ class Generations:
 
     @property
     def live_rank_ids(self) -> tuple[RankId, ...]:
-        """All live ranks, sorted."""
         return tuple(sorted(rank.rank for rank in self.ranks.live_ranks))
 
     def _break_generation(

@@ -28,7 +28,8 @@ from lighthouse.job.incidents import (
     IncidentMachine,
     OnStall,
 )
-from lighthouse.job.progress import REASONS, JobProgress, Runs, difference
+from lighthouse.job.ledger import Ledger
+from lighthouse.job.progress import NOTHING, REASONS, JobProgress, Runs, difference
 from lighthouse.job.records import Group, GroupReports
 from lighthouse.job.roster import Job
 from lighthouse.job.run_driver import Ports, RunDriver
@@ -40,6 +41,7 @@ from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
     EvidenceRequest,
+    GroupCounts,
     GroupReport,
     HeldQuorum,
     HoldState,
@@ -86,11 +88,11 @@ class JobAccount:
         self.heals = Histogram(HEAL_BOUNDS_S)
         self.waits = Histogram(WAIT_BOUNDS_S)
 
-    def add_report(self, replica_id: str, report: GroupReport, now: float) -> None:
-        """Add a group's report, from the hello of its session or from a heartbeat."""
+    def add_report(self, replica_id: str, report: GroupReport, now: float) -> GroupCounts:
+        """Add a group's report, from the hello of its session or from a heartbeat. Return what it adds."""
         group, counts = self._groups.get(replica_id), report.counts
         if group is None or counts is None:
-            return
+            return NOTHING
         reports = group.reports
         new, reports.counts = difference(reports.counts or counts, counts), counts
         if report.held is not None and report.held.mode is HoldState.LEAVING:
@@ -105,6 +107,7 @@ class JobAccount:
         heals = min(new.healed.heals, MAX_HEALS_TOLD)
         for _ in range(heals):  # reports contain only their sum
             self.heals.add(new.healed.seconds / heals)
+        return new
 
     def stop_time(self, reports: GroupReports, now: float) -> None:
         """Stop counting the time of a group that has left or is forgotten, until it holds a quorum again."""
@@ -242,7 +245,6 @@ class IncidentTimes:
         self.recover: dict[Key, Histogram] = {}
 
     def count_opened(self, job: str, kind: IncidentKind) -> None:
-        """Count a new incident."""
         key = job, kind
         if key not in self.opened and len(self.opened) >= MAX_JOBS * len(IncidentKind):
             del self.opened[next(iter(self.opened))]
@@ -289,6 +291,7 @@ class IncidentRegistry:
     """
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
+    ledger: Ledger = field(default_factory=Ledger)
 
     def load_stored(self) -> None:
         """Load the incidents that an earlier lighthouse stored. Blocks. Call this before the first job."""
@@ -308,6 +311,7 @@ class IncidentRegistry:
 
     def record_changed(self, incident: Incident) -> None:
         self.archive.store_incident(incident)
+        self.ledger.add_incident(incident.summary)
         if self.files is not None:
             self.files.save(incident)
 
@@ -407,28 +411,29 @@ class IncidentDriver:
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
 
-    def handle_session_end_of(self, session: int) -> None:
+    def end_session_rounds(self, session: int) -> None:
         for number in list(self._rounds):
             self._rounds[number].round.drop_session(session)
             self._finish_if_complete(number)
 
     def handle_participant(self, participant: Participant) -> None:
-        if self._incidents.is_followed or self._incidents.is_news(participant):
-            now = self._clock()
-            self._perform(
-                self._incidents.record_distrust(participant.replica_id, participant.distrust, now, self._wall())
-            )
+        group, now = self._state.groups.get(participant.replica_id), self._clock()
+        is_news = group is not None and group.reports.distrust != participant.distrust
+        if group is not None and is_news:
+            self._perform(self._incidents.record_distrust(group, participant.distrust, now, self._wall()))
+        if is_news or self._incidents.is_followed:
             self._perform(self._incidents.open_losses(now))
-            self._perform(
-                self._incidents.record_step_reached(participant.requested_step, participant.seen_quorum_id, now)
-            )
+            step, quorum_id = participant.requested_step, participant.seen_quorum_id
+            self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
         """Check a member's view for steps discarded because of their gradients."""
-        if view.replica_id == replica_id:
+        group = self._state.groups.get(replica_id)
+        if group is not None and view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
             name, rejected = (ranks[0].name, ranks[0].sample.rejected) if ranks else (RankName(replica_id, 0), None)
-            self._perform(self._incidents.record_rejected_step(name, rejected, self._clock(), self._wall()))
+            now, unix_s = self._clock(), self._wall()
+            self._perform(self._incidents.record_rejected_step(group, name, rejected, now, unix_s))
 
     def handle_grant(self, held: HeldQuorum) -> None:
         """Check whether the steps that a member has granted show a recovery."""
@@ -514,9 +519,9 @@ class IncidentDriver:
         """
         if len(self._rounds) >= MAX_ROUNDS:
             raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
-        self._begin_round(EvidenceRound(self._targets()) if ranks is None else self._round_for(ranks), reply.answer)
+        self._begin_round(EvidenceRound(self._targets()) if ranks is None else self._plan_round(ranks), reply.answer)
 
-    def _round_for(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
+    def _plan_round(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._state.groups.get(name) for name in ranks)
         members = [self._target(member) for member in found if member is not None]
         runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._all_runs() if run.run_id in ranks]

@@ -29,7 +29,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from lighthouse.job.events import MemberLost
-from lighthouse.job.records import RestartRecord, RunName
+from lighthouse.job.records import Group, RestartRecord, RunName
 from lighthouse_protocol.messages.incident import (
     Gathered,
     Incident,
@@ -39,7 +39,7 @@ from lighthouse_protocol.messages.incident import (
     RankEvidence,
     suspects_first,
 )
-from lighthouse_protocol.messages.membership import Distrust, Participant
+from lighthouse_protocol.messages.membership import Distrust
 from lighthouse_protocol.messages.progress import RankName, RejectedStep
 from lighthouse_protocol.refusals import InvalidRequest, UnknownName
 from lighthouse_protocol.rules.quorum_change import MAX_LISTED, list_names
@@ -118,7 +118,6 @@ MAX_LOOKS = 3
 MAX_FOLLOWED = 8
 UNCONFIRMED_S = 60.0
 MAX_NAMED = 16  # losses named in a text
-MAX_DISTRUSTED = 256  # groups with a remembered report
 MAX_SUSPECTS = 64
 EXIT_KEPT_S = 10.0  # longest time from the report of a dead process to the loss that it explains
 MAX_EXITS = 256
@@ -137,7 +136,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Requests evidence from all members of the quorum. The driver passes the result to `took`."""
+    """Requests evidence from all members of the quorum. The driver passes the result to `add_evidence`."""
 
     id: str
     suspects: tuple[str, ...]
@@ -145,7 +144,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class ActionDue:
-    """Requests an action. The driver passes its result to `acted`."""
+    """Requests an action. The driver passes its result to `record_action`."""
 
     id: str
     decision: Decision
@@ -246,8 +245,6 @@ class IncidentMachine:
         self._stall: _Case | None = None
         self._lost: _Lost | None = None
         self._loss: _Case | None = None  # incident of the losses
-        self._distrusted: dict[str, Distrust] = {}  # last report, by replica_id
-        self._rejected: dict[str, int] = {}  # step, by replica_id
         self._exits: dict[str, list[_Exit]] = {}  # by replica_id
 
     @property
@@ -266,7 +263,10 @@ class IncidentMachine:
         """Open or update the incident of a stall. `step` is the highest step that a rank has been granted."""
         case = self._stall
         if case is None:
-            return self._open_stall(verdict, step, now, unix_s)
+            suspects, still_s = _suspects(verdict), verdict.still_s
+            case = self._open_case(IncidentKind.STALL, verdict.text, suspects, now - still_s, still_s, unix_s)
+            case.verdict, case.base, self._stall = verdict, step, case
+            return [Opened(case.incident), *self._request_evidence(case)]
         if case.is_final or verdict.is_same_as(case.verdict):
             return []  # nothing new, or a consequence of the kill
         if case.incident.summary.suspects and not verdict.behind:
@@ -413,38 +413,24 @@ class IncidentMachine:
 
     # -- groups without a valid state
 
-    def is_news(self, participant: Participant) -> bool:
-        """Return whether the group's report about its state is news."""
-        return self._distrusted.get(participant.replica_id) != participant.distrust
-
-    def record_distrust(self, replica_id: str, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
+    def record_distrust(self, group: Group, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
         """Handle what a join reports about its group's state: why it is invalid, or None if it is valid."""
-        if distrust is None:
-            self._distrusted.pop(replica_id, None)
+        before, group.reports.distrust = group.reports.distrust, distrust
+        if distrust is None or distrust == before:
             return []
-        if self._distrusted.get(replica_id) == distrust:
-            return []
-        self._distrusted[replica_id] = distrust
-        while len(self._distrusted) > MAX_DISTRUSTED:
-            del self._distrusted[next(iter(self._distrusted))]
-        text = f"{replica_id}: {distrust.text}"
-        case = self._open_case(IncidentKind(distrust.kind), text, (replica_id,), now, 0.0, unix_s)
+        text = f"{group.replica_id}: {distrust.text}"
+        case = self._open_case(IncidentKind(distrust.kind), text, (group.replica_id,), now, 0.0, unix_s)
         return [Opened(case.incident)]
 
     # -- non-finite gradients
 
     def record_rejected_step(
-        self, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
+        self, group: Group, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
     ) -> list[Effect]:
         """Open an incident for a step discarded because of its gradients. Groups repeat the report for a while."""
-        if rejected is None:
-            self._rejected.pop(rank.replica_id, None)
+        before, group.reports.rejected_step = group.reports.rejected_step, None if rejected is None else rejected.step
+        if rejected is None or rejected.step == before:
             return []
-        if self._rejected.get(rank.replica_id) == rejected.step:
-            return []
-        self._rejected[rank.replica_id] = rejected.step
-        while len(self._rejected) > MAX_DISTRUSTED:
-            del self._rejected[next(iter(self._rejected))]
         suspects = (str(rank),) if rejected.is_own else ()
         text = f"{rank}: step {rejected.step} discarded: {rejected.reason}"
         case = self._open_case(IncidentKind.NONFINITE, text, suspects, now, 0.0, unix_s)
@@ -465,16 +451,12 @@ class IncidentMachine:
                 effects.append(Changed(case.update_summary(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
             if is_new or case.base is None:
                 case.base = step
-            effects += self._record_returns(case, members, now)
+            if case.away.intersection(members):
+                case.away.difference_update(members)
+                effects += [] if case.away else [Changed(case.update_summary(back_s=now - case.fault_at))]
         for id in [id for id, case in self._cases.items() if case.is_case_over]:
             del self._cases[id]
         return effects
-
-    def _record_returns(self, case: _Case, members: Collection[str], now: float) -> list[Effect]:
-        if not case.away or not case.away.intersection(members):
-            return []
-        case.away.difference_update(members)
-        return [] if case.away else [Changed(case.update_summary(back_s=now - case.fault_at))]
 
     def record_step_reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
         """Handle that a rank has reached `step` under the quorum, so all earlier steps are committed."""
@@ -488,13 +470,6 @@ class IncidentMachine:
         return effects
 
     # -- internals
-
-    def _open_stall(self, verdict: StallVerdict, step: int, now: float, unix_s: float) -> list[Effect]:
-        still_s = verdict.still_s
-        case = self._open_case(IncidentKind.STALL, verdict.text, _suspects(verdict), now - still_s, still_s, unix_s)
-        case.verdict, case.base = verdict, step
-        self._stall = case
-        return [Opened(case.incident), *self._request_evidence(case)]
 
     def _request_evidence(self, case: _Case) -> list[Effect]:
         if case.is_looking or case.is_final or case.looks >= MAX_LOOKS:
@@ -720,7 +695,6 @@ class IncidentArchive:
         return name
 
     def store_incident(self, incident: Incident) -> None:
-        """Add or update an incident."""
         self._by_id[incident.id] = incident
         self._taken.add(incident.id)
         if len(self._by_id) > LIMIT:

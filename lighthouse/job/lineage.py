@@ -26,11 +26,10 @@ are *foreign*. A *member* is a group that was in the last quorum.
    as equal.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass, replace
 
-from lighthouse.job.records import Group, LastAssignment, QuorumRecord
+from lighthouse.job.records import LastAssignment, QuorumRecord
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -49,8 +48,12 @@ class History:
         """First and last id of each range, the oldest first."""
         return tuple(self._ranges)
 
-    def __contains__(self, quorum_id: int) -> bool:
-        return any(first <= quorum_id <= last for first, last in self._ranges)
+    def __contains__(self, quorum_id: int | None) -> bool:
+        if quorum_id is not None:
+            for first, last in self._ranges:
+                if first <= quorum_id <= last:
+                    return True
+        return False
 
     def add_quorum(self, quorum_id: int) -> None:
         if quorum_id in self:
@@ -110,7 +113,7 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
     Returns:
         One flag for each claim. All are False if no job is running.
     """
-    is_named = [claim.tag is not None and claim.tag in history for claim in claims]
+    is_named = [claim.tag in history for claim in claims]
     members = [
         claim
         for claim, named in zip(claims, is_named, strict=True)
@@ -143,18 +146,21 @@ def assign_steps(
     # A group whose ranks disagree heals if there is a source. At step 0 no group is a source.
     sound = [i for i in ours if candidates[i].step and not candidates[i].ranks_disagree]
     sound = sound or ours
-    max_step = max(candidates[i].step for i in sound)
+    max_step = max([candidates[i].step for i in sound])
     at_max = [i for i in sound if candidates[i].step == max_step]
-    known = Counter(tag for i in at_max if (tag := tags[i]) is not None)
+    known: dict[int, int] = {}
+    for i in at_max:
+        if (tag := tags[i]) is not None:
+            known[tag] = known.get(tag, 0) + 1
     tag = max(known, key=lambda quorum_id: (known[quorum_id], quorum_id)) if known else None
     good = {i for i in at_max if tags[i] == tag}
     if tag is None and not candidates[at_max[0]].ranks_disagree:
         good = {at_max[0]}
-    participants = tuple(
+    participants = [
         candidate if i in good or candidate.step < max_step else replace(candidate, step=max(0, max_step - 1))
         for i, candidate in enumerate(candidates)
-    )
-    return Lineage(participants, max_step, tag)
+    ]
+    return Lineage(tuple(participants), max_step, tag)
 
 
 # Clocks of the hosts that ran a lighthouse may differ, and ids may be used faster than one per millisecond.
@@ -205,21 +211,14 @@ class Numbering:
         own = self._own_first_id is not None and self._own_first_id <= seen_id <= self.quorum_id
         return seen_id > self._recorded_id and not own
 
-    def choose_id(self, chosen: Sequence[Group], seen_id: int, *, are_same: bool, always: bool) -> bool:
-        """Choose the id of a new quorum: the last id again, or a new one above `seen_id`.
+    def choose_id(self, seen_id: int, *, is_repeated: bool) -> bool:
+        """Choose the id of a new quorum. Return whether it is new.
 
         Args:
-            chosen: Members of the new quorum.
-            seen_id: Highest id that a member has seen.
-            are_same: Whether they were also the members of the last quorum (`Job.consists_of`).
-            always: Whether the quorum needs a new id in any case.
-
-        Returns:
-            Whether the id is new.
+            seen_id: Highest id that a member has seen. A new id is higher.
+            is_repeated: Whether the quorum may keep the last id.
         """
-        has_failed = any(member.participant is not None and member.participant.commit_failures > 0 for member in chosen)
-        is_same = are_same and not has_failed and not always
-        if is_same and seen_id <= self.quorum_id:
+        if is_repeated and seen_id <= self.quorum_id:
             return False
         next_id = max(self._first_id, self.quorum_id + 1)
         self.quorum_id = next_id if seen_id < next_id else seen_id + LEFT_TO_ANOTHER

@@ -91,7 +91,7 @@ class MassSilence:
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
-        """Return whether the next tick judges a burst of closed connections, unless `postpone` is called first."""
+        """Return whether the next tick judges a burst, unless `postpone_judgement` is called first."""
         due_at = self._job.next_timeout_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
@@ -372,16 +372,6 @@ class Presence:
                 self._job.emit(events.JoinRefused(member.call, late))
                 self._drop_join(member, now)
 
-    def has_job_ended(self) -> bool:
-        """Return whether a member of the last quorum has finished and no other is present."""
-        end = self.job_end
-        if end.step is not None or not end.finished or self._job.counts[Kind.WORKING]:
-            return False
-        if self.standing.phase is QuorumPhase.RETURNING:
-            return False
-        members = self._job.list_participants()
-        return not any(m.is_alive and not m.down and m.replica_id not in end.finished for m in members)
-
     def _admit_join(self, participant: Participant, session: int | None, now: float) -> Group:
         """Admit a join. A manager may use a new incarnation on its session, which stays open."""
         old = self._job.groups.get(participant.replica_id)
@@ -501,7 +491,8 @@ class Presence:
         for member in self._job.lapse_due_groups(now):
             if member.session is not None:
                 self._handle_timeout(member, now)
-        self._send_order(self.standing.end_overdue_wait(now))
+        if self.standing.phase is QuorumPhase.RETURNING:
+            self._send_order(self.standing.end_overdue_wait(now))
 
     def silent_groups(self, now: float) -> list[str]:
         """List connected groups with an overdue heartbeat. They count as present until they lapse. O(n)."""
@@ -645,7 +636,8 @@ class Presence:
     def _apply_report(self, member: Group, levels: GroupReport, now: float) -> None:
         member.lease_until = now + self._config.lease_s
         name, incarnation = member.replica_id, member.incarnation
-        self.standing.extend_lease(name, incarnation, member.lease_until)
+        if self.standing.leases:
+            self.standing.extend_lease(name, incarnation, member.lease_until)
         self._job.set_missing_ranks(member, levels.missing)
         if levels.held is not None:
             self._record_seen_id(member, levels.held.quorum_id, now)
@@ -665,7 +657,8 @@ class Presence:
         is_waited_for = levels.down == STARTING and self._job.quorum is None
         if levels.down and not member.down and not is_waited_for:
             self._take_down(member, levels.down, now)
-        self._send_order(self.standing.handle_held_quorum(name, incarnation, levels.held, now))
+        if self.standing.leases:
+            self._send_order(self.standing.handle_held_quorum(name, incarnation, levels.held, now))
 
     def _take_down(self, member: Group, reason: str, now: float) -> None:
         self._drop_join(member, now)

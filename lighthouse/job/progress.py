@@ -45,13 +45,14 @@ def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
     old, new = before.healed, now.healed
     healed = HealTotals(new.heals - old.heals, new.seconds - old.seconds, new.bytes - old.bytes)
-    return GroupCounts(now.commits - before.commits, discards, now.step_s - before.step_s, healed)
+    step_s, discarded_s = now.step_s - before.step_s, now.discarded_s - before.discarded_s
+    return GroupCounts(now.commits - before.commits, discards, step_s, healed, discarded_s)
 
 
 def _numbers(counts: GroupCounts) -> tuple[float, ...]:
     healed, discards = counts.healed, counts.discards
     reasons = (getattr(discards, name) for name in REASONS)
-    return (counts.commits, counts.step_s, healed.heals, healed.seconds, healed.bytes, *reasons)
+    return (counts.commits, counts.step_s, counts.discarded_s, healed.heals, healed.seconds, healed.bytes, *reasons)
 
 
 EVERY_S = 2.0

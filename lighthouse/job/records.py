@@ -25,7 +25,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S
-from lighthouse_protocol.messages.membership import Participant, Quorum, Tag
+from lighthouse_protocol.messages.membership import Distrust, Participant, Quorum, Tag
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.run import (
@@ -186,27 +186,24 @@ def is_loopback(participant: Participant) -> bool | None:
     Peers on other hosts would connect to themselves, so a loopback member and a routable one cannot share a quorum.
     Host names are not resolved here: each manager reports what its own name resolves to.
     """
-    addresses = [text for text in (participant.address, participant.store_address) if text]
-    if not addresses:
+    address, store = participant.address, participant.store_address
+    if not address and not store:
         return None
-    return participant.resolves_to_loopback or any(map(_is_literal_loopback, addresses))
+    is_literal = _is_literal_loopback(address) if address else False
+    return participant.resolves_to_loopback or is_literal or (bool(store) and _is_literal_loopback(store))
 
 
 def unreachable(hidden: Participant, routable: Participant) -> WrongState:
     """Return the error for `hidden`, a member with a loopback address in a job with a routable member."""
+    addresses = [text for text in (hidden.address, hidden.store_address) if text]
+    literal = next(filter(_is_literal_loopback, addresses), None)
+    is_name, place = literal is None, literal or addresses[0]
+    what = f"a name that is a loopback on its own host ({place})" if is_name else f"a loopback ({place})"
     return WrongState(
-        f"address: {hidden.replica_id} advertises {_what_is_hidden(hidden)} beside "
+        f"address: {hidden.replica_id} advertises {what} beside "
         f"{routable.replica_id} ({routable.address or routable.store_address}); its peers cannot reach it: "
         "start its manager with --advertise ADDRESS, an address of its host"
     )
-
-
-def _what_is_hidden(participant: Participant) -> str:
-    addresses = [text for text in (participant.address, participant.store_address) if text]
-    literal = next(filter(_is_literal_loopback, addresses), None)
-    if literal is not None:
-        return f"a loopback ({literal})"
-    return f"a name that is a loopback on its own host ({addresses[0]})"
 
 
 @lru_cache(maxsize=4096)  # a group joins with the same addresses each time
@@ -285,7 +282,10 @@ class KeySpaces:
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return each key's value from the newest earlier generation that set it. Raise WrongState as in `present`."""
+        """Return each key's value from the newest earlier generation that set it.
+
+        Raise WrongState as in `present_keys`.
+        """
         if generation is not None:
             self._present_space(generation)
         newest: dict[tuple[KeyKind, str], bytes] = {}
@@ -297,7 +297,7 @@ class KeySpaces:
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
         """Return all keys of generation `number`. Raise UnknownName if they are no longer kept.
 
-        Raise WrongState as in `present`.
+        Raise WrongState as in `present_keys`.
         """
         if generation is not None:
             self._present_space(generation)
@@ -636,6 +636,10 @@ class GroupReports:
     """When that will be. None if it is unknown."""
     counts: GroupCounts | None = None
     """Totals of its manager since that manager started."""
+    distrust: Distrust | None = None
+    """Why its state is invalid, as its last join reported. None if it is valid."""
+    rejected_step: int | None = None
+    """Step that its ranks report as discarded because of non-finite gradients."""
     trains_since: float | None = None
     """Since when its time counts (`JobAccount`). None until it holds a quorum, and after it has left."""
 

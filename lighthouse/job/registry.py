@@ -106,7 +106,7 @@ class JobRegistry:
         return self._drivers.get(job) or self._add_job(job)
 
     def get_reported(self, job: str) -> JobDriver:
-        """Return the driver of a job for a heartbeat without a session. Raise the same errors as `get`."""
+        """Return the driver of a job for a heartbeat without a session. Raise the same errors as `get_job`."""
         driver = self._find_valid(job)
         if driver is not None:
             return driver
@@ -151,7 +151,7 @@ class JobRegistry:
         return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
 
     def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """Pass a dead process to `IncidentDriver.exited` of the job. Return its result, or False without a driver."""
+        """Pass a dead process to `IncidentDriver.handle_exit`. Return its result, or False for an unknown job."""
         driver = self._drivers.get(job)
         return driver is not None and driver.incidents.handle_exit(replica_id, reason, evidence)
 
@@ -317,7 +317,7 @@ class RunRegistry:
         """Return the status of `run`, of the runs of `job`, or of all, including runs without processes."""
         self.forget_quiet()
         names = [(job, run)] if run else [name for name in self._run_names() if not job or name[0] == job]
-        found = [self._status_of(name) for name in names]
+        found = [self._load_status(name) for name in names]
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
@@ -338,7 +338,7 @@ class RunRegistry:
         return [driver.name[1] for driver in live]
 
     def fail_ranks_of(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
-        """Call `RunDriver.restart` on the job's runs until one has these ranks. Return whether a run has them."""
+        """Call `RunDriver.fail_ranks` on the job's runs until one has these ranks. Return whether a run has them."""
         return any(driver.fail_ranks(name, ranks, reason) for driver in self.runs_of_job(job))
 
     def forget_quiet(self) -> None:
@@ -398,7 +398,7 @@ class RunRegistry:
     def _run_names(self) -> list[RunName]:
         return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})
 
-    def _status_of(self, name: RunName) -> RunStatus | None:
+    def _load_status(self, name: RunName) -> RunStatus | None:
         if (driver := self._drivers.get(name)) is not None:
             return driver.status()
         saved = self._store.load_run(name)

@@ -455,7 +455,7 @@ class RunMachine:
                 self._add_effect(events.RankRefused(entry.rank, error))
             elif not self._send_end(entry.rank):
                 self.generations.handle_rank_hello(entry, session, now)
-        self._record_stop_of(_supervisors((entry.rank,)))
+        self._record_stop_sent(_supervisors((entry.rank,)))
 
     def _check_slot(self, rank: RankId, name: str) -> WrongState | None:
         """Return an error if the slot is in use by another supervisor than `name`."""
@@ -485,8 +485,15 @@ class RunMachine:
             if rank.secret and rank.secret != self.supervisors.supervisor_secret(event.by):
                 return
             self.generations.lose_rank(rank, event.reason, now)
-        if not self._is_over:
-            self._record_exit(event, now)
+        if not self._is_over:  # rule 2
+            generations = self.generations
+            generations.restarts.add_exit(
+                ProcessLost(event.rank, event.reason, event.output),
+                event.by,
+                generations.current.number,
+                generations.wall_time(now),
+                is_rank=generations.ranks.is_newest(event.rank),
+            )
 
     @property
     def _may_begin_launch(self) -> bool:
@@ -530,7 +537,7 @@ class RunMachine:
         self.generations.end_run()
         self._add_effect(events.Stopped(self.stop, self.generations.live_rank_ids, is_new=True))
 
-    def _record_stop_of(self, supervisors: set[str]) -> None:
+    def _record_stop_sent(self, supervisors: set[str]) -> None:
         """If the run is stopped, record that these supervisors receive the stop, directly or through their ranks."""
         if self.stop is not None and self.supervisors.record_stop(self.stop.reason, supervisors):
             self._add_effect(events.RecordChanged())
@@ -547,9 +554,9 @@ class RunMachine:
     def _handle_supervisor_hello(self, entry: SupervisorHello, session: int, now: float) -> None:
         if self._may_begin_launch and entry.incarnation not in self._incarnations:
             self._begin_launch()
-        if (answer := self._answer_instead(entry, now)) is not None:
+        if (answer := self._why_not_admitted(entry, now)) is not None:
             self._add_effect(events.SupervisorMessage(session, answer))
-            self._record_stop_of({entry.incarnation})
+            self._record_stop_sent({entry.incarnation})
             is_of_this_launch = isinstance(answer, HelloRejected) or self.completed is not None
             if is_of_this_launch and self.supervisors.record_refused(entry):
                 self._add_effect(events.RecordChanged())
@@ -562,7 +569,7 @@ class RunMachine:
         self._add_effect(events.SupervisorMessage(session, SupervisorWelcome(self.config.beat_interval_s)))
         self._add_effect(events.RecordChanged())
 
-    def _answer_instead(self, entry: SupervisorHello, now: float) -> ToSupervisor | None:
+    def _why_not_admitted(self, entry: SupervisorHello, now: float) -> ToSupervisor | None:
         if self.stop is not None:
             return self.stop
         if self.completed is not None:
@@ -574,17 +581,6 @@ class RunMachine:
             return RunStopped(reason, "the run, which was resumed since", self.generations.current.number)
         error = self.supervisors.check_supervisor(entry, now)
         return None if error is None else HelloRejected(error)
-
-    def _record_exit(self, event: events.RankLost, now: float) -> None:
-        """Add the report on a dead process to the incidents (rule 2)."""
-        generations = self.generations
-        generations.restarts.add_exit(
-            ProcessLost(event.rank, event.reason, event.output),
-            event.by,
-            generations.current.number,
-            generations.wall_time(now),
-            is_rank=generations.ranks.is_newest(event.rank),
-        )
 
     def counts_for_all(self, session: int, membership: Membership) -> bool:
         """Return whether this supervisor's stop counts for the whole run (rule 4 of `Supervisors`)."""

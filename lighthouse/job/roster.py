@@ -125,11 +125,6 @@ class Job:
         effects, self._effects, self._has_grid_changed = self._effects, [], False
         return effects
 
-    @property
-    def replica_ids(self) -> Set[str]:
-        """Participants of the quorum."""
-        return self.members.keys()
-
     def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
         """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
         own = self.groups.get(replica_id)
@@ -165,16 +160,12 @@ class Job:
             if group.is_reported or group.drains or is_working != (group.is_healthy and group.is_participant):
                 self.update_counts(group)
 
-    def start_clock(self, now: float) -> None:
-        if self.formed_at is None and self.quorum is not None:
-            self.formed_at = now
-
     def _set_quorum(self, quorum: Quorum, secrets: Sequence[str]) -> None:
         self.quorum = quorum
         self.members = {p.replica_id: Member(p, s) for p, s in zip(quorum.participants, secrets, strict=True)}
-        self.max_step = max(member.step for member in quorum.participants)
-        sources = (member for member in quorum.participants if member.step == self.max_step)
-        self.tags = {quorum.quorum_id, *(source.tag_quorum_id for source in sources)}
+        self.max_step = max([member.step for member in quorum.participants])
+        sources = [member for member in quorum.participants if member.step == self.max_step]
+        self.tags = {quorum.quorum_id, *[source.tag_quorum_id for source in sources]}
 
     def last_secret(self, replica_id: str) -> str:
         """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
@@ -183,15 +174,16 @@ class Job:
         group = self.groups.get(replica_id)
         return group.former_secret if group is not None else ""
 
-    def consists_of(self, members: Sequence[Group]) -> bool:
-        """Return whether this lighthouse formed the quorum from these members at the same addresses."""
-        participants = self.quorum.participants if self.quorum is not None and self.rounds else ()
-        return len(members) == len(participants) and all(
-            member.is_participant
-            and member.participant is not None
-            and member.participant.identity == participant.identity
-            for member, participant in zip(members, participants, strict=True)
-        )
+    def can_repeat(self, members: Sequence[Group]) -> bool:
+        """Return whether this lighthouse formed the quorum from these members, and none moved or failed a commit."""
+        before = self.quorum.participants if self.quorum is not None and self.rounds else ()
+        if len(before) != len(members):
+            return False
+        for member, old in zip(members, before, strict=True):
+            new = member.participant if member.is_participant else None
+            if new is None or new.identity != old.identity or new.commit_failures:
+                return False
+        return True
 
     # -- presence
 
@@ -211,6 +203,7 @@ class Job:
             return None
         if member is None or member.incarnation != incarnation:
             member = self._add_group(replica_id, incarnation, now)
+            self._schedule_check(member, now)
         self.record_message(member, now)
         return member
 
@@ -222,12 +215,14 @@ class Job:
         member = self.groups.get(participant.replica_id)
         if member is None or is_reborn(participant, member):
             member = self._add_group(participant.replica_id, participant.incarnation, now)
+            self._schedule_check(member, now)
         if member.down:
             self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
             self.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
         self.set_missing_ranks(member, NO_RANKS)
-        self._set_participant(member, participant)
+        if self._set_participant(member, participant):
+            self.update_counts(member)
         self.record_message(member, now)
         return member
 
@@ -273,7 +268,6 @@ class Job:
         self.update_counts(member)
 
     def set_missing_ranks(self, member: Group, missing: Set[int]) -> None:
-        """Record which ranks are not connected."""
         if member.missing != missing:
             member.missing = missing
             self.emit(GridChanged())
@@ -355,7 +349,6 @@ class Job:
             member.reports = old.reports
         self.groups[replica_id] = member
         self.emit(MemberJoined(replica_id))
-        self._schedule_check(member, now)
         return member
 
     def update_counts(self, member: Group) -> None:
@@ -412,20 +405,19 @@ class Job:
         member.lapsed_at = now
         self.update_counts(member)
 
-    def _set_participant(self, member: Group, participant: Participant) -> None:
-        before, member.step = member.participant, participant.step
+    def _set_participant(self, member: Group, participant: Participant) -> bool:
+        """Store the description of a group. Return whether the caller must update the counts."""
+        before, member.participant, member.step = member.participant, participant, participant.step
         if (
             before
             and before.identity == participant.identity
             and before.group_world_size == participant.group_world_size
             and before.resolves_to_loopback == participant.resolves_to_loopback
         ):
-            member.participant = participant
-            return
+            return False
         self.emit(GridChanged())
-        member.participant = participant
         member.is_loopback = is_loopback(participant)
-        self.update_counts(member)
+        return True
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
@@ -463,7 +455,14 @@ def why_impostor(participant: Participant, secret: str, job: Job, *, is_cut: boo
     old, lease = job.groups.get(name), job.standing.leases.get(name)
     kept = old.secret if old is not None else ""
     if old is not None and old.is_connected:
-        return None if is_shown(secret, kept) else _in_use(participant, old)
+        if is_shown(secret, kept):
+            return None
+        address = old.participant.address if old.participant is not None else ""
+        return DuplicateReplica(
+            f"replica_id: {name} is in use: {address or 'no address'} holds a session, "
+            f"{participant.address or 'no address'} asks for one; give each replica group its own ID. If the "
+            "other one died, the name is free as soon as the lighthouse has detected that"
+        )
     if is_cut and not is_shown(secret, kept):
         return Unreachable(
             f"replica_id: the connection of {name} was cut together with most others, and its manager may reconnect; "
@@ -486,15 +485,6 @@ def why_impostor(participant: Participant, secret: str, job: Job, *, is_cut: boo
                 f"{participant.address or 'no address'}; restart this one, so that it gets its own"
             )
     return None
-
-
-def _in_use(participant: Participant, old: Group) -> DuplicateReplica:
-    address = old.participant.address if old.participant is not None else ""
-    return DuplicateReplica(
-        f"replica_id: {participant.replica_id} is in use: {address or 'no address'} holds a session, "
-        f"{participant.address or 'no address'} asks for one; give each replica group its own ID. If the "
-        "other one died, the name is free as soon as the lighthouse has detected that"
-    )
 
 
 def refusal(
@@ -580,10 +570,13 @@ def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | 
 def _misfit(participant: Participant, job: Job) -> WrongState | None:
     if participant.group_world_size == 0:
         return None
-    others = (size for size in job.counts if isinstance(size, int) and size != participant.group_world_size)
-    for size in others:
-        trains = (other for other in job.other_groups(participant.replica_id, size) if not _awaits_first_ranks(other))
-        if other := next(trains, None):
+    for size in list(job.counts):
+        if not isinstance(size, int) or size == participant.group_world_size:
+            continue
+        for other in job.other_groups(participant.replica_id, size):
+            # A starting group has no peers yet. Groups that run wrapped functions without an Agent stay in this state.
+            if other.is_starting and other.down != RESTARTING:
+                continue
             return WrongState(
                 f"world_size: {participant.replica_id} has {participant.group_world_size} ranks, "
                 f"{other.replica_id} has {size}: their ranks hold different shards and cannot be peers; "
@@ -592,14 +585,6 @@ def _misfit(participant: Participant, job: Job) -> WrongState | None:
                 "if these are two jobs, give each its own --job"
             )
     return None
-
-
-def _awaits_first_ranks(member: Group) -> bool:
-    """Return whether no Agent has joined for the group, which then has no peers.
-
-    This includes groups that run wrapped functions without an Agent.
-    """
-    return member.is_starting and member.down != RESTARTING
 
 
 def _loopback(participant: Participant, job: Job) -> WrongState | None:
@@ -644,6 +629,9 @@ class JoinTimer:
         self._quiet_at = now
 
 
+_BY_CALL = attrgetter("call")
+
+
 class JoinQueue:
     """Pending joins in call order. "Member" means a member of the present quorum."""
 
@@ -659,7 +647,7 @@ class JoinQueue:
 
     def __iter__(self) -> Iterator[Group]:
         """Iterate over the waiting groups in call order. O(n log n)."""
-        return iter(sorted(self._joined_groups(), key=attrgetter("call")))
+        return iter(sorted(self._joined_groups(), key=_BY_CALL))
 
     def add_join(self, member: Group, call: int, deadline_at: float, now: float) -> None:
         member.call, member.deadline_at = call, deadline_at
@@ -688,10 +676,10 @@ class JoinQueue:
             assert member.call is not None
             calls.append(member.call)
             member.call = None
-        self._set_deadlines()
         self._participants = self._shrinking = 0  # the rest are newcomers
         self.anyone.restart_wait(len(self) - len(calls), now)
         self.members.restart_wait(0, now)
+        self._set_deadlines()
         return tuple(calls)
 
     @property
@@ -710,7 +698,8 @@ class JoinQueue:
         return self._participants if self._shrinking else len(self)
 
     def list_candidates(self) -> list[Group]:
-        return [member for member in self if member.is_participant] if self._shrinking else list(self)
+        waiting = self._joined_groups()
+        return sorted([m for m in waiting if m.is_participant] if self._shrinking else waiting, key=_BY_CALL)
 
     def list_newcomers(self) -> list[str]:
         return [member.replica_id for member in self if member.replica_id not in self._job.members]
@@ -726,7 +715,7 @@ class JoinQueue:
         return [group for group in self._job.groups.values() if group.call is not None]
 
     def _set_deadlines(self) -> None:
-        joined = self._joined_groups()
+        joined = self._joined_groups() if self.anyone.asking else []
         members = [group.deadline_at for group in joined if group.replica_id in self._job.members]
         self.anyone.deadline_at = min([group.deadline_at for group in joined], default=None)
         self.members.deadline_at = min(members, default=None)

@@ -31,7 +31,7 @@ Members repeat what they hold in every message, so no single message is essentia
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lighthouse.job.records import Group, JoinState, Lease, QuorumRecord
@@ -82,10 +82,6 @@ class Standing:
         return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
 
     @property
-    def join_states(self) -> Mapping[str, JoinState]:
-        return {name: lease.entry for name, lease in self.leases.items()}
-
-    @property
     def members_at_work(self) -> list[str]:
         """Members that may still run a step under this quorum."""
         return [name for name, lease in self.leases.items() if not lease.is_spent]
@@ -134,13 +130,10 @@ class Standing:
 
     # -- events
 
-    def begin_standing(self, quorum: Quorum, entries: Mapping[str, JoinState], ends: Mapping[str, float]) -> None:
-        """Make a new quorum stand. `ends` maps each replica_id to the moment at which the member's lease expires."""
+    def begin_standing(self, quorum: Quorum, leases: dict[str, Lease]) -> None:
+        """Make a new quorum stand. `leases` has the lease of each member."""
         self._begin_phase(QuorumPhase.STANDING, quorum)
-        for member in quorum.participants:
-            name = member.replica_id
-            self.leases[name] = Lease(member.incarnation, ends[name], entries[name])
-        self._free_at = None
+        self.leases, self._free_at = leases, None
 
     def end_standing(self) -> None:
         """Record that the quorum that has just formed is not a standing one."""
@@ -370,6 +363,12 @@ class Standing:
             return self._revoke_without(left, "has left")
         self.phase, self.reason = QuorumPhase.REVOKED, f"{left} has left, and all have done step {self.upto}"
         return self.current_order()
+
+
+def lease_of(member: Group) -> Lease:
+    """Return the lease of a member of a new quorum."""
+    assert member.participant is not None
+    return Lease(member.incarnation, member.lease_until, entry_of(member.participant, member.secret))
 
 
 def entry_of(participant: Participant, secret: str = "") -> JoinState:

@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from prometheus_client import CollectorRegistry
 from lighthouse import dashboard
 from lighthouse.job.incident_driver import IncidentRegistry, JobAccount
 from lighthouse.job.incidents import OnStall
+from lighthouse.job.ledger import EVERY_S as LEDGER_EVERY_S
+from lighthouse.job.ledger import Ledger
 from lighthouse.job.progress import EVERY_S as SAMPLED_EVERY_S
 from lighthouse.job.registry import JobRegistry
 from lighthouse.job.run_driver import Ports
@@ -43,6 +45,7 @@ from lighthouse.server.webhook import PreemptionWebhook
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient
 from lighthouse.store.incident_files import IncidentFiles
+from lighthouse.store.ledger_files import LedgerFiles
 from lighthouse.store.sqlite import Journal
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address
@@ -87,7 +90,9 @@ class LighthouseDaemon:
         self._is_ready = False
         self._memory = config.memory()
         self._shared = self._make_shared_store()
-        self._incidents = self._make_incident_registry()
+        folder = config.incident_folder(self._memory)
+        self._ledger = None if folder is None else LedgerFiles(folder)
+        self._incidents = self._make_incident_registry(folder)
         counters = Counters()
         self._webhook = None if config.on_preemption is None else PreemptionWebhook(config.on_preemption)
         self._jobs = JobRegistry(
@@ -127,7 +132,7 @@ class LighthouseDaemon:
         registry.register(IncidentCollector(self._incidents.times, self._job_names))
         shared = self._shared
         registry.register(LeadershipCollector(lambda: None if shared is None else shared.status()))
-        incidents = IncidentService(self._jobs, self._incidents)
+        incidents = IncidentService(self._jobs, self._incidents, self._ledger)
         runs = RunService(self._runs, security.audit, peers=peers)
         more = {**runs.methods(), **incidents.methods()}
         gate = None if shared is None else shared.gate
@@ -160,8 +165,7 @@ class LighthouseDaemon:
         self.grpc_port = 0
         self.http_port = 0
 
-    def _make_incident_registry(self) -> IncidentRegistry:
-        folder = self._config.incident_folder(self._memory)
+    def _make_incident_registry(self, folder: Path | None) -> IncidentRegistry:
         files = None if folder is None else IncidentFiles(folder)
         return IncidentRegistry(
             OnStall(self._config.on_stall),
@@ -246,11 +250,21 @@ class LighthouseDaemon:
             )
 
     async def _sample(self) -> None:
-        """Sample each job's progress periodically, for the graphs of the dashboard."""
+        """Sample each job's progress periodically, for the graphs of the dashboard, and write the ledger."""
+        written = time.time() // LEDGER_EVERY_S
         while True:
             await asyncio.sleep(SAMPLED_EVERY_S)
+            if (interval := time.time() // LEDGER_EVERY_S) != written:
+                written = interval
+                await self._write_ledger()
             for driver in self._jobs:
                 driver.take_sample()
+
+    async def _write_ledger(self, ledger: Ledger | None = None) -> None:
+        now = time.time()
+        lines = (ledger or self._incidents.ledger).take_lines(asyncio.get_running_loop().time(), now)
+        if self._ledger is not None:
+            await asyncio.to_thread(self._ledger.append, lines, now)
 
     async def _greet(self) -> None:
         grpc, http = [await asyncio.to_thread(served_host, host) for host in _hosts(self._config)]
@@ -321,6 +335,7 @@ class LighthouseDaemon:
         await self._http.stop()
         if self._webhook is not None:
             await self._webhook.close()
+        await self._write_ledger()
         await asyncio.to_thread(self._incidents.close)
         self._memory.release()
         log.info("lighthouse stopped", extra=event("stopped"))
@@ -349,12 +364,17 @@ class LighthouseDaemon:
     def _follow(self, refusal: NotLeader) -> None:
         """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
         self._set_serving(False)
+        ledger, self._incidents.ledger = self._incidents.ledger, Ledger()
+        self._run(self._write_ledger(ledger))
         self._jobs.drop_all(str(refusal))
         self._grpc.break_streams(refusal)
         self._http.close_feeds()
 
     def _set_serving(self, is_serving: bool) -> None:
-        task = asyncio.create_task(self._grpc.set_serving(is_serving))
+        self._run(self._grpc.set_serving(is_serving))
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -6,6 +6,9 @@ names: `lighthouse.v1.LighthouseService`, `LighthouseService`, and `torchft.Ligh
 limits, then pass the request to the driver of the job or run. The rules are in lighthouse/job.
 """
 
+import asyncio
+import copy
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -18,6 +21,7 @@ from lighthouse.job.records import Group
 from lighthouse.job.registry import JobRegistry, RunRegistry
 from lighthouse.job.run_driver import RunDriver
 from lighthouse.server.metrics import Counters
+from lighthouse.store.ledger_files import LedgerFiles
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import check_name, group_of_supervisor, read_identity
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
@@ -266,14 +270,16 @@ def _group_of(entry: SupervisorHello, call: Call) -> str:
 
 
 class IncidentService:
-    def __init__(self, jobs: JobRegistry, registry: IncidentRegistry) -> None:
+    def __init__(self, jobs: JobRegistry, registry: IncidentRegistry, ledger: LedgerFiles | None = None) -> None:
         self._jobs = jobs
         self._registry = registry
+        self._ledger = ledger
 
     def methods(self) -> Mapping[str, Entry]:
         return {
             "Incidents": Method(incident_pb.IncidentsRequest, self.incidents),
             "Incident": Method(incident_pb.IncidentRequest, self.incident),
+            "Ledger": Method(incident_pb.LedgerRequest, self.ledger),
             "Stacks": Method(incident_pb.StacksRequest, self.stacks),
         }
 
@@ -296,6 +302,15 @@ class IncidentService:
         found = self._registry.archive.get_incident(name)
         job_of(call, found.summary.job)
         return found
+
+    async def ledger(self, request: incident_pb.LedgerRequest, _: Call) -> incident_pb.LedgerResponse:
+        prefix = f'{{"job":{json.dumps(check_name(request.job, "job"))},' if request.job else ""
+        if self._ledger is None:
+            raise NotServed("this lighthouse keeps no ledger; start it with --journal or --incident-dir")
+        lines, following = await asyncio.to_thread(self._ledger.read, request.page)
+        if not following:  # add the time since the last lines
+            lines += copy.deepcopy(self._registry.ledger).take_lines(self._jobs.ports.timers.time(), time.time())
+        return incident_pb.LedgerResponse(lines=[line for line in lines if line.startswith(prefix)], next=following)
 
     async def stacks(self, request: incident_pb.StacksRequest, call: Call) -> incident_pb.StacksResponse:
         return GATHERED.write(await self.gather(request.job, request.ranks, call))

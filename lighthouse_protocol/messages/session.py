@@ -104,6 +104,7 @@ class GroupCounts:
     discards: Discards = Discards()
     step_s: Age = 0.0  # time in committed steps during which no group healed
     healed: HealTotals = field(default_factory=HealTotals)  # a heal by all ranks counts once; bytes are summed
+    discarded_s: Age = 0.0  # time in discarded steps during which no group healed
 
 
 @dataclass(frozen=True, slots=True)

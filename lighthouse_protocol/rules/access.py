@@ -64,6 +64,7 @@ _LIGHTHOUSE: Mapping[str, Needed] = {
     "Runs": _MEMBER_OR_VIEW,
     "Incidents": _MEMBER_OR_VIEW,
     "Incident": _OPERATE,
+    "Ledger": _MEMBER_OR_VIEW,
     "Stacks": _OPERATE,
     "Kill": _OPERATE,
     "Drain": _OPERATE,

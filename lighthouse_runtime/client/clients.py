@@ -49,6 +49,7 @@ class _LighthouseMethods:
     drain = Method(rpcs.lighthouse_drain)
     incidents = Method(rpcs.incidents)
     incident = Method(rpcs.incident)
+    ledger = Method(rpcs.ledger)
     stacks = Method(rpcs.stacks)
     put_key = Method(rpcs.put_key)
     get_keys = Method(rpcs.get_keys)

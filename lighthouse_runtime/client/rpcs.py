@@ -200,6 +200,17 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
     )
 
 
+def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[tuple[str, ...], str]]:
+    """Return a page of the ledger's lines, and the name of the next page, which is empty after the last one."""
+    return Rpc(
+        LIGHTHOUSE + "Ledger",
+        incident_pb2.LedgerRequest(job=job, page=page),
+        incident_pb2.LedgerResponse,
+        lambda answer: (tuple(answer.lines), answer.next),
+        timeout_s,
+    )
+
+
 def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
     """Collect evidence, such as stack traces, from ranks (b/1) or replica groups (b). Empty for the whole quorum."""
     request = incident_pb2.StacksRequest(ranks=ranks)

@@ -1,6 +1,6 @@
 """Counters and status of one replica group. No I/O.
 
-`StepCounts` counts committed steps, discarded steps by reason, heals, and the time spent in committed steps. A step
+`StepCounts` counts committed steps, discarded steps by reason, heals, and the time spent in both kinds of steps. A step
 lasts from its grant until its decision. If the answer to a vote carries the next grant, the next step starts
 immediately, so the time that the script spends between two steps counts towards the later one. Steps in which a group
 heals add no time, because ranks are then waiting for a state.
@@ -28,7 +28,7 @@ class StepCounts:
         self._group = group
         self.commits = 0
         self._discards = Discards()
-        self._step_s = 0.0
+        self._step_s = self._discarded_s = 0.0
         self._began_at: float | None = None
         self._revoked_id = 0
         self._lost_id = 0  # id of the last quorum that was revoked because a group was lost
@@ -54,12 +54,10 @@ class StepCounts:
     def committed(self, now: float) -> None:
         self._settle()
         self.commits += 1
-        if self._began_at is not None:
-            self._step_s += max(0.0, now - self._began_at)
-        self._began_at = None
+        self._step_s += self._end(now)
         self._note_totals()
 
-    def discarded(self, quorum_id: int, *, is_rank_lost: bool) -> None:
+    def discarded(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
 
         Unless a rank of this group was lost before its vote, the reason stays open until the next step, because
@@ -68,7 +66,12 @@ class StepCounts:
         self._settle()
         is_revoked = quorum_id == self._revoked_id
         self._unsettled = quorum_id, RANK_LOST if is_rank_lost else REVOKED if is_revoked else VOTED_NO
-        self._began_at = None
+        self._discarded_s += self._end(now)
+
+    def _end(self, now: float) -> float:
+        """Stop measuring the step. Return its seconds, or 0 if it adds no time."""
+        began_at, self._began_at = self._began_at, None
+        return 0.0 if began_at is None else max(0.0, now - began_at)
 
     def _settle(self) -> None:
         if self._unsettled is None:
@@ -97,7 +100,7 @@ class StepCounts:
         self._note_totals()
 
     def _note_totals(self) -> None:
-        self.totals = GroupCounts(self.commits, self._discards, self._step_s, self._healed)
+        self.totals = GroupCounts(self.commits, self._discards, self._step_s, self._healed, self._discarded_s)
 
 
 def _sum(past: HealTotals, now: HealTotals) -> HealTotals:

@@ -377,7 +377,7 @@ class GroupMachine:
             if has_grant:
                 self._open_step(now)
         else:
-            self.counts.discarded(attempt.quorum_id, is_rank_lost=bool(rank_lost))
+            self.counts.discarded(attempt.quorum_id, now, is_rank_lost=bool(rank_lost))
             if self.requests.ends_by_discard(attempt.quorum_id):
                 self._give_up_quorum(rank_lost or "a step was discarded", now)
         for vote in votes:

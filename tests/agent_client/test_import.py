@@ -47,7 +47,7 @@ def test_every_promised_name_is_there(name: str) -> None:
 
 
 def test_every_lazy_name_is_promised() -> None:
-    assert set(agent_client._WHEN_NAMED) <= set(agent_client.__all__)
+    assert set(agent_client._MODULE_OF) <= set(agent_client.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error_that_names_both() -> None:

@@ -35,12 +35,12 @@ def recount(machine: QuorumMachine, now: float) -> None:
     assert {m.replica_id for m in joined} == {m.replica_id for m in members if m.call is not None}
     assert all(job.groups.get(m.replica_id) is m and m.is_alive and not m.has_missed and not m.down for m in joined)
     assert joins.anyone.deadline_at == min((m.deadline_at for m in joined), default=None)
-    of_members = (m.deadline_at for m in joined if m.replica_id in job.replica_ids)
+    of_members = (m.deadline_at for m in joined if m.replica_id in job.members)
     assert joins.members.deadline_at == min(of_members, default=None)
     assert joins.anyone.asking == len(joined)
-    assert joins.members.asking == sum(m.replica_id in job.replica_ids for m in joined)
-    assert joins.has_all_members == (bool(job.replica_ids) and job.replica_ids <= {m.replica_id for m in joined})
-    assert {m.replica_id for m in members if m.is_participant} <= job.replica_ids
+    assert joins.members.asking == sum(m.replica_id in job.members for m in joined)
+    assert joins.has_all_members == (bool(job.members.keys()) and job.members.keys() <= {m.replica_id for m in joined})
+    assert {m.replica_id for m in members if m.is_participant} <= job.members.keys()
 
     tracked = {id(entry[2]) for entry in job._due}
     assert all(id(m) in tracked for m in members), "nobody would notice its death"

@@ -19,6 +19,8 @@ from tests.simulation.world import Result, World
 FOLDER = Path(__file__).with_name("frozen")
 DIGITS = 8
 SEEDS_PER_LINE = 20
+# Fields that the digests do not contain: a random one, and one that was added after the last freeze.
+LEFT_OUT = {"secret", "discarded_s"}
 
 Sent = list[tuple[str, str, str]]
 """The sender, the receiver and the message."""
@@ -50,7 +52,7 @@ def plain(message: Any) -> str:
     if isinstance(message, Enum):
         return str(message.value)
     if is_dataclass(message) and not isinstance(message, type):
-        names = [field.name for field in fields(message) if field.name != "secret"]
+        names = [field.name for field in fields(message) if field.name not in LEFT_OUT]
         told = (f"{name}={plain(getattr(message, name))}" for name in names)
         return f"{type(message).__name__}({', '.join(told)})"
     if isinstance(message, tuple | list):

@@ -164,15 +164,11 @@ def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
     announcing = [row for row in rows if not row.is_silent]
     if all(row.words == announcing[0].words for row in announcing):
         return frozenset()
-    right = _find_right(announcing)
+    best = min(row.standing for row in announcing)
+    deciding = [row for row in announcing if row.standing == best]
+    among_deciding, among_all = Counter(row.words for row in deciding), Counter(row.words for row in announcing)
+    right = max(deciding, key=lambda row: (among_deciding[row.words], among_all[row.words], row.seniority)).words
     return frozenset(place for place, row in enumerate(rows) if not row.is_silent and row.words != right)
-
-
-def _find_right(rows: Sequence[Row]) -> tuple[int, ...]:
-    best = min(row.standing for row in rows)
-    deciding = [row for row in rows if row.standing == best]
-    among_deciding, among_all = Counter(row.words for row in deciding), Counter(row.words for row in rows)
-    return max(deciding, key=lambda row: (among_deciding[row.words], among_all[row.words], row.seniority)).words
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
@@ -182,28 +178,26 @@ def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], p
 
     def announces(other: int, count: int) -> str:
         announced = rows[other].announced
-        return _plural(announced, count) + ("" if has_one_step else f" of step {announced.step}")
+        verb, _, rest = str(announced).partition(" ")
+        step = "" if has_one_step else f" of step {announced.step}"
+        return f"{verb[:-1] if count > 1 else verb} {rest}{step}"
 
-    where = f"where {_list([names[other] for other in right])} {announces(right[0], len(right))}"
+    where = f"where {join_names([names[other] for other in right])} {announces(right[0], len(right))}"
     if place in faulty:
         return f"this group ({names[place]}) {announces(place, 1)} {where}"
     parties: dict[tuple[int, ...], list[int]] = {}
     for other in sorted(faulty):
         parties.setdefault(rows[other].words, []).append(other)
-    texts = [f"{_list([names[other] for other in each])} {announces(each[0], len(each))}" for each in parties.values()]
+    texts = [
+        f"{join_names([names[other] for other in each])} {announces(each[0], len(each))}" for each in parties.values()
+    ]
     return f"{'; '.join(texts)}, {where}"
 
 
-def _plural(announced: Announced, count: int) -> str:
-    verb, _, rest = str(announced).partition(" ")
-    return f"{verb[:-1] if count > 1 else verb} {rest}"
-
-
-def _list(names: Sequence[str]) -> str:
-    *others, last = names[:NAMES_SHOWN]
+def join_names(names: Sequence[str]) -> str:
+    """Format names, at most NAMES_SHOWN of them, as "a, b and c"."""
     more = len(names) - NAMES_SHOWN
-    if more > 0:
-        return f"{', '.join(names[:NAMES_SHOWN])} and {more} more"
+    *others, last = (*names[:NAMES_SHOWN], f"{more} more") if more > 0 else names
     return f"{', '.join(others)} and {last}" if others else last
 
 
@@ -304,14 +298,9 @@ class Divergences:
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Record a comparison.
+        """Record a comparison in which the participants `wrong`, or none, differed. Return their highest count, or 0.
 
-        Args:
-            wrong: Names of the participants that differ, or none.
-            windows: Number of windows in a full round.
-
-        Returns:
-            The highest count among these participants, or 0 if there are none.
+        `windows` is the number of windows in a full round.
         """
         if not wrong:
             self._equal += 1

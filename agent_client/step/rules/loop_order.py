@@ -27,7 +27,7 @@ class StepPart(Protocol):
         ...
 
     @property
-    def order(self) -> "PassOrder": ...
+    def pass_order(self) -> "PassOrder": ...
 
     @property
     def has_abandoned(self) -> bool:
@@ -41,11 +41,11 @@ class StepPart(Protocol):
         """Reduce zeros instead of the batch's gradients. Return False if some gradients were reduced already."""
         ...
 
-    def give_up(self) -> None:
+    def abandon_backward(self) -> None:
         """Abandon a backward pass that has begun to reduce. Raise AgentError if this module cannot continue."""
         ...
 
-    def agree(self) -> None:
+    def share_buffers(self) -> None:
         """Start to exchange values that must be equal in all groups, such as buffers. Called before the vote."""
         ...
 

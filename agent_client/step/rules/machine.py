@@ -138,10 +138,6 @@ class StepMachine:
         self._move("no_quorum", Phase.ASKED, to=Phase.COMPUTING)
         self.failure = reason
 
-    def quorum_revoked(self) -> None:
-        """Record that the quorum was revoked before this step began, so that another one must be requested."""
-        self.discards += 1
-
     def lost_between(self, reason: str) -> None:
         """Record that participants were lost between two steps, so that the next step needs another quorum."""
         if self.phase is Phase.IDLE:

@@ -43,8 +43,9 @@ class StepNews:
 
     def lost(self, loss: Loss) -> str:
         """Record the loss that caused a discard. Return the pending line about an earlier loss, or an empty string."""
-        before, self._loss, self._healing = self._loss, loss, None
-        return "" if before is None else f"step {before.step} discarded: {before}"
+        pending = self.flush()
+        self._loss = loss
+        return pending
 
     def pop_overdue(self, now: float) -> str:
         """Return the pending line if it has waited for LOSS_HELD_S, or an empty string."""

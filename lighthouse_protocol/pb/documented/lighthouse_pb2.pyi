@@ -1005,9 +1005,12 @@ class GroupCounts(google.protobuf.message.Message):
     DISCARDS_FIELD_NUMBER: builtins.int
     STEP_S_FIELD_NUMBER: builtins.int
     HEALED_FIELD_NUMBER: builtins.int
+    DISCARDED_S_FIELD_NUMBER: builtins.int
     commits: builtins.int
     step_s: builtins.float
     """time in committed steps in which no group healed"""
+    discarded_s: builtins.float
+    """time in discarded steps in which no group healed"""
     @property
     def discards(self) -> global___Discards: ...
     @property
@@ -1021,9 +1024,10 @@ class GroupCounts(google.protobuf.message.Message):
         discards: global___Discards | None = ...,
         step_s: builtins.float = ...,
         healed: lighthouse_protocol.pb.extensions.progress_pb2.HealTotals | None = ...,
+        discarded_s: builtins.float = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["discards", b"discards", "healed", b"healed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["commits", b"commits", "discards", b"discards", "healed", b"healed", "step_s", b"step_s"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["commits", b"commits", "discarded_s", b"discarded_s", "discards", b"discards", "healed", b"healed", "step_s", b"step_s"]) -> None: ...
 
 global___GroupCounts = GroupCounts
 

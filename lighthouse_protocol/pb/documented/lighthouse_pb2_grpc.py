@@ -111,6 +111,11 @@ class LighthouseServiceStub(object):
                 request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentRequest.SerializeToString,
                 response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentResponse.FromString,
                 _registered_method=True)
+        self.Ledger = channel.unary_unary(
+                '/lighthouse.v1.LighthouseService/Ledger',
+                request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.LedgerRequest.SerializeToString,
+                response_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.LedgerResponse.FromString,
+                _registered_method=True)
         self.Stacks = channel.unary_unary(
                 '/lighthouse.v1.LighthouseService/Stacks',
                 request_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.StacksRequest.SerializeToString,
@@ -217,6 +222,13 @@ class LighthouseServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Ledger(self, request, context):
+        """How the replica groups spent their time, and which faults struck them, page by page.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stacks(self, request, context):
         """What ranks are doing now. Who may ask is as for Kill.
         """
@@ -301,6 +313,11 @@ def add_LighthouseServiceServicer_to_server(servicer, server):
                     servicer.Incident,
                     request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentRequest.FromString,
                     response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentResponse.SerializeToString,
+            ),
+            'Ledger': grpc.unary_unary_rpc_method_handler(
+                    servicer.Ledger,
+                    request_deserializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.LedgerRequest.FromString,
+                    response_serializer=lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.LedgerResponse.SerializeToString,
             ),
             'Stacks': grpc.unary_unary_rpc_method_handler(
                     servicer.Stacks,
@@ -713,6 +730,33 @@ class LighthouseService(object):
             '/lighthouse.v1.LighthouseService/Incident',
             lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentRequest.SerializeToString,
             lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.IncidentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Ledger(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/lighthouse.v1.LighthouseService/Ledger',
+            lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.LedgerRequest.SerializeToString,
+            lighthouse__protocol_dot_pb_dot_extensions_dot_incident__pb2.LedgerResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -104,6 +104,12 @@ class LighthouseServiceStub:
         lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse,
     ]
 
+    Ledger: grpc.UnaryUnaryMultiCallable[
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerRequest,
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse,
+    ]
+    """How the replica groups spent their time, and which faults struck them, page by page."""
+
     Stacks: grpc.UnaryUnaryMultiCallable[
         lighthouse_protocol.pb.extensions.incident_pb2.StacksRequest,
         lighthouse_protocol.pb.extensions.incident_pb2.StacksResponse,
@@ -191,6 +197,12 @@ class LighthouseServiceAsyncStub:
         lighthouse_protocol.pb.extensions.incident_pb2.IncidentRequest,
         lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse,
     ]
+
+    Ledger: grpc.aio.UnaryUnaryMultiCallable[
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerRequest,
+        lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse,
+    ]
+    """How the replica groups spent their time, and which faults struck them, page by page."""
 
     Stacks: grpc.aio.UnaryUnaryMultiCallable[
         lighthouse_protocol.pb.extensions.incident_pb2.StacksRequest,
@@ -309,6 +321,14 @@ class LighthouseServiceServicer(metaclass=abc.ABCMeta):
         request: lighthouse_protocol.pb.extensions.incident_pb2.IncidentRequest,
         context: _ServicerContext,
     ) -> typing.Union[lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.incident_pb2.IncidentResponse]]: ...
+
+    @abc.abstractmethod
+    def Ledger(
+        self,
+        request: lighthouse_protocol.pb.extensions.incident_pb2.LedgerRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse, collections.abc.Awaitable[lighthouse_protocol.pb.extensions.incident_pb2.LedgerResponse]]:
+        """How the replica groups spent their time, and which faults struck them, page by page."""
 
     @abc.abstractmethod
     def Stacks(

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from lighthouse_protocol.pb.extensions import evidence_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_evidence__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0lighthouse_protocol/pb/extensions/incident.proto\x12\rlighthouse.v1\x1a\x30lighthouse_protocol/pb/extensions/evidence.proto\"\xf3\x02\n\x0fIncidentSummary\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x10\n\x08suspects\x18\x05 \x03(\t\x12\x15\n\ropened_unix_s\x18\x06 \x01(\x01\x12\x11\n\tnoticed_s\x18\x07 \x01(\x01\x12\x17\n\nevidence_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x61\x63ted_s\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06\x61\x63tion\x18\n \x01(\t\x12\x15\n\x08quorum_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x13\n\x06step_s\x18\r \x01(\x01H\x03\x88\x01\x01\x12\x13\n\x06over_s\x18\x0e \x01(\x01H\x04\x88\x01\x01\x12\x13\n\x06\x62\x61\x63k_s\x18\x0f \x01(\x01H\x05\x88\x01\x01\x42\r\n\x0b_evidence_sB\n\n\x08_acted_sB\x0b\n\t_quorum_sB\t\n\x07_step_sB\t\n\x07_over_sB\t\n\x07_back_s\"O\n\x0eMemberEvidence\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12)\n\x04rank\x18\x02 \x01(\x0b\x32\x1b.lighthouse.v1.RankEvidence\"}\n\x08Incident\x12/\n\x07summary\x18\x01 \x01(\x0b\x32\x1e.lighthouse.v1.IncidentSummary\x12/\n\x08\x65vidence\x18\x02 \x03(\x0b\x32\x1d.lighthouse.v1.MemberEvidence\x12\x0f\n\x07missing\x18\x03 \x03(\t\"\x1f\n\x10IncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"F\n\x11IncidentsResponse\x12\x31\n\tincidents\x18\x01 \x03(\x0b\x32\x1e.lighthouse.v1.IncidentSummary\"\x1d\n\x0fIncidentRequest\x12\n\n\x02id\x18\x01 \x01(\t\"=\n\x10IncidentResponse\x12)\n\x08incident\x18\x01 \x01(\x0b\x32\x17.lighthouse.v1.Incident\"+\n\rStacksRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\t\"R\n\x0eStacksResponse\x12/\n\x08\x65vidence\x18\x01 \x03(\x0b\x32\x1d.lighthouse.v1.MemberEvidence\x12\x0f\n\x07missing\x18\x02 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n0lighthouse_protocol/pb/extensions/incident.proto\x12\rlighthouse.v1\x1a\x30lighthouse_protocol/pb/extensions/evidence.proto\"\xf3\x02\n\x0fIncidentSummary\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x0c\n\x04text\x18\x04 \x01(\t\x12\x10\n\x08suspects\x18\x05 \x03(\t\x12\x15\n\ropened_unix_s\x18\x06 \x01(\x01\x12\x11\n\tnoticed_s\x18\x07 \x01(\x01\x12\x17\n\nevidence_s\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x07\x61\x63ted_s\x18\t \x01(\x01H\x01\x88\x01\x01\x12\x0e\n\x06\x61\x63tion\x18\n \x01(\t\x12\x15\n\x08quorum_s\x18\x0b \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x13\n\x06step_s\x18\r \x01(\x01H\x03\x88\x01\x01\x12\x13\n\x06over_s\x18\x0e \x01(\x01H\x04\x88\x01\x01\x12\x13\n\x06\x62\x61\x63k_s\x18\x0f \x01(\x01H\x05\x88\x01\x01\x42\r\n\x0b_evidence_sB\n\n\x08_acted_sB\x0b\n\t_quorum_sB\t\n\x07_step_sB\t\n\x07_over_sB\t\n\x07_back_s\"O\n\x0eMemberEvidence\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12)\n\x04rank\x18\x02 \x01(\x0b\x32\x1b.lighthouse.v1.RankEvidence\"}\n\x08Incident\x12/\n\x07summary\x18\x01 \x01(\x0b\x32\x1e.lighthouse.v1.IncidentSummary\x12/\n\x08\x65vidence\x18\x02 \x03(\x0b\x32\x1d.lighthouse.v1.MemberEvidence\x12\x0f\n\x07missing\x18\x03 \x03(\t\"\x1f\n\x10IncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"F\n\x11IncidentsResponse\x12\x31\n\tincidents\x18\x01 \x03(\x0b\x32\x1e.lighthouse.v1.IncidentSummary\"\x1d\n\x0fIncidentRequest\x12\n\n\x02id\x18\x01 \x01(\t\"=\n\x10IncidentResponse\x12)\n\x08incident\x18\x01 \x01(\x0b\x32\x17.lighthouse.v1.Incident\"*\n\rLedgerRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0c\n\x04page\x18\x02 \x01(\t\"-\n\x0eLedgerResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x0c\n\x04next\x18\x02 \x01(\t\"+\n\rStacksRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\t\"R\n\x0eStacksResponse\x12/\n\x08\x65vidence\x18\x01 \x03(\x0b\x32\x1d.lighthouse.v1.MemberEvidence\x12\x0f\n\x07missing\x18\x02 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -46,8 +46,12 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_INCIDENTREQUEST']._serialized_end=833
   _globals['_INCIDENTRESPONSE']._serialized_start=835
   _globals['_INCIDENTRESPONSE']._serialized_end=896
-  _globals['_STACKSREQUEST']._serialized_start=898
-  _globals['_STACKSREQUEST']._serialized_end=941
-  _globals['_STACKSRESPONSE']._serialized_start=943
-  _globals['_STACKSRESPONSE']._serialized_end=1025
+  _globals['_LEDGERREQUEST']._serialized_start=898
+  _globals['_LEDGERREQUEST']._serialized_end=940
+  _globals['_LEDGERRESPONSE']._serialized_start=942
+  _globals['_LEDGERRESPONSE']._serialized_end=987
+  _globals['_STACKSREQUEST']._serialized_start=989
+  _globals['_STACKSREQUEST']._serialized_end=1032
+  _globals['_STACKSRESPONSE']._serialized_start=1034
+  _globals['_STACKSRESPONSE']._serialized_end=1116
 # @@protoc_insertion_point(module_scope)

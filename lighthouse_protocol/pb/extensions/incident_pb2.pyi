@@ -215,6 +215,48 @@ class IncidentResponse(google.protobuf.message.Message):
 global___IncidentResponse = IncidentResponse
 
 @typing.final
+class LedgerRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    PAGE_FIELD_NUMBER: builtins.int
+    job: builtins.str
+    """empty: of every job"""
+    page: builtins.str
+    """`next` of the page before, or the day to begin with, for example 20261129; empty: the oldest"""
+    def __init__(
+        self,
+        *,
+        job: builtins.str = ...,
+        page: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job", "page", b"page"]) -> None: ...
+
+global___LedgerRequest = LedgerRequest
+
+@typing.final
+class LedgerResponse(google.protobuf.message.Message):
+    """Lines of JSON, as lighthouse/job/ledger.py writes them."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: builtins.int
+    NEXT_FIELD_NUMBER: builtins.int
+    next: builtins.str
+    """the next page; empty: this is the last"""
+    @property
+    def lines(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        lines: collections.abc.Iterable[builtins.str] | None = ...,
+        next: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lines", b"lines", "next", b"next"]) -> None: ...
+
+global___LedgerResponse = LedgerResponse
+
+@typing.final
 class StacksRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 

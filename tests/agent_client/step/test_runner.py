@@ -178,7 +178,7 @@ def test_who_was_admitted_and_who_is_gone(caplog: pytest.LogCaptureFixture):
         log_quorum(before, now)
     assert caplog.messages == [
         "quorum 1: 2 groups from step 3",
-        "quorum 2: 3 groups from step 3; joined: c, d; without: b",
+        "quorum 2: 3 groups from step 3; joined: c and d; without: b",
         "quorum 5: 3 groups from step 3",
     ]
 
@@ -186,4 +186,4 @@ def test_who_was_admitted_and_who_is_gone(caplog: pytest.LogCaptureFixture):
 def test_of_many_the_first_are_named(caplog: pytest.LogCaptureFixture):
     caplog.set_level(logging.INFO)
     log_quorum(assigned(1, "a"), assigned(2, "a", *(f"g{number:02}" for number in range(20))))
-    assert caplog.messages[0].endswith("g15 and 4 more")
+    assert caplog.messages[0].endswith("g07 and 12 more")

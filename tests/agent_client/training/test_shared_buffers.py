@@ -60,7 +60,7 @@ def share(agent: Any, buffers: list[Tensor], *, is_committed: bool = True) -> No
     shared.begin_step()
     for buffer in buffers:
         buffer.add_(1) if buffer.dtype != torch.bool else buffer.logical_not_()
-    shared.agree()
+    shared.start()
     shared.end_step(is_committed=is_committed)
 
 

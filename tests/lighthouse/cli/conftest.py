@@ -27,6 +27,8 @@ class FakeLighthouse:
     keys: dict[tuple[KeyKind, str], bytes] = field(default_factory=dict)
     incidents: list[Incident] = field(default_factory=list)
     gathered: Gathered = field(default_factory=Gathered)
+    ledger: list[str] = field(default_factory=list)
+    page_lines: int = 1000
 
     def answer(self, **asked: object) -> LighthouseStatus:
         self.calls.append(asked)
@@ -81,6 +83,12 @@ class FakeClient:
     def incident(self, id: str, *, timeout_s: float = 10.0) -> Incident:
         self._fake.answer(**self._who, verb="incident", id=id)
         return self._fake.incidents[0]
+
+    def ledger(self, page: str = "", job: str = "", *, timeout_s: float = 5.0) -> tuple[tuple[str, ...], str]:
+        self._fake.answer(address=self._who["address"], verb="ledger", page=page, job=job)
+        at, size = int(page.partition(":")[2] or 0), self._fake.page_lines
+        following = f"{page[:8] or '20260920'}:{at + size}" if at + size < len(self._fake.ledger) else ""
+        return tuple(self._fake.ledger[at : at + size]), following
 
     def stacks(self, ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Gathered:
         self._fake.answer(**self._who, verb="stacks", ranks=tuple(ranks), timeout_s=timeout_s)

@@ -25,6 +25,7 @@ from lighthouse_protocol.messages.incident import (
     IncidentSummary,
     SelfReport,
 )
+from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.messages.progress import STEP, GroupView, PhaseTime, ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, RankId, RunTerms
 from lighthouse_protocol.messages.session import (
@@ -341,6 +342,17 @@ class TestALoss:
         job.driver.receive_from_manager(job.managers["b"].session, Leave("drained"))
         job.go_on_without("b")
         assert job.incidents == ()
+
+
+class TestAGroupWithoutAState:
+    TORN = Distrust(DistrustKind.NOT_APPLIED, "rank 1: step 5 was committed and not applied")
+
+    @pytest.mark.parametrize("seen_quorum_id", [0, 1 << 60])
+    def test_its_join_is_an_incident_unless_it_is_refused(self, make: Make, seen_quorum_id: int):
+        job, caller = make(), Caller()
+        job.driver.request_quorum(native("z", seen_quorum_id=seen_quorum_id, distrust=self.TORN), 600.0, caller)
+        kinds = [summary.kind for summary in job.incidents]
+        assert kinds == ([] if seen_quorum_id else [IncidentKind.NOT_APPLIED])
 
 
 class Slot(Listener):

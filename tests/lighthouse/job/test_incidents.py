@@ -8,7 +8,6 @@ import pytest
 from lighthouse.job import incidents
 from lighthouse.job.events import MemberLost
 from lighthouse.job.incidents import (
-    MAX_DISTRUSTED,
     MAX_FOLLOWED,
     MAX_LOOKS,
     MAX_SUSPECTS,
@@ -24,6 +23,7 @@ from lighthouse.job.incidents import (
     Recovered,
     decide,
 )
+from lighthouse.job.records import Group
 from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence, RankEvidence
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.messages.progress import RankName, RejectedStep
@@ -56,6 +56,7 @@ class Stage:
 
     def __post_init__(self) -> None:
         self.machine = IncidentMachine("j", self.policy, IncidentArchive().make_id)
+        self.group = Group("b", "i1", self.now)
 
     def told(self, effects: list[incidents.Effect]) -> list[incidents.Effect]:
         self.all += effects
@@ -349,12 +350,12 @@ class TestNoState:
 
     def test_what_a_group_says_of_its_state_is_an_incident_once(self):
         stage = Stage()
-        [opened] = stage.machine.record_distrust("b", self.TORN, stage.now, UNIX_S)
+        [opened] = stage.machine.record_distrust(stage.group, self.TORN, stage.now, UNIX_S)
         assert isinstance(opened, Opened)
         summary = opened.incident.summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NOT_APPLIED, ("b",), 0.0)
         assert summary.text == f"b: {self.TORN.text}"
-        assert stage.machine.record_distrust("b", self.TORN, stage.now + 1, UNIX_S) == [], (
+        assert stage.machine.record_distrust(stage.group, self.TORN, stage.now + 1, UNIX_S) == [], (
             "it says so until it has healed"
         )
         [recovered] = [
@@ -366,19 +367,15 @@ class TestNoState:
             if isinstance(effect, Recovered)
         ]
         assert recovered.incident.summary.step_s == 2.0
-        assert stage.machine.record_distrust("b", self.TORN, 1003.0, UNIX_S) == [], "also when the others have gone on"
+        assert stage.machine.record_distrust(stage.group, self.TORN, 1003.0, UNIX_S) == [], (
+            "also when the others have gone on"
+        )
 
     def test_after_it_has_healed_the_same_is_another_one(self):
         stage = Stage()
-        stage.machine.record_distrust("b", self.TORN, stage.now, UNIX_S)
-        assert stage.machine.record_distrust("b", None, stage.now, UNIX_S) == []
-        assert len(stage.machine.record_distrust("b", self.TORN, stage.now, UNIX_S)) == 1
-
-    def test_what_is_remembered_is_bounded(self):
-        stage = Stage()
-        for number in range(2 * MAX_DISTRUSTED):
-            stage.machine.record_distrust(f"g{number}", self.TORN, stage.now, UNIX_S)
-        assert len(stage.machine._distrusted) == MAX_DISTRUSTED
+        stage.machine.record_distrust(stage.group, self.TORN, stage.now, UNIX_S)
+        assert stage.machine.record_distrust(stage.group, None, stage.now, UNIX_S) == []
+        assert len(stage.machine.record_distrust(stage.group, self.TORN, stage.now, UNIX_S)) == 1
 
 
 class TestNotFinite:
@@ -387,11 +384,11 @@ class TestNotFinite:
 
     def test_a_step_that_a_group_rejects_is_an_incident_once(self):
         stage = Stage()
-        [opened] = stage.machine.record_rejected_step(self.RANK, self.REJECTED, stage.now, UNIX_S)
+        [opened] = stage.machine.record_rejected_step(stage.group, self.RANK, self.REJECTED, stage.now, UNIX_S)
         summary = opened.incident.summary
         assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.NONFINITE, ("b/1",), 0.0)
         assert summary.text == f"b/1: step 5 discarded: {self.REJECTED.reason}"
-        assert stage.machine.record_rejected_step(self.RANK, self.REJECTED, stage.now + 1, UNIX_S) == [], (
+        assert stage.machine.record_rejected_step(stage.group, self.RANK, self.REJECTED, stage.now + 1, UNIX_S) == [], (
             "it is told for a while"
         )
         assert stage.machine.record_step_reached(5, 7, stage.now + 1) == []
@@ -401,19 +398,13 @@ class TestNotFinite:
     def test_another_step_is_another_one_and_so_is_the_same_after_it_was_told_no_more(self):
         stage = Stage()
         for rejected in (self.REJECTED, replace(self.REJECTED, step=6), None, replace(self.REJECTED, step=6)):
-            stage.machine.record_rejected_step(self.RANK, rejected, stage.now, UNIX_S)
+            stage.machine.record_rejected_step(stage.group, self.RANK, rejected, stage.now, UNIX_S)
         assert len(stage.machine._cases) == 3
-
-    def test_what_is_remembered_of_rejected_steps_is_bounded(self):
-        stage = Stage()
-        for number in range(2 * MAX_DISTRUSTED):
-            stage.machine.record_rejected_step(RankName(f"g{number}", 0), self.REJECTED, stage.now, UNIX_S)
-        assert len(stage.machine._rejected) == MAX_DISTRUSTED
 
     def test_whose_gradients_it_was_may_not_be_known(self):
         stage = Stage()
         [opened] = stage.machine.record_rejected_step(
-            self.RANK, replace(self.REJECTED, is_own=False), stage.now, UNIX_S
+            stage.group, self.RANK, replace(self.REJECTED, is_own=False), stage.now, UNIX_S
         )
         assert opened.incident.summary.suspects == ()
 

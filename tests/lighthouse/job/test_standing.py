@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lighthouse.job.records import JoinState, QuorumRecord
+from lighthouse.job.records import JoinState, Lease, QuorumRecord
 from lighthouse.job.standing import Standing, entry_of
 from lighthouse_protocol.messages.membership import Participant, Quorum
 from lighthouse_protocol.messages.session import QuorumOrder, QuorumPhase
@@ -29,7 +29,7 @@ def quorum(names: str = "abc", **fields: object) -> Quorum:
 
 def formed(names: str = "abc", lease_until: float = 5.0, **fields: object) -> Standing:
     standing = Standing()
-    standing.begin_standing(quorum(names, **fields), dict.fromkeys(names, ENTRY), dict.fromkeys(names, lease_until))
+    standing.begin_standing(quorum(names, **fields), {name: Lease("i1", lease_until, ENTRY) for name in names})
     return standing
 
 
@@ -209,7 +209,7 @@ class TestRevoke:
     def test_of_the_next_quorum_names_nobody_that_was_lost_before(self):
         standing = formed()
         standing.handle_member_loss("a", "i1", "ended")
-        standing.begin_standing(quorum(), dict.fromkeys("abc", ENTRY), dict.fromkeys("abc", 5.0))
+        standing.begin_standing(quorum(), {name: Lease("i1", 5.0, ENTRY) for name in "abc"})
         order = says(standing, "b", "revoked", 5)
         assert order == QuorumOrder(QUORUM_ID, QuorumPhase.REVOKED, reason="b left it")
 

@@ -26,27 +26,31 @@ def test_the_time_of_a_step_runs_from_when_its_ranks_are_let_in_until_it_is_comm
     assert counts.totals == GroupCounts(commits=1, step_s=2.5)
 
 
-def test_a_step_that_is_discarded_or_in_which_a_group_heals_has_no_time():
+def test_a_discarded_step_has_a_time_of_its_own_and_one_in_which_a_group_heals_has_none():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
     counts.began(0.0, has_healing=False)
-    counts.discarded(1, is_rank_lost=False)
+    counts.discarded(1, 3.0, is_rank_lost=False)
     counts.committed(4.0)  # a step that was opened by a vote: nobody was let in
     counts.began(5.0, has_healing=True)
     counts.committed(9.0)
     counts.committed(20.0)
-    assert (counts.totals.step_s, counts.totals.commits, counts.discards) == (0.0, 3, 1)
+    counts.began(21.0, has_healing=True)
+    counts.discarded(2, 22.0, is_rank_lost=False)
+    counts.committed(23.0)
+    totals = counts.totals
+    assert (totals.step_s, totals.discarded_s, totals.commits, counts.discards) == (0.0, 3.0, 4, 2)
 
 
 def test_a_discard_has_one_reason():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.discarded(1, is_rank_lost=False)
+    counts.discarded(1, 3.0, is_rank_lost=False)
     counts.revoked(1, is_group_lost=False)  # by what the lighthouse makes of it
     counts.revoked(2, is_group_lost=False)
-    counts.discarded(2, is_rank_lost=False)
+    counts.discarded(2, 3.0, is_rank_lost=False)
     counts.revoked(3, is_group_lost=True)
     counts.revoked(3, is_group_lost=False)  # told again
-    counts.discarded(3, is_rank_lost=False)
-    counts.discarded(3, is_rank_lost=True)
+    counts.discarded(3, 3.0, is_rank_lost=False)
+    counts.discarded(3, 3.0, is_rank_lost=True)
     assert counts.discards == 4
     counts.began(9.0, has_healing=False)
     assert counts.totals.discards == Discards(group_lost=1, rank_lost=1, revoked=1, voted_no=1)
@@ -55,7 +59,7 @@ def test_a_discard_has_one_reason():
 
 def test_ranks_may_notice_the_loss_of_a_group_before_the_lighthouse_does():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
-    counts.discarded(7, is_rank_lost=False)
+    counts.discarded(7, 3.0, is_rank_lost=False)
     assert counts.totals.discards == Discards()
     counts.revoked(7, is_group_lost=True)
     counts.began(1.0, has_healing=False)

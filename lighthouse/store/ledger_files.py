@@ -1,0 +1,88 @@
+"""Files of the ledger: one per day (UTC), to which lines are appended. They lie beside the files of the incidents.
+
+A group takes about 130 bytes every five minutes: 300 groups fill MAX_FOLDER_BYTES in 6 weeks. Then the oldest days are
+deleted. Training does not depend on these files: an error is logged once.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from lighthouse_protocol.refusals import InvalidRequest
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.process.files import make_private
+
+log = logging.getLogger(__name__)
+
+MAX_FOLDER_BYTES = 512 * 1024 * 1024
+PAGE_BYTES = 1024 * 1024
+_PAGE = re.compile(r"(\d{8})(?::(\d{1,15}))?")
+
+
+class LedgerFiles:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._has_failed = False
+
+    def append(self, lines: Sequence[str], unix_s: float) -> None:
+        """Write lines to the file of the day. Blocks."""
+        if not lines:
+            return
+        try:
+            make_private(self.folder)
+            path = self._path(f"{datetime.fromtimestamp(unix_s, UTC):%Y%m%d}")
+            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab") as file:
+                size = file.tell()
+                is_torn = size > 0 and os.pread(file.fileno(), 1, size - 1) != b"\n"  # by a crash
+                file.write(b"\n" * is_torn + "".join(f"{line}\n" for line in lines).encode())
+            self._prune()
+            self._has_failed = False
+        except OSError as e:
+            if not self._has_failed:
+                fields = event("ledger_not_saved", folder=str(self.folder))
+                log.warning("the ledger was not saved: %s; set --incident-dir to a writable folder", e, extra=fields)
+            self._has_failed = True
+
+    def read(self, page: str) -> tuple[list[str], str]:
+        """Return up to PAGE_BYTES of lines and the name of the next page, "" after the last one. Blocks.
+
+        Args:
+            page: `next` of the page before, or a day to begin with, or "" for the oldest page.
+
+        Raises:
+            InvalidRequest: `page` has another form, or the files cannot be read.
+        """
+        named = _PAGE.fullmatch(page or "00000000")
+        if named is None:
+            raise InvalidRequest(f"{page!r} is not a page of the ledger, for example 20261129", field="page")
+        days = [day for day in self.days() if day >= named[1]]
+        if not days:
+            return [], ""
+        offset = int(named[2] or 0) if days[0] == named[1] else 0
+        try:
+            with self._path(days[0]).open("rb") as file:
+                file.seek(offset)
+                body = file.read(PAGE_BYTES)
+                body += file.readline()
+                is_end = not file.read(1)
+        except OSError as e:
+            raise InvalidRequest(f"the ledger cannot be read: {e}") from e
+        following = f"{days[0]}:{offset + len(body)}" if not is_end else "".join(days[1:2])
+        return body.decode(errors="replace").splitlines(), following
+
+    def days(self) -> list[str]:
+        """Return the days that have a file, the oldest first."""
+        return sorted(path.stem.removeprefix("ledger-") for path in self.folder.glob("ledger-????????.jsonl"))
+
+    def _path(self, day: str) -> Path:
+        return self.folder / f"ledger-{day}.jsonl"
+
+    def _prune(self) -> None:
+        days = self.days()
+        sizes = [self._path(day).stat().st_size for day in days]
+        for i, day in enumerate(days[:-1]):
+            if sum(sizes[i:]) > MAX_FOLDER_BYTES:
+                self._path(day).unlink(missing_ok=True)
