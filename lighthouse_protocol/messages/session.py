@@ -26,6 +26,7 @@ from lighthouse_protocol.constraints import (
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.incident import EvidenceAsked, RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, QuorumChange, World
+from lighthouse_protocol.messages.preemption import PreemptionChanged, PreemptionNoted, PreemptionReport
 from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
@@ -169,7 +170,7 @@ class EvidenceDone:
     progress: Advisory[GroupView] = None  # newest view, by which the lighthouse decides whether to restart ranks
 
 
-ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone
+ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone | PreemptionReport
 
 
 # Lighthouse to manager.
@@ -269,6 +270,7 @@ ToManager = (
     | EvidenceRequest
     | World
     | QuorumChanged
+    | PreemptionNoted
 )
 
 
@@ -375,4 +377,15 @@ class VoteAnswer:
 
 
 FromRank = WatchHello | Vote | ProgressSample | SelfReport | Leaving
-ToRank = WatchOpened | Revoked | RankGone | Released | Waiting | Killed | VoteAnswer | EvidenceAsked | World
+ToRank = (
+    WatchOpened
+    | Revoked
+    | RankGone
+    | Released
+    | Waiting
+    | Killed
+    | VoteAnswer
+    | EvidenceAsked
+    | World
+    | PreemptionChanged
+)

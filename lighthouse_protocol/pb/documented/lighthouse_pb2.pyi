@@ -14,6 +14,7 @@ import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import lighthouse_protocol.pb.extensions.evidence_pb2
 import lighthouse_protocol.pb.extensions.incident_pb2
+import lighthouse_protocol.pb.extensions.preemption_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
 import lighthouse_protocol.pb.extensions.refusal_pb2
 import lighthouse_protocol.pb.extensions.run_pb2
@@ -526,7 +527,7 @@ class TimelineEntry(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     at_unix_s: builtins.float
     kind: builtins.str
-    """joined, left, lost, killed, drained, healing, healed, quorum, stall, moves, incident"""
+    """joined, left, lost, killed, drained, notice, healing, healed, quorum, stall, moves, incident"""
     more: builtins.int
     """so many others, which are not named"""
     text: builtins.str
@@ -702,6 +703,7 @@ class MemberStatus(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     STORE_ADDRESS_FIELD_NUMBER: builtins.int
     HEAL_FIELD_NUMBER: builtins.int
+    PREEMPTION_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     start: builtins.str
     """a short name, another one for each incarnation"""
@@ -718,6 +720,10 @@ class MemberStatus(google.protobuf.message.Message):
     def heal(self) -> global___HealStatus:
         """absent: it does not heal"""
 
+    @property
+    def preemption(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionStatus:
+        """absent: its hosts stay"""
+
     def __init__(
         self,
         *,
@@ -732,9 +738,10 @@ class MemberStatus(google.protobuf.message.Message):
         address: builtins.str = ...,
         store_address: builtins.str = ...,
         heal: global___HealStatus | None = ...,
+        preemption: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["heal", b"heal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heal", b"heal", "heartbeat_age_s", b"heartbeat_age_s", "is_participant", b"is_participant", "replica_id", b"replica_id", "start", b"start", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["heal", b"heal", "preemption", b"preemption"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heal", b"heal", "heartbeat_age_s", b"heartbeat_age_s", "is_participant", b"is_participant", "preemption", b"preemption", "replica_id", b"replica_id", "start", b"start", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
 
 global___MemberStatus = MemberStatus
 
@@ -815,6 +822,7 @@ class SessionRequest(google.protobuf.message.Message):
     LEAVE_FIELD_NUMBER: builtins.int
     EVIDENCE_FIELD_NUMBER: builtins.int
     EVIDENCE_DONE_FIELD_NUMBER: builtins.int
+    PREEMPTION_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first, and once"""
@@ -835,6 +843,8 @@ class SessionRequest(google.protobuf.message.Message):
 
     @property
     def evidence_done(self) -> global___EvidenceDone: ...
+    @property
+    def preemption(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionReport: ...
     def __init__(
         self,
         *,
@@ -845,10 +855,11 @@ class SessionRequest(google.protobuf.message.Message):
         leave: global___Leave | None = ...,
         evidence: global___Evidence | None = ...,
         evidence_done: global___EvidenceDone | None = ...,
+        preemption: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "join", "withdraw", "leave", "evidence", "evidence_done"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "preemption", b"preemption", "withdraw", b"withdraw"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "preemption", b"preemption", "withdraw", b"withdraw"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "join", "withdraw", "leave", "evidence", "evidence_done", "preemption"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -867,6 +878,7 @@ class SessionResponse(google.protobuf.message.Message):
     EVIDENCE_FIELD_NUMBER: builtins.int
     WORLD_FIELD_NUMBER: builtins.int
     QUORUM_CHANGED_FIELD_NUMBER: builtins.int
+    PREEMPTION_NOTED_FIELD_NUMBER: builtins.int
     DEFLATED_FIELD_NUMBER: builtins.int
     deflated: builtins.bytes
     """the rest of this message, to be merged into it, in zlib's form (RFC 1950)"""
@@ -894,6 +906,8 @@ class SessionResponse(google.protobuf.message.Message):
     def world(self) -> global___World: ...
     @property
     def quorum_changed(self) -> global___QuorumChanged: ...
+    @property
+    def preemption_noted(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionNoted: ...
     def __init__(
         self,
         *,
@@ -908,11 +922,12 @@ class SessionResponse(google.protobuf.message.Message):
         evidence: global___EvidenceRequest | None = ...,
         world: global___World | None = ...,
         quorum_changed: global___QuorumChanged | None = ...,
+        preemption_noted: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionNoted | None = ...,
         deflated: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["deflated", b"deflated", "drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed"] | None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "preemption_noted", b"preemption_noted", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deflated", b"deflated", "drain", b"drain", "evidence", b"evidence", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "preemption_noted", b"preemption_noted", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed", "preemption_noted"] | None: ...
 
 global___SessionResponse = SessionResponse
 

@@ -10,6 +10,7 @@ import google.protobuf.internal.containers
 import google.protobuf.message
 import lighthouse_protocol.pb.documented.lighthouse_pb2
 import lighthouse_protocol.pb.extensions.evidence_pb2
+import lighthouse_protocol.pb.extensions.preemption_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
 import lighthouse_protocol.pb.extensions.refusal_pb2
 import typing
@@ -480,6 +481,7 @@ class WatchResponse(google.protobuf.message.Message):
     GONE_FIELD_NUMBER: builtins.int
     WAITING_FIELD_NUMBER: builtins.int
     RELEASED_FIELD_NUMBER: builtins.int
+    PREEMPTION_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
         """first: the rank is watched"""
@@ -504,6 +506,8 @@ class WatchResponse(google.protobuf.message.Message):
     def released(self) -> global___Released:
         """the answer to leaving"""
 
+    @property
+    def preemption(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionChanged: ...
     def __init__(
         self,
         *,
@@ -516,10 +520,11 @@ class WatchResponse(google.protobuf.message.Message):
         gone: global___RankGone | None = ...,
         waiting: global___Waiting | None = ...,
         released: global___Released | None = ...,
+        preemption: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionChanged | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "vote_answer", "evidence", "world", "gone", "waiting", "released"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "preemption", b"preemption", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "preemption", b"preemption", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "vote_answer", "evidence", "world", "gone", "waiting", "released", "preemption"] | None: ...
 
 global___WatchResponse = WatchResponse
 
