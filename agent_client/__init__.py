@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from agent_client.restart.store import RestartAbort, State, StoreMixin
     from agent_client.restart.wrapper import CallWrapper, Wrapper
     from agent_client.state.train_state import TrainState
-    from agent_client.step.agent import Agent
+    from agent_client.step.agent import Agent, Preemption
     from agent_client.step.config import AgentConfig
     from agent_client.step.observer import observe
     from agent_client.training.checkpoint_folder import CheckpointFolder
@@ -53,7 +53,7 @@ _LAZY = {
     "agent_client.restart.store": ("RestartAbort", "State", "StoreMixin"),
     "agent_client.restart.wrapper": ("CallWrapper", "Wrapper"),
     "agent_client.state.train_state": ("TrainState",),
-    "agent_client.step.agent": ("Agent",),
+    "agent_client.step.agent": ("Agent", "Preemption"),
     "agent_client.step.config": ("AgentConfig",),
     "agent_client.step.observer": ("observe",),
     "agent_client.training.checkpoint_folder": ("CheckpointFolder",),
@@ -92,6 +92,7 @@ __all__ = [
     "LocalSGD",
     "ManagerClient",
     "ModelMismatch",
+    "Preemption",
     "RankMismatch",
     "RestartAbort",
     "ScriptMismatch",

@@ -42,23 +42,23 @@ class Connections:
 
     def __init__(self, sockets: Iterable[socket.socket] = ()) -> None:
         self._sockets = list(sockets)
-        self._are_over = False
+        self._have_ended = False
 
     def __del__(self) -> None:
         for each in self._sockets:
             each.close()
 
     def shut_down(self) -> None:
-        self._are_over = True
+        self._have_ended = True
         sockets, self._sockets = self._sockets, []
         for each in sockets:
             with contextlib.suppress(OSError):  # the peer has closed it
                 each.shutdown(socket.SHUT_RDWR)
             each.close()
 
-    def are_over(self) -> bool:
+    def have_ended(self) -> bool:
         """Return whether this rank or a peer has shut down a socket. If so, shut down all others."""
-        if self._are_over:
+        if self._have_ended:
             return True
         ends = select.poll()
         for each in self._sockets:
@@ -66,15 +66,15 @@ class Connections:
                 ends.register(descriptor, select.POLLRDHUP)
         if ends.poll(0):
             self.shut_down()
-        return self._are_over
+        return self._have_ended
 
 
-def open_sockets() -> Inodes:
+def socket_inodes() -> Inodes:
     """Return the inodes of this process's sockets. Descriptors cannot identify sockets, because they are reused."""
     return frozenset(_descriptors())
 
 
-def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
+def group_connections(before: Inodes, store: Store, size: int) -> Connections:
     """Return the connections of a group that has just connected, and whose ranks have published where they listen.
 
     `before` are the sockets that existed before the group connected.
@@ -85,19 +85,19 @@ def of_gloo(before: Inodes, store: Store, size: int) -> Connections:
         flow = bytes(4) if family == socket.AF_INET6 else b""  # a sockaddr: family, port, IPv6 flow label, address
         return port.to_bytes(2, "big") + flow + socket.inet_pton(family, host) in published
 
-    return Connections(_appeared(before, lambda own, peer: is_published(*own) or is_published(*peer)))
+    return Connections(_duplicate_new_sockets(before, lambda own, peer: is_published(*own) or is_published(*peer)))
 
 
-def of_store(before: Inodes, port: int) -> Connections:
+def store_connections(before: Inodes, port: int) -> Connections:
     """Return the connections to a store's server on `port` that have appeared since `before`."""
-    return Connections(_appeared(before, lambda _own, peer: peer[2] == port))
+    return Connections(_duplicate_new_sockets(before, lambda _own, peer: peer[2] == port))
 
 
 End = tuple[int, str, int]
 """Family, host and port."""
 
 
-def _appeared(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
+def _duplicate_new_sockets(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
     """Duplicate the connected sockets not in `before` that `is_wanted` selects by their own and peer's address."""
     found: list[socket.socket] = []
     for inode, descriptor in _descriptors().items():
@@ -154,17 +154,17 @@ def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float
                 raise RuntimeError(f"the collective did not end within {limit_s:g} s")
             continue
         aborted_at = now if aborted_at is None else aborted_at
-        if (are_at_rest() or now - aborted_at >= SPINS_S) and not _ends_within(work, SLICE_S):
-            keep([work], backend)
+        if (are_threads_idle() or now - aborted_at >= SPINS_S) and not _ends_within(work, SLICE_S):
+            keep_until_done([work], backend)
             raise RuntimeError(_GIVEN_UP)
 
 
-def keep(works: Sequence[Any], backend: Any) -> None:
+def keep_until_done(works: Sequence[Any], backend: Any) -> None:
     if not all(work.is_completed() for work in works):
-        threading.Thread(target=_outlive, args=(works, backend), name="gloo remains", daemon=True).start()
+        threading.Thread(target=_poll_until_done, args=(works, backend), name="gloo remains", daemon=True).start()
 
 
-def keep_briefly(works: Iterable[Any]) -> None:
+def release_later(works: Iterable[Any]) -> None:
     """Keep references to the newest `works` of a destroyed group until gloo's threads have released theirs.
 
     This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++ code
@@ -175,7 +175,7 @@ def keep_briefly(works: Iterable[Any]) -> None:
     timer.start()
 
 
-def _outlive(works: Sequence[Any], _backend: Any) -> None:
+def _poll_until_done(works: Sequence[Any], _backend: Any) -> None:
     """Poll until all works have completed.
 
     Calling work.wait() instead would be wrong: if it returns while the interpreter exits, the process aborts.
@@ -224,7 +224,7 @@ def _ends_within(work: Any, timeout_s: float) -> bool:
     return True
 
 
-def are_at_rest(tasks: Path = Path("/proc/self/task")) -> bool:
+def are_threads_idle(tasks: Path = Path("/proc/self/task")) -> bool:
     """Return whether all of gloo's threads in this process are asleep.
 
     Older versions of torch do not name these threads. Then all threads that were not started by Python must be asleep.
@@ -258,13 +258,13 @@ class GlooGroup:
         self._connect_timeout_s = connect_timeout_s
         self._timeout_s = timeout_s
         self._for_torch: list[GlooGroup] = []
-        before = open_sockets()
+        before = socket_inodes()
         options: Any = ProcessGroupGloo._Options()  # pyright: ignore[reportAttributeAccessIssue]
         options._devices = [ProcessGroupGloo.create_device(hostname=host)]
         options._timeout = timedelta(seconds=connect_timeout_s)
         self.backend: Any = ProcessGroupGloo(store, rank, size, options)
         self.backend._set_default_timeout(timedelta(seconds=timeout_s))
-        self._connections = of_gloo(before, store, size)
+        self._connections = group_connections(before, store, size)
         register_group(self)
 
     def all_reduce(self, tensor: torch.Tensor, timeout_s: float | None = None) -> None:
@@ -316,7 +316,7 @@ class GlooGroup:
 
     def _is_over(self) -> bool:
         """Return whether this rank or a peer has aborted the group. gloo itself may not notice until the timeout."""
-        if self._connections.are_over():
+        if self._connections.have_ended():
             self.abort()
             return True
         return False

@@ -20,7 +20,7 @@ from torch.distributed import AllreduceOptions, PrefixStore, ProcessGroup, Proce
 from torch.futures import Future
 
 from agent_client.collectives import gloo as gloo_wait
-from agent_client.collectives.gloo import Connections, of_gloo, open_sockets
+from agent_client.collectives.gloo import Connections, group_connections, socket_inodes
 from agent_client.collectives.group_spec import register_group
 from agent_client.collectives.observed import first_tensor, never_compiled
 
@@ -42,12 +42,12 @@ class InterruptibleGroup(ProcessGroup):
         super().__init__(rank, size)  # pyright: ignore[reportCallIssue]
         self._ranks: Any = ProcessGroup(store, rank, size)
         self._store = store
-        self._before = open_sockets()
+        self._before = socket_inodes()
         self._gloo: dict[ProcessGroupGloo, Connections] = {}
         self._waiter = Waiter()
-        weakref.finalize(self, self._waiter.end)
+        weakref.finalize(self, self._waiter.stop)
         self._under_way: deque[Any] = deque(maxlen=_UNDER_WAY)
-        weakref.finalize(self, gloo_wait.keep_briefly, self._under_way).atexit = False
+        weakref.finalize(self, gloo_wait.release_later, self._under_way).atexit = False
         self._is_aborted = False
         register_group(self)
 
@@ -56,8 +56,8 @@ class InterruptibleGroup(ProcessGroup):
         for group in (super(), self._ranks):
             group._register_backend(device, backend_type, backend)
         if isinstance(backend, ProcessGroupGloo) and backend not in self._gloo:
-            store = PrefixStore(f"{device.type}/", self._store)
-            self._gloo[backend] = of_gloo(self._before, store, self.size()) if self.size() > 1 else Connections()
+            store, size = PrefixStore(f"{device.type}/", self._store), self.size()
+            self._gloo[backend] = group_connections(self._before, store, size) if size > 1 else Connections()
 
     def abort(self) -> None:
         if self._is_aborted:
@@ -67,12 +67,12 @@ class InterruptibleGroup(ProcessGroup):
             connections.shut_down()
         super().abort()
         for backend in self._gloo:
-            gloo_wait.keep(list(self._under_way), backend)
+            gloo_wait.keep_until_done(list(self._under_way), backend)
 
     @property
     def has_lost_a_peer(self) -> bool:
         """True if a peer has closed its connections, unless this rank has aborted the group."""
-        return not self._is_aborted and any(connections.are_over() for connections in list(self._gloo.values()))
+        return not self._is_aborted and any(connections.have_ended() for connections in list(self._gloo.values()))
 
     def run(self, method: str, *args: Any, **options: Any) -> Any:
         if self._is_aborted:
@@ -130,9 +130,9 @@ class InterruptibleWork(Work):
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._is_sliced:
             limit_s = timeout.total_seconds() or math.inf
-            gloo_wait.wait(self._work, self._backend, self._connections.are_over, limit_s)
+            gloo_wait.wait(self._work, self._backend, self._connections.have_ended, limit_s)
         else:
-            gloo_wait.wait_in_thread(self._work, self._connections.are_over, timeout)
+            gloo_wait.wait_in_thread(self._work, self._connections.have_ended, timeout)
         return True
 
     def synchronize(self) -> None:
@@ -192,7 +192,7 @@ class Waiter:
             self._thread = threading.Thread(target=self._run, name="gloo futures", daemon=True)
             self._thread.start()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._waited.put(None)
 
     def _run(self) -> None:

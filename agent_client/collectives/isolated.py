@@ -124,7 +124,7 @@ class IsolatedGroup:
         if size > self._memory.numel():  # the child maps the larger memory, too
             descriptors = [os.memfd_create("lighthouse")]
             os.ftruncate(descriptors[0], max(_LEAST_BYTES, size))
-            self._memory = mapped(os.dup(descriptors[0]))
+            self._memory = map_memory(os.dup(descriptors[0]))
         dtype = str(tensor.dtype).removeprefix("torch.")
         with torch.no_grad():
             shared = self._memory[:size].view(tensor.dtype).view(tensor.shape)
@@ -160,8 +160,8 @@ class IsolatedGroup:
         return json.loads(message)
 
 
-def mapped(descriptor: int) -> torch.Tensor:
-    """Return the memory of a descriptor, which is closed, as a uint8 tensor. Its last user's end unmaps the memory."""
+def map_memory(descriptor: int) -> torch.Tensor:
+    """Map the memory of `descriptor` as a uint8 tensor, and close the descriptor. Deleting the last view unmaps it."""
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)
     return torch.frombuffer(memory, dtype=torch.uint8)
@@ -223,7 +223,7 @@ def serve(channel: socket.socket) -> None:
         if not message:
             return
         if descriptors:
-            memory = mapped(descriptors[0])
+            memory = map_memory(descriptors[0])
         order, answer = json.loads(message), dict[str, str]()
         try:
             if "connect" in order:

@@ -94,7 +94,8 @@ class ObservedGroup(ProcessGroup):
 
     def observe(self, method: str, *args: Any, **options: Any) -> Any:
         tensor = first_tensor(args)
-        entered = self.progress.torchs(_COLLECTIVES[method], () if tensor is None else tuple(tensor.shape))
+        shape = () if tensor is None else tuple(tensor.shape)
+        entered = self.progress.enter_torch_collective(_COLLECTIVES[method], shape)
         work = None
         try:
             work = getattr(self.ranks, method)(*args, **options)

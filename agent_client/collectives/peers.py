@@ -38,10 +38,8 @@ CONNECT_PARTS = 3
 take five times as long."""
 
 
-def connector(name: str, device: int | None = None) -> Connector:
-    """Create the connector for one of PROCESS_GROUPS.
-
-    `device` is the index of the CUDA device for NCCL. Default: the current device.
+def connector(name: str) -> Connector:
+    """Create the connector for one of PROCESS_GROUPS. NCCL uses the current CUDA device.
 
     Raises:
         ConfigurationError: The name is unknown, or this kind is not available on this host.
@@ -52,7 +50,7 @@ def connector(name: str, device: int | None = None) -> Connector:
         case "nccl":
             from agent_client.collectives.nccl import NcclConnector
 
-            return NcclConnector(device)
+            return NcclConnector()
         case "isolated" | "isolated:nccl":
             from agent_client.collectives.isolated import IsolatedConnector
 

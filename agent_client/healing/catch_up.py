@@ -65,7 +65,7 @@ class ScheduleReplay:
     def attach(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
 
-    def begin(self) -> None:
+    def mark_begin(self) -> None:
         self._begun = self._counts()
 
     def save(self) -> None:
@@ -167,15 +167,15 @@ class CatchUpDriver:
         if self._optimizer is None:
             raise ConfigurationError("heal_mode catch_up: wrap the optimizer in a FaultTolerantOptimizer")
         self._state.register_schedulers()
-        if not self.machine.follows:
+        if not self.machine.is_catching_up:
             self._schedules.save()
-        self._schedules.begin()
+        self._schedules.mark_begin()
 
     def answered(self, assignment: Assignment) -> None:
         """Prepare for a step, given its assignment: start or cancel a transfer, or return to the held state."""
         self._poll()
         owner, machine = self._owner, self.machine
-        held, was_following = machine.held or owner.tag, machine.follows
+        held, was_following = machine.held or owner.tag, machine.is_catching_up
         first = machine.kept[:1] if machine.transfer is Transfer.DONE else ()
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
         plan = CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
@@ -189,14 +189,14 @@ class CatchUpDriver:
             self._transfer = self._fetch(assignment)
         if action is CatchUpAction.RETURN:
             self._return(held, assignment, [kept.content for kept in first])
-        if machine.follows:
+        if machine.is_catching_up:
             owner.work_at(*machine.followed)
 
     @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:
         """Apply the gradients of a committed step. While catching up, keep them, and apply those that are due."""
         assert self._optimizer is not None
-        if not self.machine.follows:
+        if not self.machine.is_catching_up:
             self._optimizer.step()
             return
         for kept in self._select_steps():
@@ -207,14 +207,14 @@ class CatchUpDriver:
 
     def reject(self, reason: str) -> None:
         """Stop catching up, because this rank's gradients differ from its peers'."""
-        if self.machine.follows and not self.machine.heals_blocking:  # log only the first time in a quorum
+        if self.machine.is_catching_up and not self.machine.heals_blocking:  # log only the first time in a quorum
             log.error("catching up failed, healing by copying the state instead: %s", reason)
             self._drop_transfer(reason)
             self.machine.failed(is_hopeless=True)
 
     def torn(self) -> None:
         """Record that a step was applied only partly or not at all, so that this rank holds no complete state."""
-        if self.machine.follows:
+        if self.machine.is_catching_up:
             self._drop_transfer("the state is torn")
             self.machine.torn()
 
@@ -252,7 +252,7 @@ class CatchUpDriver:
         for step in first:
             self._move_to(step)
         self._schedules.save()
-        self._state.others_were(self._schedules.saved)
+        self._state.replace_others_begun(self._schedules.saved)
 
     def _keep(self) -> None:
         owner, machine = self._owner, self.machine
@@ -262,16 +262,16 @@ class CatchUpDriver:
         tag = owner.tag
         kept: PendingStep[_Step] | None = None
         buffers = list(self._state.model.buffers())
-        if machine.keeps and has_room(sum(kept.nbytes for kept in [*gradients, *buffers] if kept is not None)):
+        if machine.can_keep and has_room(sum(kept.nbytes for kept in [*gradients, *buffers] if kept is not None)):
             taken = [None if gradient is None else _copy_to_cpu(gradient) for gradient in gradients]
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
             kept = PendingStep(tag, owner.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
-        elif machine.keeps:
+        elif machine.can_keep:
             log.warning("catching up: no memory for another step's gradients; healing by copying the state")
         machine.committed(kept, tag)
-        if not machine.keeps:
+        if not machine.can_keep:
             self._drop_transfer("the gradients to apply after it are not kept")
 
     def _install(self) -> None:
@@ -311,7 +311,7 @@ class CatchUpDriver:
         self._install_buffers()
         self._batches += kept.batches
         self.machine.applied()
-        if not self.machine.follows:
+        if not self.machine.is_catching_up:
             self._owner.batches_committed = self._batches
             log.info("caught up at step %d", self._owner.step)
 
@@ -319,7 +319,7 @@ class CatchUpDriver:
     def _end_apply(self) -> None:
         for parameter in self._parameters():
             parameter.grad = None
-        if self.machine.follows:
+        if self.machine.is_catching_up:
             self._schedules.save()
 
     def _move_to(self, step: _Step) -> None:

@@ -1,7 +1,7 @@
 """Connections for copying a state: sockets with a deadline, validation of responses, and throttled background work.
 
-`connect` tries all addresses of a host. `check_source` and `check_answer` must be called before any byte of a response
-is used. `Pace` slows down a thread whose transfer no group is waiting for.
+`connect` tries all addresses of a host. `check_answer` must be called before the body of a response is used. `Pace`
+slows down a thread whose transfer no group is waiting for.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from agent_client.state.tree import CorruptState
-from lighthouse_protocol.rules.access import is_proven
 
 
 class StateKey(NamedTuple):
@@ -35,7 +34,7 @@ class DeadlineSocket(socket.socket):
     is_proven: bool = False  # the peer has proved that it is a member of the quorum; only set by a server
     is_cut: bool = False  # the server has closed the connection to make room for another
 
-    def begin(self, within_s: float, silence_s: float = math.inf) -> None:
+    def set_limits(self, within_s: float, silence_s: float = math.inf) -> None:
         """Set the time limits in seconds: `within_s` for all following operations together, `silence_s` for each."""
         self.deadline, self.silence_s = time.monotonic() + within_s, silence_s
 
@@ -96,13 +95,6 @@ class StateUnavailable(Exception):
 
 class StateRefused(StateUnavailable):
     """The state contains something that cannot be sent, so a retry would not help."""
-
-
-def check_source(response: HTTPResponse, secret: str, *words: str | int) -> None:
-    """Check that the response proves knowledge of the quorum's secret, for these words, unless the secret is empty."""
-    matters = response.status < 300 or response.status == CANNOT_BE_SENT
-    if secret and matters and not is_proven(response.getheader(PROOF_HEADER, ""), secret, *words):
-        raise StateUnavailable("it did not prove that it is a member of the quorum; its data is not used")
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:

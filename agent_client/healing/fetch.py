@@ -5,8 +5,8 @@ consists of the head of the encoding and the checksum of each piece. One thread 
 pieces. With several sources, a piece is received completely before it is copied to its place, so that data from two
 sources cannot mix. With a single source, pieces are read directly into place.
 
-If the state is small, or the target is catching up, only the lead sends pieces, over the connection that carried its
-manifest. If the lead fails, another source becomes the lead. Errors name every source.
+If the state is small, or the target is catching up, only the lead sends pieces. If the lead fails, another source
+becomes the lead. Errors name every source.
 
 A rank that may already hold the same state passes it as `own`. If all checksums are equal, no piece is read.
 """
@@ -19,8 +19,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from itertools import accumulate, tee
 from types import TracebackType
@@ -30,6 +30,7 @@ from torch import Tensor
 from xxhash import xxh3_64
 
 from agent_client.healing.connection import (
+    CANNOT_BE_SENT,
     NONCE_HEADER,
     PROOF_HEADER,
     DeadlineSocket,
@@ -38,7 +39,6 @@ from agent_client.healing.connection import (
     StateRefused,
     StateUnavailable,
     check_answer,
-    check_source,
     connect,
     split_address,
 )
@@ -72,7 +72,7 @@ from agent_client.state.codec import (
 from agent_client.state.snapshot import StateMismatch, copy_of
 from agent_client.state.tree import CorruptState, State, assemble, disassemble
 from lighthouse_protocol.refusals import LighthouseError
-from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, prove
+from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, is_proven, prove
 
 log = logging.getLogger(__name__)
 
@@ -152,24 +152,24 @@ class Connection:
         """Send a request with a proof, and check the source's proof. The previous response must be read completely."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
-        nonces, headers = self._challenge(), {}
-        if requests.secret:
-            proof = prove(requests.secret, TARGET_WORD, self._address, *key, *nonces)
-            headers = {NONCE_HEADER: nonces[1], PROOF_HEADER: proof}
-        self._http.request("GET", path, headers=headers)
-        self._response = response = self._http.getresponse()
-        check_source(response, requests.secret, SOURCE_WORD, self._address, *key, *nonces)
+        if not requests.secret:
+            return self._request(path)
+        challenge = self._request("/challenge")
+        check_answer(challenge)
+        challenge.read()
+        nonces = challenge.getheader(NONCE_HEADER, ""), secrets.token_hex(16)
+        proof = prove(requests.secret, TARGET_WORD, self._address, *key, *nonces)
+        response = self._request(path, {NONCE_HEADER: nonces[1], PROOF_HEADER: proof})
+        if response.status < 300 or response.status == CANNOT_BE_SENT:  # other refusals are not used as data
+            answer = response.getheader(PROOF_HEADER, "")
+            if not is_proven(answer, requests.secret, SOURCE_WORD, self._address, *key, *nonces):
+                raise StateUnavailable("it did not prove that it is a member of the quorum; its data is not used")
         return response
 
-    def _challenge(self) -> tuple[str, str]:
-        """Request a nonce from the source, for one request on this connection. Return it and a new nonce of our own."""
-        if not self._requests.secret:
-            return "", ""
-        self._http.request("GET", "/challenge")
-        self._response = response = self._http.getresponse()
-        check_answer(response)
-        response.read()
-        return response.getheader(NONCE_HEADER, ""), secrets.token_hex(16)
+    def _request(self, path: str, headers: Mapping[str, str] = {}) -> http.client.HTTPResponse:
+        self._http.request("GET", path, headers=headers)
+        self._response = self._http.getresponse()
+        return self._response
 
     def cut(self) -> None:
         with suppress(OSError):
@@ -189,7 +189,7 @@ class Connection:
 
 
 def key_path(key: StateKey, wait_s: float) -> str:
-    """Return the last part of a request's path: the key, and how long the source may wait for the state."""
+    """Return the last part of a request's path: the key, and the time that the source may wait for the state."""
     return f"{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={wait_s:.3f}"
 
 
@@ -222,8 +222,6 @@ class Fetch:
     """Called with the layout, a state of meta tensors, before any tensor is read. It raises like `accept`."""
     silence_s: float = math.inf
     """Time in seconds for which a source may send nothing while there is another source."""
-    wait_s: float | None = None
-    """Time in seconds for which a source may wait until it has the state. Default: most of the time limit."""
     max_bytes: int | None = None
     is_background: bool = False
     """Whether no group is waiting. The download then yields CPU time and uses one connection."""
@@ -234,8 +232,6 @@ class Fetch:
     """State of this rank, if it may be equal to the requested one."""
 
     def __post_init__(self) -> None:
-        if not self.sources:
-            raise ValueError("a transfer needs a source")
         self.requests = Requests(self.key, time.monotonic() + self.timeout_s, self.secret)
         self.silence_s = min(self.silence_s, self.timeout_s)
         self._transfer: _Transfer | None = None
@@ -287,24 +283,19 @@ class Fetch:
         """Receive the state with `lead` as the lead. Return None if the lead fails."""
         transfer = None
         try:
-            with ExitStack() as opened:
-                silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
-                connection = opened.enter_context(self.requests.connect(self.sources[lead](), silence_s))
-                wait_s = silence_s * WAIT_SHARE if self.wait_s is None else self.wait_s
-                response = connection.get(f"/manifest/{key_path(self.key, wait_s)}", silence_s)
+            silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
+            with self.requests.connect(self.sources[lead](), silence_s) as connection:
+                response = connection.get(f"/manifest/{key_path(self.key, silence_s * WAIT_SHARE)}", silence_s)
                 check_answer(response)
                 head = self._read_head(response)
-                compared, checksums = tee(_read_checksums(response, sum(map(count_pieces, head.layouts))))
+                count = sum(map(count_pieces, head.layouts))
+                compared, checksums = tee(_read_exactly(response, CHECKSUM_BYTES) for _ in range(count))
                 if (tensors := self._own_tensors(head, compared)) is not None:
                     self.accept(state := assemble(head.skeleton, tensors))
                     self.on_received(lead, head.length, head.length)
                     log.info("this rank already holds the tensors of %s, so none was transferred", self.key)
                     return state
-                if is_sole_sender := head.length < MIN_STRIPED_BYTES or self.is_background:
-                    checksums = iter(list(checksums))
-                    opened.pop_all()
-                transfer, skeleton = self._follow(lead, head, connection if is_sole_sender else None), head.skeleton
-                del head
+                transfer = self._follow(lead, head)
                 for checksum in checksums:
                     transfer.handle(ChecksumArrived(checksum))
             transfer.finish()
@@ -312,8 +303,7 @@ class Fetch:
                 if lead in transfer.failures:
                     self._drop_lead(lead, *transfer.failures[lead])
                 return None
-            state = assemble(skeleton, transfer.tensors)
-            self.accept(state)
+            self.accept(state := assemble(head.skeleton, transfer.tensors))
         except _FAILURES as error:
             self._fail(lead, error)
             if transfer is not None:
@@ -342,20 +332,19 @@ class Fetch:
             return None
         return [copy_of(tensor.detach()) for tensor in disassemble(self.own)[1]]
 
-    def _follow(self, lead: str, head: Head, connection: "Connection | None") -> "_Transfer":
+    def _follow(self, lead: str, head: Head) -> "_Transfer":
         layout = layout_digest(head.layouts)
         if self._transfer is not None and self._transfer.layout != layout:
             self._end_transfer()
         if self._transfer is None:
-            sources = {name: self.sources[name] for name in self._remaining}
-            self._transfer = _Transfer(self, sources, head, layout, leads_alone=connection is not None)
-        self._transfer.follow(lead, head, connection)
+            self._transfer = _Transfer(self, {name: self.sources[name] for name in self._remaining}, head, layout)
+        self._transfer.follow(lead, head)
         return self._transfer
 
     def _end_transfer(self) -> None:
         transfer, self._transfer = self._transfer, None
         if transfer is not None:
-            transfer.end()
+            transfer.stop()
 
     # -- failures
 
@@ -427,9 +416,7 @@ def _classify(error: Exception) -> tuple[type[Exception], str]:
 class _Transfer:
     """Receives the tensors of one state, with a reader thread for each source."""
 
-    def __init__(
-        self, fetch: Fetch, sources: Mapping[str, FindAddress], head: Head, layout: str, *, leads_alone: bool
-    ) -> None:
+    def __init__(self, fetch: Fetch, sources: Mapping[str, FindAddress], head: Head, layout: str) -> None:
         self._fetch, self._requests = fetch, fetch.requests
         self._sources = sources
         self._is_sole = len(sources) == 1
@@ -439,9 +426,12 @@ class _Transfer:
         self._places = list(piece_views(self.tensors))
         sizes = [len(place) + CHECKSUM_BYTES for place in self._places]
         self._starts = list(accumulate(sizes, initial=0))
-        deadline = fetch.requests.deadline
         self._plan = StripePlan(
-            sizes, list(sources), deadline=deadline, silence_s=fetch.silence_s, leads_alone=leads_alone
+            sizes,
+            list(sources),
+            deadline=fetch.requests.deadline,
+            silence_s=fetch.silence_s,
+            leads_alone=head.length < MIN_STRIPED_BYTES or fetch.is_background,
         )
         self._lead = ""
         self._changed = threading.Condition()
@@ -464,13 +454,9 @@ class _Transfer:
             rejected = self._plan.rejected
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
-    def follow(self, lead: str, head: Head, connection: Connection | None) -> None:
-        """Use the checksums of `lead` from now on. The first call starts the readers. The lead's uses `connection`."""
+    def follow(self, lead: str, head: Head) -> None:
+        """Use the checksums of `lead` from now on. The first call starts the readers."""
         with self._changed:
-            if connection is not None and self._readers:
-                connection.close()
-            elif connection is not None:
-                self._connections[lead] = connection
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length
         self.handle(LeadChosen(lead))
@@ -490,7 +476,7 @@ class _Transfer:
             while not (self._plan.is_over or self._plan.needs_lead or self._requests.is_over):
                 self._wait()
 
-    def end(self) -> None:
+    def stop(self) -> None:
         with self._changed:
             self._is_ended = True
             for connection in self._connections.values():
@@ -542,8 +528,16 @@ class _Transfer:
     def _read(self, source: str) -> None:
         pace = Pace() if self._fetch.is_background else None
         while (request := self._next_request(source)) is not None:
-            with self._reporting_failure(source):
+            try:
                 self._receive(request, pace)
+            except _FAILURES as error:
+                self._disconnect(source)
+                kind, reason = _classify(error)
+                if _is_broken(error):
+                    self.handle(ConnectionLost(source, f"breaks the connection: {error!r}"))
+                else:
+                    self._kinds[source] = kind
+                    self.handle(Refused(source, reason))
         self._disconnect(source)
 
     def _next_request(self, source: str) -> PieceRequest | None:
@@ -627,27 +621,6 @@ class _Transfer:
             connection = self._connections.pop(source, None)
         if connection is not None:
             connection.close()
-
-    @contextmanager
-    def _reporting_failure(self, source: str) -> Generator[None, None, None]:
-        try:
-            yield
-        except _FAILURES as error:
-            kind, reason = _classify(error)
-            if _is_broken(error):
-                self._fail(ConnectionLost(source, f"breaks the connection: {error!r}"))
-            else:
-                self._kinds[source] = kind
-                self._fail(Refused(source, reason))
-
-    def _fail(self, event: ConnectionLost | Refused) -> None:
-        self._disconnect(event.source)
-        self.handle(event)
-
-
-def _read_checksums(response: http.client.HTTPResponse, count: int) -> Iterator[bytes]:
-    for _ in range(count):
-        yield _read_exactly(response, CHECKSUM_BYTES)
 
 
 def _read_exactly(response: http.client.HTTPResponse, count: int) -> bytes:

@@ -23,12 +23,11 @@ import time
 from collections.abc import Generator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from agent_client.healing.connection import StateKey, StateUnavailable
+from agent_client.healing.connection import StateKey
 from agent_client.healing.fetch import Fetch, FindAddress
 from agent_client.healing.server import StateServer
 from agent_client.progress.activity import Activity, HealMark
@@ -55,7 +54,7 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
 
     def log_progress() -> None:
         now = time.monotonic()
-        heal.add_report(0, "", mark.read(), now)  # GroupHeal can track several ranks; here there is only one
+        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal can track several ranks; here there is only one
         while line := heal.next_line(now):
             log.info("%s", line)
 
@@ -69,10 +68,10 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
     try:
         yield
     except BaseException:
-        mark.failed()
+        mark.mark_failed()
         raise
     else:
-        mark.over()
+        mark.mark_done()
     finally:
         is_over.set()
         thread.join(LOG_INTERVAL_S)
@@ -156,18 +155,6 @@ class StateOwner(Protocol):
 MAX_REASON_CHARS = 300
 
 
-class DoesNotFit(StateMismatch):
-    """The source's state does not fit this rank's model or optimizer. No other source's state will fit, either."""
-
-
-@contextmanager
-def _unfit() -> Generator[None]:
-    try:
-        yield
-    except StateMismatch as error:
-        raise DoesNotFit(f"{error}", error.difference) from None
-
-
 class BackgroundFetch:
     def __init__(self, fetch: Fetch, mark: HealMark, activity: Activity) -> None:
         self._fetch = fetch
@@ -180,20 +167,18 @@ class BackgroundFetch:
         self._fetch.cancel(reason)
 
     def _run(self) -> None:
-        began_at = time.monotonic()
         try:
-            with logged(self._mark, is_beside=True):
-                received = self._fetch.run()
-            self._activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
-            self.received.set_result(received)
+            self.received.set_result(_run_logged(self._fetch, self._mark, self._activity, is_beside=True))
         except Exception as e:  # noqa: BLE001  CatchUpDriver polls `received`
             self.received.set_exception(e)
 
 
-@dataclass(frozen=True, slots=True)
-class _KeptCopy:
-    targets: frozenset[str]  # replica_ids of the groups to which this rank must send the copy
-    until: float  # when to drop the copy, by time.monotonic()
+def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_beside: bool = False) -> dict[str, Any]:
+    began_at = time.monotonic()
+    with logged(mark, is_beside=is_beside):
+        received = fetch.run()
+    activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
+    return received
 
 
 class Healing:
@@ -208,7 +193,6 @@ class Healing:
         self._activity = activity or Activity(time.monotonic)
         self._server = StateServer(listening_host(host), advertise=host)
         self._is_read_in_place = False
-        self._kept: dict[StateKey, _KeptCopy] = {}
         self._quorum_id = 0
         """Id of the last quorum under which this rank served or fetched a state."""
         self._received: dict[str, Any] | None = None
@@ -225,7 +209,8 @@ class Healing:
         """Serve this step's state if a participant heals. Call `release` for the previous step first."""
         self._quorum_id = assignment.quorum_id
         self._is_read_in_place = False
-        self._forget_kept(assignment)
+        catching_up, now = {assignment.replica_ids[rank] for rank in assignment.catching_up}, time.monotonic()
+        self._server.drop_kept(lambda kept: now >= kept.until or not kept.targets & catching_up)
         beside = [target for target in assignment.serve_to if target in assignment.catching_up]
         is_source = len(beside) < len(assignment.serve_to)
         is_up_to_date = not (assignment.heals or machine.must_install or assignment.catches_up)
@@ -256,15 +241,14 @@ class Healing:
         if not assignment.heals:
             return
         sources = self._sources(assignment)
-        began_at, mark = time.monotonic(), self._activity.heal_begins(next(iter(sources)), assignment.max_step)
-        with logged(mark):
-            fetch = self._new_fetch(assignment, sources, mark)
-            with self._lock:
-                if assignment.quorum_id <= self._revoked_id:
-                    raise StateUnavailable(f"quorum {assignment.quorum_id} was revoked")
-                self._fetch, self._fetch_quorum_id = fetch, assignment.quorum_id
-            self._received = received = fetch.run()
-        self._activity.heal_received(time.monotonic() - began_at, size_bytes(received["train"]))
+        mark = self._activity.heal_begins(next(iter(sources)), assignment.max_step)
+        fetch = self._new_fetch(assignment, sources, mark)
+        with self._lock:
+            self._fetch, self._fetch_quorum_id = fetch, assignment.quorum_id
+            is_revoked = assignment.quorum_id <= self._revoked_id
+        if is_revoked:
+            fetch.cancel(f"quorum {assignment.quorum_id} was revoked")
+        self._received = _run_logged(fetch, mark, self._activity)
 
     def install(self, machine: StateOwner) -> None:
         received, self._received = self._received, None
@@ -316,31 +300,15 @@ class Healing:
         copies = keeps or (offers and not self._state.stands_still)
         state = {"train": self._state.snapshot() if copies else train, "agent": agent}
         if keeps:
-            self._keep(assignment, state, beside)
+            targets = frozenset(assignment.replica_ids[target] for target in beside)
+            self._server.drop_kept(lambda kept: kept.targets & targets)
+            until = time.monotonic() + self._timeout_s
+            self._server.keep(self._key(assignment), state, targets, until, assignment.secret)
         elif beside:
             log.warning("no memory for a copy of the state: a group that catches up must use another source, or block")
         if offers:
             self._server.publish(self._key(assignment), state, assignment.secret)
             self._is_read_in_place = not copies
-
-    def _keep(self, assignment: Assignment, state: dict[str, Any], targets: list[int]) -> None:
-        names = frozenset(assignment.replica_ids[target] for target in targets)
-        for key in [key for key, kept in self._kept.items() if kept.targets & names]:
-            self._forget(key)
-        key = self._key(assignment)
-        self._server.keep(key, state, len(targets), assignment.secret)
-        self._kept[key] = _KeptCopy(names, time.monotonic() + self._timeout_s)
-
-    def _forget_kept(self, assignment: Assignment) -> None:
-        if self._kept:
-            catching_up = {assignment.replica_ids[rank] for rank in assignment.catching_up}
-            for key, kept in list(self._kept.items()):
-                if not kept.targets & catching_up or time.monotonic() >= kept.until:
-                    self._forget(key)
-
-    def _forget(self, key: StateKey) -> None:
-        del self._kept[key]
-        self._server.forget(key)
 
     # -- as a target
 
@@ -386,13 +354,11 @@ class Healing:
                     raise StateMismatch(f"it is of step {step}, not {assignment.max_step}")
                 if assignment.tag_quorum_id not in (None, tag):
                     raise StateMismatch(f"quorum {tag} has committed it, not {assignment.tag_quorum_id}")
-                with _unfit():
-                    self._state.check(train)
+                self._state.check(train)
             case _:
                 raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
 
     def _check_layout(self, announced: object) -> None:
         # Runs before the first tensor is received, so that the state of a different model fails immediately.
         if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
-            with _unfit():
-                self._state.check_layout(train)
+            self._state.check_layout(train)

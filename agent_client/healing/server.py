@@ -53,7 +53,7 @@ from agent_client.healing.connection import (
     Pace,
     StateKey,
 )
-from agent_client.state.codec import CHECKSUM_BYTES, CHUNK_BYTES, Encoding, encode
+from agent_client.state.codec import CHECKSUM_BYTES, Encoding, encode
 from agent_client.state.tree import State
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.rules.access import SOURCE_WORD, TARGET_WORD, is_proven, prove
@@ -65,11 +65,14 @@ _ROUTE = re.compile(
     r"/(?P<quorum_id>[0-9]{1,20})/(?P<step>[0-9]{1,20})/(?P<group_rank>[0-9]{1,20})"
     r"(?:\?wait_s=(?P<wait_s>[0-9]{1,9}(?:\.[0-9]+)?))?"
 )
-HEADERS_TIMEOUT_S = 5.0
 _STRIPE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
+
+HEADERS_TIMEOUT_S = 5.0
+STALL_TIMEOUT_S = 30.0
+"""Time in seconds within which a reader must receive one chunk."""
+MAX_WAIT_S = 60.0
+"""Maximum time in seconds that a request may wait until its state is available."""
 ABORT_TIMEOUT_S = 10.0
-
-
 JOIN_TIMEOUT_S = 5.0
 MAX_CONNECTIONS = 64
 MAX_CONNECTIONS_OF_A_HOST = 32
@@ -89,12 +92,11 @@ class Listener(TCPServer):
     allow_reuse_address = True
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, handler: Any, on_cut: Callable[[], None] = lambda: None) -> None:
-        """Start to listen and to accept connections.
+    def __init__(self, host: str, handler: Any, on_cut: Callable[[], None]) -> None:
+        """Start to listen on a free port and to accept connections.
 
         Args:
             host: Listen address, or an empty string for all addresses.
-            port: Listen port, or 0 for a free one.
             handler: Class that handles a connection.
             on_cut: Called after a connection was marked with `is_cut`, so that a waiting handler checks the mark.
         """
@@ -104,9 +106,9 @@ class Listener(TCPServer):
         self._is_closed = False
         self.address_family = _family(host)
         try:
-            super().__init__((host, port), handler)
+            super().__init__((host, 0), handler)
         except OSError as error:
-            error.add_note(f"while listening for readers of the state on {Address(host or '*', port)}")
+            error.add_note(f"while listening for readers of the state on {host or '*'}")
             raise
         _listeners.add(self)
         self._acceptor = threading.Thread(target=self._accept, name="checkpoint-accept", daemon=True)
@@ -130,7 +132,7 @@ class Listener(TCPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._admits(str(client_address[0])):
             with suppress(OSError):
-                request.begin(REFUSAL_TIMEOUT_S)
+                request.set_limits(REFUSAL_TIMEOUT_S)
                 request.sendall(REFUSAL)
             return self.shutdown_request(request)
         serve = partial(self._serve, request, client_address)
@@ -219,14 +221,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 _listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _abandon_all() -> None:
-    for listener in list(_listeners):
-        listener.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
+os.register_at_fork(after_in_child=lambda: [listener.abandon() for listener in list(_listeners)])
 
 
 class NotHeldError(Exception):
@@ -256,6 +251,8 @@ class StateOffer:
     unread: int | None = None  # number of bytes to send before a copy is dropped; None for the current state
     secret: str = field(default="", repr=False)  # readers must prove that they know it, unless it is empty
     readers: set[DeadlineSocket] = field(default_factory=set[DeadlineSocket])
+    targets: frozenset[str] = frozenset()  # replica_ids of the groups for which a copy is kept
+    until: float = math.inf  # when no target needs the copy any more, by time.monotonic()
 
 
 class StateServer:
@@ -264,27 +261,13 @@ class StateServer:
     All methods are thread-safe.
     """
 
-    def __init__(
-        self,
-        bind_host: str = "",
-        *,
-        advertise: str,
-        port: int = 0,
-        stall_timeout_s: float = 30.0,
-        max_wait_s: float = 60.0,
-        chunk_bytes: int = CHUNK_BYTES,
-    ) -> None:
-        """Start to listen.
+    def __init__(self, bind_host: str, *, advertise: str) -> None:
+        """Start to listen on a free port.
 
         Args:
             bind_host: Listen address, or an empty string for all addresses.
             advertise: Address at which peers reach this host.
-            port: Listen port, or 0 for a free one.
-            stall_timeout_s: Time in seconds within which a reader must receive one chunk.
-            max_wait_s: Maximum time in seconds that a request may wait until its state is available.
-            chunk_bytes: Size of a chunk in bytes.
         """
-        self._chunk_bytes = chunk_bytes
         self._changed = threading.Condition()
         self._held: StateOffer | None = None
         self._withdrawn: StateOffer | None = None
@@ -294,8 +277,7 @@ class StateServer:
         """Key of the state that cannot be sent, the reason, and the secret of its quorum."""
         self._closed_to = (0, -1)
         self._is_closed = False
-        handler = partial(_Handler, self, stall_timeout_s, max_wait_s)
-        self._listener = Listener(bind_host, port, handler, self._wake)
+        self._listener = Listener(bind_host, partial(_Handler, self), self._wake)
         self.address = f"http://{Address(advertise.strip('[]'), self._listener.server_address[1])}"
 
     def publish(self, key: StateKey, state: State, secret: str = "") -> None:
@@ -309,7 +291,7 @@ class StateServer:
         Raises:
             TypeError, ValueError: The state contains something that cannot be sent. The previous state stays current.
         """
-        encoding = encode(state, chunk_bytes=self._chunk_bytes)
+        encoding = encode(state)
         with self._changed:
             while self._held:
                 self.withdraw()
@@ -327,24 +309,35 @@ class StateServer:
         with self._changed:
             held, self._held = self._held, None
             self._withdrawn = held
-            if held and not self._wait(lambda: not held.readers, grace_s):
+            if held and not self._changed.wait_for(lambda: not held.readers, grace_s):
                 _cut_off(held.readers)
-                if not self._wait(lambda: not held.readers, ABORT_TIMEOUT_S):
+                if not self._changed.wait_for(lambda: not held.readers, ABORT_TIMEOUT_S):
                     raise TimeoutError(f"the state of {held.key} is still being read {ABORT_TIMEOUT_S} s after its end")
             if self._withdrawn is held:
                 self._withdrawn = None
 
-    def keep(self, key: StateKey, state: State, reads: int, secret: str = "") -> None:
-        """Also serve a copy, until it was read `reads` times or `forget` is called. The copy must not change."""
-        encoding = encode(state, chunk_bytes=self._chunk_bytes)
+    def keep(self, key: StateKey, state: State, targets: frozenset[str], until: float, secret: str = "") -> None:
+        """Also serve a copy of the state, until each target has read it once or `drop_kept` drops it.
+
+        Args:
+            key: Key under which readers request the copy.
+            state: The copy, which must not change.
+            targets: replica_ids of the groups that need the copy.
+            until: Time by time.monotonic() after which no target needs it.
+            secret: Secret that readers must prove to know, unless it is empty.
+        """
+        encoding = encode(state)
         with self._changed:
-            self._kept[key] = StateOffer(key, encoding, reads * encoding.body_length, secret)
+            unread = len(targets) * encoding.body_length
+            self._kept[key] = StateOffer(key, encoding, unread, secret, targets=targets, until=until)
             self._changed.notify_all()
 
-    def forget(self, key: StateKey) -> None:
+    def drop_kept(self, should_drop: Callable[[StateOffer], object]) -> None:
+        """Stop serving the copies for which `should_drop` returns true, and disconnect their readers."""
         with self._changed:
-            if (held := self._kept.pop(key, None)) is not None:
-                _cut_off(held.readers)
+            for kept in [each for each in self._kept.values() if should_drop(each)]:
+                del self._kept[kept.key]
+                _cut_off(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
         """Refuse requests for this state, and give the reason why it cannot be sent. Call `refuse_up_to` as well."""
@@ -372,8 +365,7 @@ class StateServer:
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
-            for key in list(self._kept):
-                self.forget(key)
+            self.drop_kept(lambda _: True)
         self.withdraw()
         self._listener.close()
 
@@ -425,9 +417,6 @@ class StateServer:
     def _find(self, key: StateKey) -> StateOffer | None:
         return self._held if self._held and self._held.key == key else self._kept.get(key)
 
-    def _wait(self, is_done: Callable[[], object], timeout_s: float) -> bool:
-        return bool(self._changed.wait_for(is_done, timeout_s))
-
     def _wake(self) -> None:
         # Wake the waiting requests, so that they check whether their connection was cut.
         with self._changed:
@@ -446,27 +435,19 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
-    def __init__(
-        self,
-        states: StateServer,
-        stall_timeout_s: float,
-        max_wait_s: float,
-        *request: Any,
-    ) -> None:
+    def __init__(self, states: StateServer, *request: Any) -> None:
         self._states = states
-        self._max_wait_s = max_wait_s
-        self._stall_timeout_s = stall_timeout_s
         self._nonce = ""
         super().__init__(*request)
 
     def handle_one_request(self) -> None:
         # The limit covers the whole request, so that a client cannot occupy the connection by sending slowly.
-        self.connection.begin(min(HEADERS_TIMEOUT_S, self._stall_timeout_s))
+        self.connection.set_limits(min(HEADERS_TIMEOUT_S, STALL_TIMEOUT_S))
         super().handle_one_request()
 
     def parse_request(self) -> bool:
         is_whole = super().parse_request()
-        self.connection.begin(math.inf, self._stall_timeout_s)
+        self.connection.set_limits(math.inf, STALL_TIMEOUT_S)
         return is_whole
 
     def do_GET(self) -> None:
@@ -477,37 +458,32 @@ class _Handler(BaseHTTPRequestHandler):
         if (match := _ROUTE.fullmatch(self.path)) is None:
             return self.send_error(404)
         key = StateKey(*(int(match[name]) for name in StateKey._fields))
-        wait_s = min(float(match["wait_s"] or 0), self._max_wait_s)
+        wait_s = min(float(match["wait_s"] or 0), MAX_WAIT_S)
         nonces, proof = (nonce, self.headers.get(NONCE_HEADER, "")), self.headers.get(PROOF_HEADER, "")
+        proven = (self._states.address, *key, *nonces)
 
         def is_member(secret: str) -> bool:
-            return all(nonces) and is_proven(proof, secret, TARGET_WORD, self._states.address, *key, *nonces)
+            return all(nonces) and is_proven(proof, secret, TARGET_WORD, *proven)
 
         try:
             with self._states.reading(key, wait_s, self.connection, is_member) as held:
-                self._answer(held, nonces, match)
+                self.connection.is_proven = True
+                headers = {PROOF_HEADER: prove(held.secret, SOURCE_WORD, *proven)}
+                if match["layout"]:
+                    self._send_pieces(held, headers, match["layout"], match["ranges"])
+                else:
+                    encoding = held.encoding
+                    length = len(encoding.head) + encoding.pieces * CHECKSUM_BYTES
+                    self._start(200, {"Content-Length": length, **headers})
+                    self._write(held, itertools.chain([encoding.head], encoding.checksums()))
         except NotHeldError as error:
             self._refuse(409, key, error.held)
         except CannotBeSentError as error:
-            proof = prove(error.secret, SOURCE_WORD, self._states.address, *key, *nonces) if error.secret else ""
-            self._answer_text(CANNOT_BE_SENT, str(error), {PROOF_HEADER: proof} if proof else {})
+            self._answer_text(CANNOT_BE_SENT, str(error), {PROOF_HEADER: prove(error.secret, SOURCE_WORD, *proven)})
         except StrangerError:
             logger.warning("refused %s the state of %s: it is not a member of that quorum", self.client_address[0], key)
             self._refuse(403, key, None)
         return None
-
-    def _answer(self, held: StateOffer, nonces: tuple[str, str], asked: re.Match[str]) -> None:
-        self.connection.is_proven = True
-        proof = prove(held.secret, SOURCE_WORD, self._states.address, *held.key, *nonces)
-        headers = {PROOF_HEADER: proof} if proof else {}
-        if asked["layout"]:
-            self._send_pieces(held, headers, asked["layout"], asked["ranges"])
-        else:
-            self._send_manifest(held, held.encoding, headers)
-
-    def _send_manifest(self, held: StateOffer, encoding: Encoding, headers: dict[str, Any]) -> None:
-        self._start(200, {"Content-Length": len(encoding.head) + encoding.pieces * CHECKSUM_BYTES, **headers})
-        self._write(held, itertools.chain([encoding.head], encoding.checksums()))
 
     def _send_pieces(self, held: StateOffer, headers: dict[str, Any], layout: str, ranges: str) -> None:
         encoding = held.encoding

@@ -268,7 +268,7 @@ class ManagerConnection:
         except Drained as e:
             self.watch.is_drained = True
             log.warning("this rank stops training: %s", e)
-            self.watch.wait_ended(STAYS_AFTER_DRAIN_S)
+            self.watch.wait_drained(STAYS_AFTER_DRAIN_S)
             raise GroupDrained(str(e)) from None
         self._has_answered, self._lost_since = True, None
         return answer

@@ -24,6 +24,7 @@ from agent_client.progress.progress import Progress, ScriptProgress
 from lighthouse_protocol.messages.chaos import FaultKind, FaultOrder
 from lighthouse_protocol.messages.incident import EvidenceAsked
 from lighthouse_protocol.messages.membership import Decision, World
+from lighthouse_protocol.messages.preemption import PreemptionChanged
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.session import (
     Killed,
@@ -79,6 +80,7 @@ class RankWatch:
             is_observer: Whether the rank only reports its progress, and takes part in no quorum.
         """
         self.world: World | None = None  # the latest, or None before the first
+        self.preemption = PreemptionChanged(None)  # the latest
         self.waiting_for = ""  # latest report of what requests for a quorum wait for
         self.is_drained = False  # the group has finished its last step, so the end of the manager is no loss
         self.is_closing = is_observer  # an expected end is not logged
@@ -150,8 +152,10 @@ class RankWatch:
         if self._stream is not None:
             self._stream.cancel()
 
-    def wait_ended(self, within_s: float) -> None:
-        self._has_ended.wait(within_s)
+    def wait_drained(self, within_s: float) -> None:
+        """Wait until the manager has ended after a drain. Return earlier if this rank should save a checkpoint."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_ended.is_set() or self.preemption.should_save, within_s)
 
     def revoked(self, quorum_id: int) -> str | None:
         revoked = self._revoked.get(quorum_id)
@@ -263,6 +267,10 @@ class RankWatch:
                 self._on_group_lost(reason)
             case Waiting(reason):
                 self.waiting_for = reason
+            case PreemptionChanged():
+                with self._changed:
+                    self.preemption = message
+                    self._changed.notify_all()
             case Released():
                 with self._changed:
                     self._is_released = True

@@ -48,13 +48,13 @@ class HealMark:
         self._at = (source, received, total)
         self.moved_at = self._clock()
 
-    def over(self) -> None:
+    def mark_done(self) -> None:
         self._ended_at = self._clock()
 
-    def failed(self) -> None:
+    def mark_failed(self) -> None:
         self._has_failed = True
 
-    def read(self) -> HealProgress | None:
+    def to_message(self) -> HealProgress | None:
         """Return the progress, or None if the heal has failed or finished more than KEPT_S ago."""
         now, ended_at = self._clock(), self._ended_at
         if self._has_failed or (ended_at is not None and now >= ended_at + KEPT_S):
@@ -79,9 +79,9 @@ class Activity:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.numbers = CollectiveIds()
-        self.collective: tuple[Inside | None, bool, float] = (None, False, clock())
+        self.collective: tuple[CollectiveBlock | None, bool, float] = (None, False, clock())
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
-        self.torchs: tuple[TorchCollective, ...] = ()  # torch's collectives that are still running, and the newest one
+        self.torch_collectives: tuple[TorchCollective, ...] = ()  # those that are still running, and the newest one
         self.script_groups = ScriptGroups(clock)
         self.healed: HealTotals | None = None
         self.heal: HealMark | None = None  # the newest
@@ -100,15 +100,15 @@ class Activity:
     def reject(self, step: int, reason: str, *, is_own: bool) -> None:
         self.rejected = (RejectedStep(step, reason, is_own), self.clock())
 
-    def read(self) -> ActivitySample:
+    def take_sample(self) -> ActivitySample:
         (inside, is_inside, moved_at), (act, since) = self.collective, self.act
         own = None if inside is None else inside.to_message(is_inside)
-        torchs, torchs_at = self._read_torchs()
+        torchs, torchs_at = self._read_torch_collective()
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
         what = act.what[:MAX_NAME_CHARS] if act is not None else ""
         waits_for, busy = (what, "") if act is None or act.is_wait else ("", what)
-        calls = self.script_groups.read()
-        heal = self.heal.read() if self.heal is not None else None
+        calls = self.script_groups.read_calls()
+        heal = self.heal.to_message() if self.heal is not None else None
         healed_at = self.heal.moved_at if self.heal is not None else since
         moved_at = max(moved_at, since, torchs_at, self.script_groups.moved_at, healed_at)
         rejected, rejected_at = self.rejected
@@ -124,19 +124,20 @@ class Activity:
         )
         return ActivitySample(sample, busy, moved_at)
 
-    def enter(self, torchs: "TorchCollective") -> None:
-        self.torchs = (*(before for before in self.torchs if before.goes_on(self.clock)), torchs)
+    def enter(self, newest: "TorchCollective") -> None:
+        running = [each for each in self.torch_collectives if each.is_running(self.clock)]
+        self.torch_collectives = (*running, newest)
 
-    def _read_torchs(self) -> tuple[Collective | None, float]:
+    def _read_torch_collective(self) -> tuple[Collective | None, float]:
         """Return the oldest of torch's collectives that is still running, because the others wait for it.
 
         If none is running, return the newest one. The second value is the time at which one was last entered or left.
         """
-        entered = self.torchs
+        entered = self.torch_collectives
         if not entered:
             return None, 0.0
-        torchs = next((each for each in entered if each.goes_on(self.clock)), entered[-1])
-        return torchs.to_message(self.numbers), max(each.at for each in entered)
+        oldest = next((each for each in entered if each.is_running(self.clock)), entered[-1])
+        return oldest.to_message(self.numbers), max(each.at for each in entered)
 
 
 def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int]]:
@@ -144,18 +145,18 @@ def _unfinished_first(collective: Collective) -> tuple[bool, tuple[int, int, int
 
 
 @dataclass(slots=True, eq=False)
-class Inside:
-    marks: Activity
+class CollectiveBlock:
+    activity: Activity
     number: Number
     operation: str
     shape: Shape
     within_group: bool
 
     def __enter__(self) -> None:
-        self.marks.collective = (self, True, self.marks.clock())
+        self.activity.collective = (self, True, self.activity.clock())
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.marks.collective = (self, False, self.marks.clock())
+        self.activity.collective = (self, False, self.activity.clock())
 
     def to_message(self, is_inside: bool) -> Collective:
         return _collective(self.number, self.operation, self.shape, is_inside, self.within_group)
@@ -180,7 +181,7 @@ class TorchCollective:
         """Set torch's Work object of the collective, or None if the collective has completed."""
         self.work, self.is_inside = work, work is not None
 
-    def goes_on(self, clock: Callable[[], float]) -> bool:
+    def is_running(self, clock: Callable[[], float]) -> bool:
         work = self.work
         if work is not None and work.is_completed():
             self.at = clock()
@@ -192,23 +193,23 @@ class TorchCollective:
         return _collective(number, self.operation, self.shape, self.is_inside, True)
 
 
-def shown(shape: Shape) -> str:
+def format_shape(shape: Shape) -> str:
     return shape if isinstance(shape, str) else "x".join(map(str, shape))
 
 
 def _collective(number: Number, operation: str, shape: Shape, is_inside: bool, within_group: bool) -> Collective:
-    name, label = operation[:MAX_NAME_CHARS], shown(shape)[:MAX_LABEL_CHARS]
+    name, label = operation[:MAX_NAME_CHARS], format_shape(shape)[:MAX_LABEL_CHARS]
     return Collective(number.quorum_id, number.number, name, label, is_inside, within_group, number.inner)
 
 
 @dataclass(slots=True, eq=False)
 class ActivityBlock:
-    marks: Activity
+    activity: Activity
     what: str
     is_wait: bool
 
     def __enter__(self) -> None:
-        self.marks.act = (self, self.marks.clock())
+        self.activity.act = (self, self.activity.clock())
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.marks.act = (None, self.marks.clock())
+        self.activity.act = (None, self.activity.clock())

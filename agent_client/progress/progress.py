@@ -28,7 +28,14 @@ from types import CodeType, FrameType, TracebackType
 from typing import TypeAlias
 
 from agent_client.errors import ConfigurationError
-from agent_client.progress.activity import Activity, ActivityBlock, Inside, Shape, TorchCollective, shown
+from agent_client.progress.activity import (
+    Activity,
+    ActivityBlock,
+    CollectiveBlock,
+    Shape,
+    TorchCollective,
+    format_shape,
+)
 from agent_client.progress.rules import CollectiveIds, Name, Number, PhaseTimes
 from agent_client.progress.script_groups import STILL_S
 from lighthouse_protocol.messages.progress import (
@@ -66,8 +73,8 @@ class Progress:
         self._phases = {STEP: root}
         self._waits: dict[str, Phase] = {}
         self._times = PhaseTimes(root, clock())
-        self._reckoning = threading.Lock()
-        self.own = Activity(clock)
+        self._marks_lock = threading.Lock()
+        self.activity = Activity(clock)
         self.compared: StateDigest | None = None
         """Newest state that was compared with the peers."""
 
@@ -76,21 +83,19 @@ class Progress:
     def step(self, number: int) -> None:
         self.begun, self.number = self.begun + 1, number
         self.marks.append((self.clock(), number))
-        self.bound()
+        self.bound_queue()
 
-    def decided(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
+    def trace_decision(self, step: int, quorum_id: int, *, is_committed: bool) -> None:
         if self.trace is not None:
             self.trace.write(f"step {step} {'commits' if is_committed else 'is discarded'} under quorum {quorum_id}")
 
-    def has_state(self, step: int, quorum_id: int, digest: str) -> None:
+    def trace_state(self, step: int, quorum_id: int, digest: str) -> None:
         if self.trace is not None:
             self.trace.write(f"step {step} has state {digest} under quorum {quorum_id}")
 
     def tick(self) -> None:
-        marks = self.marks
-        marks.append(self.clock())
-        if len(marks) > MAX_UNREAD:
-            self.bound()
+        self.marks.append(self.clock())
+        self.bound_queue()
 
     def phase(self, name: str, total: int | None = None) -> Block:
         """Return a context manager that marks a named phase of the script's work.
@@ -104,16 +109,15 @@ class Progress:
         except KeyError:
             phase = self._new(name, self._phases, is_wait=False)
         phase.total = total
-        if self.trace is None:
-            return phase
-        return Traced(self, self.trace, name if total is None else f"{name} of {total}", phase)
+        return self._traced(name if total is None else f"{name} of {total}", phase)
 
     def waiting_for(self, what: str) -> Block:
         """Return a context manager that marks a wait for other ranks.
 
         During the wait, this rank is never reported as behind.
         """
-        return self._traced_wait(what, self._waits.get(what) or self._new(what, self._waits, is_wait=True))
+        wait = self._waits.get(what) or self._new(what, self._waits, is_wait=True)
+        return self._traced(f"the wait for {what}", wait)
 
     def _new(self, name: str, known: "dict[str, Phase]", *, is_wait: bool) -> "Phase":
         name = name[:MAX_NAME_CHARS]
@@ -123,28 +127,28 @@ class Progress:
             known[name] = Phase(name, is_wait, progress=self)
         return known[name]
 
-    def bound(self) -> None:
+    def bound_queue(self) -> None:
         if len(self.marks) > MAX_UNREAD:
-            with self._reckoning:
-                self._reckon()
+            with self._marks_lock:
+                self._process_marks()
 
     # -- marks, on the Agent's own thread
 
     @property
     def numbers(self) -> CollectiveIds:
-        return self.own.numbers
+        return self.activity.numbers
 
     def collective(self, number: Number, operation: str, shape: Shape = "", *, within_group: bool = False) -> Block:
         """Return a context manager that marks a collective of the Agent."""
-        inside = Inside(self.own, number, operation, shape, within_group)
+        inside = CollectiveBlock(self.activity, number, operation, shape, within_group)
         if self.trace is None:
             return inside
-        return Traced(self, self.trace, _describe(number, operation, shape, within_group=within_group), inside)
+        return self._traced(_describe(number, operation, shape, within_group=within_group), inside)
 
-    def torchs(self, operation: str, shape: Shape) -> TorchCollective:
+    def enter_torch_collective(self, operation: str, shape: Shape) -> TorchCollective:
         """Mark a collective that torch's modules run. Its end is not traced, because torch does not report it."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
-        self.own.enter(entered)
+        self.activity.enter(entered)
         if self.trace is not None:
             number = self.numbers.number_of(entered.entry, within_group=True)
             what = _describe(number, operation, shape, within_group=True)
@@ -153,30 +157,29 @@ class Progress:
 
     def asking(self, what: str) -> Block:
         """Return a context manager that marks a wait of the Agent for `what`. The script may be computing meanwhile."""
-        return self._traced_wait(what, ActivityBlock(self.own, what, is_wait=True))
+        return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
         """Return a context manager that marks slow work of the Agent, for which the script will have to wait."""
-        block = ActivityBlock(self.own, what, is_wait=False)
-        return block if self.trace is None else Traced(self, self.trace, what, block)
+        return self._traced(what, ActivityBlock(self.activity, what, is_wait=False))
 
-    def _traced_wait(self, what: str, block: Block) -> Block:
-        return block if self.trace is None else Traced(self, self.trace, f"the wait for {what}", block)
+    def _traced(self, what: str, block: Block) -> Block:
+        return block if self.trace is None else TracedBlock(self, self.trace, what, block)
 
     # -- on any thread
 
     def sample(self) -> ProgressSample:
-        with self._reckoning:
-            self._reckon()
-            return replace(self._times.sample(self.own.read(), self.clock()), compared=self.compared)
+        with self._marks_lock:
+            self._process_marks()
+            return replace(self._times.make_sample(self.activity.take_sample(), self.clock()), compared=self.compared)
 
-    def _reckon(self) -> None:
+    def _process_marks(self) -> None:
         for _ in range(len(self.marks)):
             mark = self.marks.popleft()
             if not isinstance(mark, tuple):
-                self._times.tick(mark)
+                self._times.add_tick(mark)
             elif len(mark) == 2:
-                self._times.step(mark[1], mark[0])
+                self._times.add_step(mark[1], mark[0])
             elif mark[2]:
                 self._times.enter(mark[1], mark[0])
             else:
@@ -196,10 +199,8 @@ class Phase(Name):
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
         progress = self.progress
-        marks = progress.marks
-        marks.append((progress.clock(), self, False))
-        if len(marks) > MAX_UNREAD:
-            progress.bound()
+        progress.marks.append((progress.clock(), self, False))
+        progress.bound_queue()
 
 
 class TraceFile:
@@ -253,10 +254,11 @@ def make_progress(group_rank: int, variables: Mapping[str, str] = os.environ) ->
 
 def _describe(number: Number, operation: str, shape: Shape, *, within_group: bool) -> str:
     nth = f"{number.number}.{number.inner}" if number.inner else str(number.number)
-    return f"{operation} {nth} of quorum {number.quorum_id}{' in the group' if within_group else ''}, {shown(shape)}"
+    where = " in the group" if within_group else ""
+    return f"{operation} {nth} of quorum {number.quorum_id}{where}, {format_shape(shape)}"
 
 
-class Traced:
+class TracedBlock:
     def __init__(self, progress: Progress, trace: TraceFile, what: str, block: Block) -> None:
         self._progress, self._trace, self._what, self._block = progress, trace, what, block
         self._since = 0.0
@@ -294,7 +296,7 @@ class ScriptProgress:
         self._clock = clock
         self._progress = Progress(clock)
         self._progress.step(0)
-        self._groups = self._progress.own.script_groups
+        self._groups = self._progress.activity.script_groups
         self._moved_at = self._groups.moved_at
         self._is_first = True
         self._place = ScriptPlace()

@@ -77,7 +77,7 @@ class PhaseTimes:
         self._begun = 0
         self._step = 0
 
-    def step(self, number: int, now: float) -> None:
+    def add_step(self, number: int, now: float) -> None:
         is_first_over = self._begun == 1
         self._begun, self._step = self._begun + 1, number
         self._open[-1].move(now)
@@ -87,7 +87,7 @@ class PhaseTimes:
             for learned in (*self._records.values(), *self._open):
                 learned.longest_s = 0.0
 
-    def tick(self, now: float) -> None:
+    def add_tick(self, now: float) -> None:
         visit = self._open[-1]
         visit.move(now)
         visit.done += 1
@@ -123,7 +123,7 @@ class PhaseTimes:
 
     # -- read
 
-    def sample(self, own: ActivitySample, now: float) -> ProgressSample:
+    def make_sample(self, own: ActivitySample, now: float) -> ProgressSample:
         """Return a sample of the rank's progress. Slow work of the Agent's thread appears as the innermost phase."""
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
@@ -173,7 +173,7 @@ class Entry(NamedTuple):
 
 
 class Number(NamedTuple):
-    """Reported number of a collective. One over the groups has another number for its part inside the group."""
+    """Reported number of a collective. One over the groups has a second number for its part inside the group."""
 
     quorum_id: int
     number: int
@@ -199,7 +199,7 @@ class CollectiveIds:
         self._last = Entry(self._last.over_groups, self._last.inner + 1)
         return self._last
 
-    def begin(self, quorum_id: int, over_groups: int) -> None:
+    def begin_quorum(self, quorum_id: int, over_groups: int) -> None:
         """Restart the numbering for a new quorum. Does nothing if `quorum_id` is the current one.
 
         Args:

@@ -90,9 +90,9 @@ class SelfReporter:
 
     def answer(self, number: int, send: Callable[[SelfReport], None]) -> None:
         """Collect evidence and pass it to `send` on another thread, within about RECORDED_WITHIN_S."""
-        threading.Thread(target=lambda: send(self._look(number)), name="lighthouse look", daemon=True).start()
+        threading.Thread(target=lambda: send(self._collect(number)), name="lighthouse evidence", daemon=True).start()
 
-    def _look(self, number: int) -> SelfReport:
+    def _collect(self, number: int) -> SelfReport:
         stacks = own_stacks()
         if self._reading is None or not self._reading.is_alive():  # an earlier read may still hang
             self._reading = threading.Thread(target=self._read_recorder, name="lighthouse recorder", daemon=True)
@@ -105,7 +105,12 @@ class SelfReporter:
         return SelfReport(number, stacks, text, (why,) if why else ())
 
     def _read_recorder(self) -> None:
-        self._read = recorded()
+        try:
+            text = flight_recorder()
+            self._read = text, "" if text else "Flight Recorder: this process has recorded no collective"
+        except Exception as e:  # whatever this version of torch raises
+            log.exception("cannot read the Flight Recorder")
+            self._read = "", f"Flight Recorder: {e!r}"
 
 
 def own_stacks() -> str:
@@ -129,16 +134,6 @@ def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
         yield f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}\n'
         frame = frame.f_back
     yield "  ...\n"
-
-
-def recorded() -> tuple[str, str]:
-    """Return the newest collectives as JSON, or an empty string and the reason why there are none."""
-    try:
-        text = flight_recorder()
-    except Exception as e:  # whatever this version of torch raises
-        log.exception("cannot read the Flight Recorder")
-        return "", f"Flight Recorder: {e!r}"
-    return text, "" if text else "Flight Recorder: this process has recorded no collective"
 
 
 def flight_recorder() -> str:
@@ -209,7 +204,7 @@ class ScriptGroups:
     def total(self) -> int:
         return sum(self._entered.values())
 
-    def read(self) -> tuple[GroupCalls, ...]:
+    def read_calls(self) -> tuple[GroupCalls, ...]:
         """Return the collectives of each process group. The group that has most recently made progress comes first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
@@ -244,7 +239,7 @@ class _Recorder:
     """Finds the collectives that are still running, on a separate thread. Results are valid until the counts change."""
 
     def __init__(self) -> None:
-        self._looking: threading.Thread | None = None
+        self._reader: threading.Thread | None = None
         # Running collectives, as of these counts.
         self._known: tuple[Counts, dict[Number, list[dict[str, Any]]]] = {}, {}
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
@@ -255,28 +250,26 @@ class _Recorder:
         return found if then == counts else {}
 
     def note_counts(self, counts: Counts) -> None:
-        if self._looking is None or not self._looking.is_alive():
-            self._looking = threading.Thread(target=self._look, args=(counts,), name="lighthouse recorder", daemon=True)
-            self._looking.start()
+        if self._reader is None or not self._reader.is_alive():
+            name = "lighthouse recorder"
+            self._reader = threading.Thread(target=self._read_running, args=(counts,), name=name, daemon=True)
+            self._reader.start()
 
-    def _look(self, counts: Counts) -> None:
+    def _read_running(self, counts: Counts) -> None:
         try:
             unfinished = {
                 (place, int(number))
                 for place, dump in enumerate(read_recorders(with_entries=False))
                 for number, status in dump.get("pg_status", {}).items()
-                if _goes_on(status)
+                if int(status["last_enqueued_collective"]) > int(status["last_completed_collective"])
             }
             if unfinished and self._known[0] != counts:
                 self._known = counts, newest_going_on(read_recorders(with_entries=True))
             going_on = [entries for number, entries in self._known[1].items() if number in unfinished]
-            self._going_on = counts, {str(entries[-1]["process_group"][0]): _words(entries) for entries in going_on}
+            described = {str(entries[-1]["process_group"][0]): _describe_running(entries) for entries in going_on}
+            self._going_on = counts, described
         except Exception:  # whatever this version of torch raises
             log.debug("cannot read the Flight Recorder", exc_info=True)
-
-
-def _goes_on(status: Mapping[str, str]) -> bool:
-    return int(status["last_enqueued_collective"]) > int(status["last_completed_collective"])
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
@@ -297,7 +290,7 @@ def _is_unfinished(entry: Mapping[str, Any]) -> bool:
     return not entry["retired"] and entry["state"] != "completed"
 
 
-def _words(entries: Sequence[Mapping[str, Any]]) -> Words:
+def _describe_running(entries: Sequence[Mapping[str, Any]]) -> Words:
     """Return the operation and shape of the last entry, and the operations of the others.
 
     The shape is empty for an operation whose ranks may have different shapes.

@@ -33,9 +33,9 @@ class Process(Protocol):
 
     def connect(self, session: int) -> Stream: ...
 
-    def run(self, run: events.Run) -> None: ...
+    def run_generation(self, run: events.Run) -> None: ...
 
-    def end(self, ended: events.Ended) -> None: ...
+    def end_run(self, ended: events.Ended) -> None: ...
 
     def sample(self) -> ProgressSample | None:
         """Return the function's progress, or None if the last sample is recent or no function is running."""
@@ -79,9 +79,9 @@ class RankDriver:
                     if self._stream is not None and self._stream[0] == session:
                         self.close()
                 case events.Run():
-                    self._process.run(effect)
+                    self._process.run_generation(effect)
                 case events.Ended():
-                    self._process.end(effect)
+                    self._process.end_run(effect)
                 case events.Interrupt(reason):
                     self._process.interrupt(reason)
                 case events.Kill(reason):

@@ -93,7 +93,7 @@ class InterruptibleSection:
                 self._thread, self._again_at, self._asked_at = threading.get_ident(), 0.0, None
             return function()
         finally:
-            self.close()
+            self.stop_delivery()
 
     def interrupt(self) -> bool:
         """Raise Interruption in the function.
@@ -131,7 +131,7 @@ class InterruptibleSection:
             frame = frame.f_back
         return False
 
-    def close(self) -> None:
+    def stop_delivery(self) -> None:
         """Ensure that no other exception is delivered.
 
         After an Interruption, the caller of `run` must call this as well, because another exception may have been
@@ -191,15 +191,15 @@ class ProcessGroups:
         if self._torch is None:
             yield
             return
-        self._torch.begin(generation)
+        self._torch.patch(generation)
         try:
             yield
         finally:
-            self._torch.end()
+            self._torch.restore()
 
     def close(self) -> None:
         if self._torch is not None:
-            self._torch.close()
+            self._torch.unfreeze()
 
     def abort(self) -> None:
         with self._lock:
@@ -234,11 +234,11 @@ class Interrupter:
         self._runs = False
         self._aborting: threading.Thread | None = None
 
-    def begin(self) -> None:
+    def arm(self) -> None:
         with self._lock:
             self._runs, self._aborting = True, None
 
-    def end(self) -> None:
+    def disarm(self) -> None:
         """Record that the generation has ended, so that nothing more is aborted, and wait for running aborts.
 
         If an abort hangs, the process is killed after the hard timeout.

@@ -72,7 +72,7 @@ class DriverThread(Process):
         return stream
 
     def failed(self, error: InternalError) -> None:
-        self.end(events.Ended(error))
+        self.end_run(events.Ended(error))
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
         """Handle a message on the thread that reads the stream, before the driver receives it."""
@@ -143,7 +143,7 @@ class RankThread(DriverThread):
         self._launch = launch
         self._interrupter = interrupter
         self._previous: int | None = None
-        self._verdicts: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[events.Run | events.Ended] = queue.SimpleQueue()
         self._ended: events.Ended | None = None
         self._over = -1
         self._running = -1
@@ -176,14 +176,17 @@ class RankThread(DriverThread):
     def ready(self) -> None:
         self.put(events.Waiting())
 
-    def wait(self) -> events.Run | events.Ended:
-        """Return the next order. Block while this rank is a spare, or while other ranks are not ready."""
-        verdict = self._ended or self._verdicts.get()
-        if isinstance(verdict, events.Ended) and isinstance(verdict.outcome, RunCompleted):
-            _completed.add(self._key)
-        return verdict
+    def next_order(self) -> events.Run | events.Ended:
+        """Return the generation to run next, or how the run has ended.
 
-    def begin(self, run: events.Run) -> None:
+        Block while this rank is a spare, or while other ranks are not ready.
+        """
+        order = self._ended or self._orders.get()
+        if isinstance(order, events.Ended) and isinstance(order.outcome, RunCompleted):
+            _completed.add(self._key)
+        return order
+
+    def begin_generation(self, run: events.Run) -> None:
         """Set the rank and the world size of a new generation. Log the generation if it follows a restart."""
         self.state.begin_generation(run.counters, run.rank, run.world_size)
         if self._previous is not None or self._launch.attempt > 0:
@@ -193,14 +196,14 @@ class RankThread(DriverThread):
 
     def advance(self) -> int:
         """Request the next generation for the running function, and wait for it, also while this rank is a spare."""
-        self._interrupter.end()
+        self._interrupter.disarm()
         self.ready()
-        verdict = self.wait()
-        if isinstance(verdict, events.Ended):
+        order = self.next_order()
+        if isinstance(order, events.Ended):
             raise Interruption
-        self.begin(verdict)
-        self._interrupter.begin()
-        return verdict.number
+        self.begin_generation(order)
+        self._interrupter.arm()
+        return order.number
 
     def raised(self, reason: str) -> None:
         self.put(events.Raised(reason))
@@ -261,10 +264,10 @@ class RankThread(DriverThread):
             stream.send(RankHeartbeat(progress=self._progress.sample()))  # the verdict needs its current position
         super().received(message, stream)
 
-    def run(self, run: events.Run) -> None:
+    def run_generation(self, run: events.Run) -> None:
         self._running = run.number
         self._progress, self._sampled_at = Progress(), 0.0
-        self._verdicts.put(run)
+        self._orders.put(run)
 
     def sample(self) -> ProgressSample | None:
         now = time.monotonic()
@@ -273,9 +276,9 @@ class RankThread(DriverThread):
         self._sampled_at = now
         return self._progress.sample()
 
-    def end(self, ended: events.Ended) -> None:
+    def end_run(self, ended: events.Ended) -> None:
         self._ended = ended
-        self._verdicts.put(ended)
+        self._orders.put(ended)
 
     def interrupt(self, reason: str) -> None:
         self._over = self._running

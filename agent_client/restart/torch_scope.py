@@ -42,7 +42,7 @@ importlib.import_module("torch.distributed.nn.functional")
 
 
 class TorchScope:
-    """Patches torch.distributed between `begin` and `end`. Call `abort` at any time, and `recover` only after `end`."""
+    """Patches torch.distributed for a generation. Call `abort` at any time, but `recover` only after `restore`."""
 
     def __init__(self, lighthouse: str) -> None:
         """Exclude the existing objects from garbage collection. `lighthouse` is its address, or an empty string."""
@@ -61,10 +61,10 @@ class TorchScope:
         gc.freeze()
         self._frozen = gc.get_freeze_count()
 
-    def close(self) -> None:
+    def unfreeze(self) -> None:
         gc.unfreeze()
 
-    def begin(self, generation: int) -> None:
+    def patch(self, generation: int) -> None:
         self._generation, self._rendezvous_count, self._store = generation, 0, None
         _forget_unfinished_groups()
         self._excepthook = sys.excepthook
@@ -75,7 +75,7 @@ class TorchScope:
             self._variables = [name for name in _VARIABLES if name not in os.environ]
             os.environ.update({name: _VARIABLES[name] for name in self._variables})
 
-    def end(self) -> None:
+    def restore(self) -> None:
         for name in self._variables:
             os.environ.pop(name, None)
         for name, value in self._replaced.items():
@@ -120,7 +120,7 @@ class TorchScope:
     def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
         """Return the generation's store. If `is_first`, serve it and publish its address at the lighthouse."""
         if self._store is None:
-            before = gloo_connections.open_sockets()
+            before = gloo_connections.socket_inodes()
             if is_first:
                 host = advertised_host(lighthouse)
                 store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
@@ -139,7 +139,7 @@ class TorchScope:
                 connect_timeout = min(timeout, CONNECT_TIMEOUT)
                 store = TCPStore(address.host, address.port or 0, is_master=False, timeout=connect_timeout)
                 store.set_timeout(timeout)
-            self._connections.append(gloo_connections.of_store(before, store.port))
+            self._connections.append(gloo_connections.store_connections(before, store.port))
             self._store = store
         return self._store
 

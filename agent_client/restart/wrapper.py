@@ -70,7 +70,7 @@ class LocalAttempts:
     def ready(self) -> None:
         pass
 
-    def wait(self) -> Run | Ended:
+    def next_order(self) -> Run | Ended:
         if self._has_returned:
             return Ended(RunCompleted(self._counters.number))
         number, limit = self._counters.number + 1, self._terms.max_iterations
@@ -83,7 +83,7 @@ class LocalAttempts:
         self._counters = RunCounters(number, job_restarts=number, ranks_restarts=number)
         return Run(self._counters, *self._place)
 
-    def begin(self, run: Run) -> None:
+    def begin_generation(self, run: Run) -> None:
         self._state.begin_generation(run.counters, run.rank, run.world_size)
 
     def raised(self, reason: str) -> None:
@@ -145,8 +145,7 @@ class CallWrapper:
 
 
 class WrappedCall(Generic[T]):
-    def __init__(self, function: Callable[[CallWrapper], T], options: Options) -> None:
-        launch = options.launch()
+    def __init__(self, function: Callable[[CallWrapper], T], options: Options, launch: Launch) -> None:
         self._function = function
         self._options = options
         self._state = State(initial_rank=launch.slot, use_global_iteration=options.use_global_iteration)
@@ -178,28 +177,28 @@ class WrappedCall(Generic[T]):
     def _repeat(self) -> Ended:
         self._attempts.ready()
         has_returned = False
-        while isinstance(verdict := self._attempts.wait(), Run):
+        while isinstance(order := self._attempts.next_order(), Run):
             if has_returned:  # the function had returned, but another rank failed afterwards
                 self._recover()
-            has_returned = self._attempt(verdict)
+            has_returned = self._attempt(order)
             if has_returned:
                 self._attempts.returned()
             else:
                 self._recover()
                 self._attempts.ready()
-        return verdict
+        return order
 
     def _attempt(self, run: Run) -> bool:
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
         with _restored("RANK", "WORLD_SIZE"), self._groups.of(run.number):
-            self._attempts.begin(run)
-            self._interrupter.begin()
+            self._attempts.begin_generation(run)
+            self._interrupter.arm()
             try:
                 self._result = self._section.run(self._call, lambda: self._attempts.is_over(run.number))
                 return True
             except Interruption as e:
-                self._section.close()
+                self._section.stop_delivery()
                 reason, self._left_by = "interrupted", e
             except Exception as e:
                 reason = f"{type(e).__name__}: {e}"
@@ -210,7 +209,7 @@ class WrappedCall(Generic[T]):
                 else:
                     log.exception("iteration %d failed", self._state.iteration)
             finally:
-                self._interrupter.end()
+                self._interrupter.disarm()
         self._attempts.raised(reason)
         return False
 
@@ -364,8 +363,9 @@ class Wrapper:
                 bound = inspect.BoundArguments(signature, typing.cast(Any, arguments))
                 return typing.cast(Callable[..., T], function)(*bound.args, **bound.kwargs)
 
-            serve_store(self.options, self.options.launch())
-            return WrappedCall(call, self.options).run()
+            launch = self.options.launch()
+            serve_store(self.options, launch)
+            return WrappedCall(call, self.options, launch).run()
 
         return wrapped
 

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 from xxhash import xxh3_64, xxh3_128_hexdigest
 
-from agent_client.state.snapshot import empty_bytes, has_no_gaps, in_memory_order, kept_strides, with_layout
+from agent_client.state.snapshot import empty_bytes, has_no_gaps, in_memory_order, kept_strides
 from agent_client.state.tree import DTYPES, MAX_DIMENSIONS, CorruptState, Json, State, assemble, disassemble
 
 MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
@@ -240,7 +240,7 @@ def _read(source: io.BufferedIOBase, count: int) -> bytes:
 def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Allocate a CPU tensor for each layout. The system provides the memory only when it is written."""
     try:
-        return [with_layout(empty_bytes(it.nbytes), it.dtype, it.shape, it.stride()) for it in layouts]
+        return [empty_bytes(it.nbytes).view(it.dtype).as_strided(it.shape, it.stride()) for it in layouts]
     except RuntimeError as error:
         size = sum(layout.nbytes for layout in layouts)
         raise CorruptState(f"tensors of {size} bytes are announced, which this host cannot allocate") from error

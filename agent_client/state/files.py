@@ -217,13 +217,9 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
     """Return an uninitialized tensor of shape `size`, with the same memory order of dimensions as `chunk`."""
     dtype = DTYPES[chunk.dtype]
-    if size == chunk.size and 0 not in size:
-        elements = 1 + sum((length - 1) * stride for length, stride in zip(size, chunk.stride, strict=True))
-        if elements == torch.Size(size).numel() and 0 not in chunk.stride:  # dense
-            return torch.empty_strided(size, chunk.stride, dtype=dtype)
-        if chunk.layout is None:
-            return torch.empty_like(torch.empty_strided(size, chunk.stride, dtype=dtype, device="meta"), device="cpu")
-    strides = chunk.layout["stride"] if chunk.layout else chunk.stride
+    if size == chunk.size:
+        return torch.empty_like(torch.empty_strided(size, chunk.stride, dtype=dtype, device="meta"), device="cpu")
+    strides = chunk.layout["stride"] if chunk.layout else chunk.stride  # another sharding than the saved one
     order = sorted(range(len(size)), key=lambda dimension: -strides[dimension])
     return torch.empty([size[dimension] for dimension in order], dtype=dtype).permute(
         [order.index(dimension) for dimension in range(len(size))]
@@ -259,11 +255,9 @@ def _write_tensors(folder: Path, state: FrozenState) -> list[Chunk]:
     [plan] = writer.prepare_global_plan([writer.prepare_local_plan(SavePlan(items))])
     written = writer.write_data(plan, Planner()).wait()
     places: dict[str, Any] = {result.index.fqn: result.storage_data for result in written}
-    empty: Any = None
     return [
-        replace(chunk, start=place.offset, length=place.length) if place else chunk
+        replace(chunk, start=place.offset, length=place.length) if (place := places.get(chunk.name)) else chunk
         for chunk in state.chunks
-        for place in [places.get(chunk.name, empty)]
     ]
 
 
@@ -303,10 +297,12 @@ def _read_tensors(
                 "own folder, or copy the parts of all ranks into one folder"
             )
         items += found
-    for rank in sorted(
-        {int(metadata.storage_data[item.storage_index].relative_path.split("/")[0][5:]) for item in items}
-    ):
-        path, part = folder / f"rank-{rank}" / TENSORS, parts[rank]
+    used = {metadata.storage_data[item.storage_index].relative_path for item in items}
+    for rank, part in sorted(parts.items()):
+        relative_path = f"rank-{rank}/{TENSORS}"
+        if relative_path not in used:
+            continue
+        path = folder / relative_path
         if (size := path.stat().st_size) != part.file_bytes:
             raise ValueError(f"{path} is damaged: it has {size} bytes instead of {part.file_bytes}")
         if _checksum(path) != part.sha256:

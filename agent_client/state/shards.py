@@ -64,7 +64,7 @@ class Shards:
                 "shape": tuple(tensor.shape),
                 "stride": tensor.stride(),
                 "mesh": self._meshes.index(tensor.device_mesh),
-                "placements": tuple(_words(placement) for placement in tensor.placements),
+                "placements": tuple(_placement_fields(placement) for placement in tensor.placements),
             }
 
     def _rebuild(self, description: dict[str, Any]) -> "DTensor":
@@ -78,7 +78,7 @@ class Shards:
     def _layout(self, description: dict[str, Any]) -> Generator[tuple[DeviceMesh, list[Any], torch.Size]]:
         """Raise CorruptState, here or in the context, if the description does not match a mesh."""
         try:
-            placements = [_placement(*words) for words in description["placements"]]
+            placements = [_placement(*fields) for fields in description["placements"]]
             yield self._meshes[description["mesh"]], placements, torch.Size(description["shape"])
         except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as e:
             raise CorruptState(f"the state has a shard that does not belong to this rank: {e}") from e
@@ -115,7 +115,7 @@ def without_descriptions(state: State) -> State:
     return _map(state, is_description, lambda description: description["shard"])
 
 
-def _words(placement: Any) -> tuple[str | int, ...]:
+def _placement_fields(placement: Any) -> tuple[str | int, ...]:
     if placement.is_replicate():
         return ("replicate",)
     factor = getattr(placement, "split_factor", None)  # tensor parallelism under FSDP

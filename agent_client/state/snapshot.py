@@ -32,7 +32,8 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy in separate CPU memory. `tensor` must not require a gradient."""
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
-    return with_layout(empty_bytes(tensor.nbytes), tensor.dtype, tensor.shape, kept_strides(tensor)).copy_(tensor)
+    copied = empty_bytes(tensor.nbytes).view(tensor.dtype).as_strided(tensor.shape, kept_strides(tensor))
+    return copied.copy_(tensor)
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
@@ -41,10 +42,7 @@ def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     Fused optimizers work in memory order, so a parameter and its optimizer state must have the same order of
     dimensions, such as channels_last.
     """
-    strides = tensor.stride()
-    if tensor.is_contiguous() or has_no_gaps(tensor.shape, strides):
-        return strides
-    return torch.empty_like(tensor, device="meta").stride()  # torch's own rule for a copy
+    return tensor.stride() if tensor.is_contiguous() else torch.empty_like(tensor, device="meta").stride()
 
 
 def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
@@ -63,10 +61,6 @@ def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
 
-def with_layout(raw: torch.Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> torch.Tensor:
-    return raw.view(dtype).as_strided(shape, strides)
-
-
 MAX_NAMED = 10
 
 
@@ -77,6 +71,10 @@ class StateMismatch(Exception):
         super().__init__(message)
         self.difference = difference
         """First difference, as one line, or an empty string if something other than the structure differs."""
+
+
+class DoesNotFit(StateMismatch):
+    """A received state does not fit the local model or optimizer. No other source's state will fit, either."""
 
 
 def snapshot(state: State) -> State:
@@ -97,13 +95,13 @@ def install_matches(expected: State, received: State) -> None:
     anything, because an optimizer has no state before its first step.
 
     Raises:
-        StateMismatch: The structures differ. The message contains the paths.
+        DoesNotFit: The structures differ. The message contains the paths.
     """
     found = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
     if not found:
         return
     lines = [*found[:MAX_NAMED], f"and {len(found) - MAX_NAMED} more"][: len(found)]
-    raise StateMismatch(
+    raise DoesNotFit(
         "\n  ".join(["the received state does not match the local one, which was not changed:", *lines])
         + "\nEvery replica group must build the same model and optimizer: compare their configurations and versions.",
         found[0] + (f", and {len(found) - 1} more" if len(found) > 1 else ""),

@@ -1,10 +1,8 @@
 """The registered training state, which healing peers copy and checkpoints contain.
 
-`TrainState` consists of the model, the optimizer and additional entries. Buffers and additional entries are copied when
-a step begins, because the forward pass or the training loop may change them. The rest is read in place until the step's
-vote, so it must not change before. TrainState detects parameters that do. It compares the version counters and memory
-addresses of all parameters. In the first steps, it also compares some elements of the parameters that no optimizer
-updates, because writes to `.data` leave no other trace.
+Most of the state is read in place until the step's vote, so parameters must not change before. `TrainState` detects
+those that do. It compares the version counters and memory addresses of all parameters. In the first steps, it also
+compares some elements of the parameters that no optimizer updates, because writes to `.data` leave no other trace.
 
 `Scalers` makes GradScalers change only with committed steps. A script calls update() after each step(), even if the
 step was discarded. Such an update is undone when the next step begins, because some groups may have missed the
@@ -13,7 +11,7 @@ discarded attempt, and gradients with different scales have no meaningful mean.
 
 import gc
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Protocol
@@ -88,12 +86,12 @@ class TrainState:
     def has_shards(self) -> bool:
         return bool(self._shards)
 
-    def holds(self, optimizer: object) -> bool:
+    def has_optimizer(self, optimizer: object) -> bool:
         """Return whether this optimizer, or a wrapper around it, is registered."""
         registered = (self.optimizer, *self.others.values())
         return any(optimizer is getattr(each, "wrapped", each) for each in registered)
 
-    def heals(self, part: object) -> bool:
+    def has_part(self, part: object) -> bool:
         """Return whether `part`, such as a scheduler, is registered or is an attribute of a registered entry."""
         for registered in self.others.values():
             held = [registered, *getattr(registered, "__dict__", {}).values()]
@@ -110,10 +108,7 @@ class TrainState:
         """
         if self.standing:
             return [tensor for other in self.standing.values() for tensor in getattr(other, "tensors", ())]
-        return list(dict.fromkeys([*self.model.parameters(), *self._optimized()]))
-
-    def gradients_of(self) -> list[torch.Tensor]:
-        return list(self._optimized())
+        return list(dict.fromkeys([*self.model.parameters(), *self.optimized()]))
 
     def begin_step(self) -> None:
         """Copy everything that may change before the vote: the buffers and the additional entries."""
@@ -133,7 +128,7 @@ class TrainState:
     def others_begun(self) -> dict[str, Any]:
         return self._moving["others"]  # type: ignore[return-value]
 
-    def others_were(self, states: dict[str, State]) -> None:
+    def replace_others_begun(self, states: dict[str, State]) -> None:
         """Replace the copies of the additional entries. `states` are their states without the script's changes."""
         self._moving["others"] = snapshot(states)
 
@@ -199,8 +194,8 @@ class TrainState:
         found: list[Any] = []
         for scheduler in live:
             driven = vars(scheduler).get("optimizer")  # FaultTolerantScheduler has none, because it wraps another
-            is_own = driven is not None and self.holds(getattr(driven, "wrapped", driven))
-            if is_own and id(scheduler) not in parts and not self.heals(scheduler):
+            is_own = driven is not None and self.has_optimizer(getattr(driven, "wrapped", driven))
+            if is_own and id(scheduler) not in parts and not self.has_part(scheduler):
                 found.append(scheduler)
         return sorted(found, key=lambda scheduler: type(scheduler).__name__)
 
@@ -269,10 +264,10 @@ class TrainState:
         self.install(state_dict)
 
     def find_shards(self) -> Shards:
-        return Shards([*self._optimized(), *self.model.parameters()])
+        return Shards([*self.optimized(), *self.model.parameters()])
 
-    def _optimized(self) -> Iterator[torch.Tensor]:
-        return (parameter for group in self.optimizer.param_groups for parameter in group["params"])
+    def optimized(self) -> list[torch.Tensor]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
 
 def live_objects(*kinds: type) -> list[Any]:

@@ -9,11 +9,12 @@ This class contains the methods for scripts. `Internals` implements them.
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, NamedTuple, Self, TypeVar, Unpack
 
 import torch
 
@@ -40,6 +41,20 @@ log = logging.getLogger(__name__)
 
 
 T = TypeVar("T")
+
+
+class Preemption(NamedTuple):
+    """Notice that a host of this replica group will be taken away."""
+
+    source: str
+    """aws, gcp, azure, slurm, kubernetes, file or http."""
+    reason: str
+    seconds_left: float | None
+    """Time until the host ends, or None if it is unknown."""
+    is_advice: bool
+    """True if the host is only likely to be taken away. The group then continues training."""
+    should_save: bool
+    """True if no other replica group stays, so a checkpoint must be saved before the host ends."""
 
 
 class Agent:
@@ -196,6 +211,19 @@ class Agent:
         """
         groups, ranks = max(1, self.num_participants), self.group_world_size
         return self.internals.manager.watch.world or World(groups * ranks, groups, 0, ranks)
+
+    @property
+    def preemption(self) -> Preemption | None:
+        """Notice that a host of this replica group will be taken away, or None if there is none.
+
+        The group leaves after its step, without any action of the script. If no other group stays, it first saves a
+        checkpoint with the script's `CheckpointFolder`. The property returns a stored value and sends no request.
+        """
+        told = self.internals.manager.watch.preemption
+        if (notice := told.notice) is None:
+            return None
+        left_s = notice.left_s(time.time())
+        return Preemption(notice.source, notice.reason, left_s, notice.is_advice, told.should_save)
 
     @property
     def peers_pending(self) -> bool:

@@ -18,10 +18,10 @@ import torch
 from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ModelMismatch, ScriptMismatch, first_line
 from agent_client.healing.connection import StateRefused
-from agent_client.healing.healing import DoesNotFit
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.progress.progress import Progress
 from agent_client.state.digest import PendingDigest
+from agent_client.state.snapshot import DoesNotFit
 from agent_client.step.config import AgentConfig
 from agent_client.step.rules.comparison import (
     MAX_DIVERGENCES,
@@ -197,7 +197,7 @@ class Comparison:
         state = None
         if own is not None:
             digest_text = "".join(f"{part % 2**64:016x}" for part in own)
-            self.progress.has_state(assignment.max_step, assignment.quorum_id, digest_text)
+            self.progress.trace_state(assignment.max_step, assignment.quorum_id, digest_text)
             state = StateDigest(assignment.max_step, assignment.quorum_id, digest_text)
         wrong = outliers(self._exchange_digests(Kind.STATE, own))
         self.progress.compared = state or self.progress.compared

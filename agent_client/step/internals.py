@@ -8,6 +8,7 @@ script has abandoned (rules/loop_order.py).
 import itertools
 import logging
 import secrets
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -49,6 +50,7 @@ from agent_client.step.stop_signals import (
 )
 from lighthouse_protocol.messages.membership import DistrustKind
 from lighthouse_protocol.messages.progress import DataUse
+from lighthouse_protocol.rules.preemption import MIN_SAVE_S, save_left_s
 from lighthouse_runtime.client.clients import manager_at
 
 log = logging.getLogger(__name__)
@@ -100,8 +102,8 @@ class Internals:
             process_group=config.process_group,
         )
         self.progress = make_progress(place.group_rank)
-        self.progress.own.data = self.data_use
-        self.healing = Healing(state, place.group_rank, self._host, config.heal_timeout_s, self.progress.own)
+        self.progress.activity.data = self.data_use
+        self.healing = Healing(state, place.group_rank, self._host, config.heal_timeout_s, self.progress.activity)
         self.manager = ManagerConnection(
             manager_address,
             place.group_rank,
@@ -123,6 +125,8 @@ class Internals:
         self.optimizer_watch = OptimizerWatch(state, self.applying)
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
+        self.last_saves: list[Callable[[float], object]] = []
+        """Functions that save a checkpoint within a number of seconds. Called after a drain if no other group stays."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
         """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
         self.parts: list[StepPart] = []
@@ -223,7 +227,7 @@ class Internals:
     @property
     def catches_up(self) -> bool:
         """True if this rank is catching up, that is, computing with an older state than its peers."""
-        return self.catch_up is not None and self.catch_up.machine.follows
+        return self.catch_up is not None and self.catch_up.machine.is_catching_up
 
     @property
     def holds_state(self) -> bool:
@@ -310,8 +314,8 @@ class Internals:
         self._request_quorum(heals_first=heals_first)
         if heals_first:
             self._heal_first()
-        elif self.state.moves_in_forward and not has_computed:
-            self.wait_quorum()  # so that the copy for a healing peer is complete before the state changes
+        elif (self.state.moves_in_forward or self.manager.watch.preemption.notice) and not has_computed:
+            self.wait_quorum()  # so that a copy of the state, or the last checkpoint, is complete before it changes
 
     def _begin_with_state(self) -> None:
         machine = self.machine
@@ -358,7 +362,24 @@ class Internals:
 
     def wait_quorum(self) -> None:
         if self._quorum is not None:
-            self._wait_for("quorum", self._quorum)
+            try:
+                self._wait_for("quorum", self._quorum)
+            except GroupDrained:
+                self._save_last()
+                raise
+
+    def _save_last(self) -> None:
+        """Save a checkpoint after the group's last step, if the manager has requested it."""
+        preemption = self.manager.watch.preemption
+        if preemption.notice is None or not preemption.should_save:
+            return
+        saves, self.last_saves = self.last_saves, []
+        left_s = save_left_s(preemption.notice, time.time())
+        for save in saves if left_s >= MIN_SAVE_S else ():
+            try:
+                save(left_s)
+            except Exception:  # the exit that the script expects is GroupDrained
+                log.exception("the last checkpoint before this host ends was not saved")
 
     def wait_first_quorum(self) -> None:
         """Begin a step and wait for its quorum, unless there has already been a quorum."""
@@ -456,7 +477,7 @@ class Internals:
         if comparison.compares_end or not (machine.has_reduced and self.thread.is_idle):
             self._reach_all()
         if comparison.compares_gradients:
-            digest = self._gradient_digests.take(self.state.gradients_of(), machine.step, lambda each: each.grad)
+            digest = self._gradient_digests.take(self.state.optimized(), machine.step, lambda each: each.grad)
             reason = self._wait_for("peers", self.thread.submit(lambda: comparison.compare_gradients(digest)))
             if reason and self.catch_up is not None:
                 self.catch_up.reject(reason)

@@ -93,7 +93,7 @@ class StepRunner:
         if isinstance(assignment, LighthouseError):
             return machine.got_no_quorum(str(assignment))
         machine.answered(assignment)
-        self.progress.numbers.begin(assignment.quorum_id, reductions_before)
+        self.progress.numbers.begin_quorum(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
         self.last = assignment
@@ -306,7 +306,7 @@ class StepRunner:
         what = f"the gradient of {' and '.join(wrong)}" if wrong else "the mean"
         self._nonfinite = f"{what} is not finite" + (f" ({name})" if name else "") + self.samples_text()
         if own in (wrong or assignment.replica_ids[:1]):
-            self.progress.own.reject(assignment.max_step, cut_reason(self._nonfinite), is_own=bool(wrong))
+            self.progress.activity.reject(assignment.max_step, cut_reason(self._nonfinite), is_own=bool(wrong))
         self.machine.erred(self._nonfinite)
         return False
 
@@ -344,7 +344,7 @@ class StepRunner:
         self.healing.release(is_committed=commit)
         failure, assignment = machine.failure, machine.assignment
         if assignment is not None:
-            self.progress.decided(assignment.max_step, assignment.quorum_id, is_committed=commit)
+            self.progress.trace_decision(assignment.max_step, assignment.quorum_id, is_committed=commit)
         machine.decided(commit)
         if machine.is_installing:
             raise AgentError(f"a peer's state was installed only partly: {failure}; restart the group")

@@ -88,7 +88,7 @@ def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
     scalers: list[Any] = [each for each in live if isinstance(each, torch.amp.GradScaler)]
     for scaler in scalers:
-        if scaler.is_enabled() and scaler._scale is not None and not state.heals(scaler):
+        if scaler.is_enabled() and scaler._scale is not None and not state.has_part(scaler):
             raise ConfigurationError(
                 "a GradScaler scales the loss and is not in the Agent's TrainState: a returning group would "
                 "begin with another scale. Register it: TrainState(model, optimizer, scaler=scaler)"
@@ -132,7 +132,7 @@ class OptimizerWatch:
 
     def _report_to(self, report: Callable[..., None]) -> Callable[..., None]:
         def hook(optimizer: Any, *_: object) -> None:
-            report(id(optimizer), type(optimizer).__name__, is_registered=self._state.holds(optimizer))
+            report(id(optimizer), type(optimizer).__name__, is_registered=self._state.has_optimizer(optimizer))
 
         return hook
 

@@ -124,12 +124,12 @@ class Node(DriverThread):
 
     # -- called by the driver and the stream
 
-    def run(self, run: events.Run) -> None:
+    def run_generation(self, run: events.Run) -> None:
         with self._changed:
             self._round, self._is_over = run, False
             self._changed.notify_all()
 
-    def end(self, ended: events.Ended) -> None:
+    def end_run(self, ended: events.Ended) -> None:
         with self._changed:
             self.outcome = ended.outcome
             self._changed.notify_all()

@@ -112,6 +112,7 @@ class CheckpointFolder:
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
         close_with(agent, self)
+        agent.internals.last_saves.append(self._save_last)
 
     def save(self) -> Path | None:
         """Copy the state to host memory, and write it in the background.
@@ -159,6 +160,14 @@ class CheckpointFolder:
         thread.start()
         _running[self._folder, self._rank] = thread
         return path
+
+    def _save_last(self, within_s: float) -> None:
+        """Save the group's last step before its host is taken away."""
+        path = self.save()
+        if path is not None and self.wait(within_s):
+            log.info("%s: wrote the last step before this host ends", path)
+        elif path is not None:
+            log.warning("%s: was not written within %.0f s, before this host ends", path, within_s)
 
     def wait(self, timeout_s: float = CLOSE_WAIT_S) -> bool:
         """Wait until this rank has finished writing. Return False if it is still writing after `timeout_s` seconds."""

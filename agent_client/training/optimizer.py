@@ -65,7 +65,7 @@ class FaultTolerantOptimizer(Optimizer):
                     f"{type(each).__name__} evaluates the model several times in one step, and moves the parameters "
                     "in between; a step is voted on once. Use an optimizer whose step() needs no closure, or LocalSGD"
                 )
-            if not agent.state.holds(each):
+            if not agent.state.has_optimizer(each):
                 raise ConfigurationError(
                     f"this {type(each).__name__} is not in the Agent's TrainState: a returning group would continue "
                     "with an empty one. Register each optimizer that you wrap: TrainState(model, first, second=second)"

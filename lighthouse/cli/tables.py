@@ -4,6 +4,7 @@ This module defines the columns of all tables. The functions return lines for a 
 """
 
 import json
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -100,7 +101,11 @@ def status_lines(status: LighthouseStatus, width: int) -> list[Text]:
 def _headline(job: JobStatus, has_name: bool, width: int) -> list[Text]:
     name = f"{printable(job.job)}: " if has_name else ""
     data = () if job.data is None else (Text(f"  data: {job.data}", style="dim" if job.data.is_exact else "yellow"),)
-    texts = (Text.assemble(name, progress(job)), *data, *(Text.assemble("  ", heal) for heal in heals(job)))
+    texts = (
+        Text.assemble(name, progress(job)),
+        *data,
+        *(Text.assemble("  ", line) for line in (*heals(job), *preemptions(job))),
+    )
     return [line for text in texts for line in wrapped(text, width)]
 
 
@@ -161,7 +166,8 @@ def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatu
 
 def member_lines(rows: Sequence[Row], width: int) -> list[Text]:
     """Return a table with a row per replica group. It has a job column if there are several jobs."""
-    return table(_MEMBER_COLUMNS, rows, width)
+    has_notice = any(row[1].preemption for row in rows)
+    return table([*_MEMBER_COLUMNS, *([_ENDS_IN] if has_notice else [])], rows, width)
 
 
 def member_rows(status: LighthouseStatus) -> list[Row]:
@@ -186,6 +192,7 @@ def job_summary(job: JobStatus) -> list[Text]:
         progress(job),
         Text(state_counts(job)),
         *heals(job),
+        *preemptions(job),
     ]
 
 
@@ -200,6 +207,25 @@ def heals(job: JobStatus) -> list[Text]:
     lines = [Text(printable(f"{m.replica_id} is {m.heal.text}"), style="cyan") for m in healing[:HEALS_SHOWN] if m.heal]
     more = len(healing) - HEALS_SHOWN
     return [*lines, Text(f"{counted(more, 'more group')} healing", style="cyan")] if more > 0 else lines
+
+
+def preemptions(job: JobStatus) -> list[Text]:
+    """Return a line per group whose hosts will be taken away, the next one first, for at most HEALS_SHOWN groups."""
+    ending = [(m, m.preemption) for m in job.members if m.preemption is not None]
+    ending.sort(key=lambda pair: math.inf if pair[1].left_s is None else pair[1].left_s)
+    lines = [f"{m.replica_id} {preemption}" for m, preemption in ending[:HEALS_SHOWN]]
+    if (more := len(ending) - HEALS_SHOWN) > 0:
+        lines.append(f"{counted(more, 'more group')} with a preemption notice")
+    return [Text(printable(line), style="yellow") for line in lines]
+
+
+def _ends_in(row: Row) -> str:
+    preemption = row[1].preemption
+    if preemption is None:
+        return "-"
+    if preemption.is_advice or preemption.left_s is None:
+        return "perhaps" if preemption.is_advice else "soon"
+    return format_duration(preemption.left_s)
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
@@ -347,6 +373,7 @@ _MEMBER_COLUMNS: Sequence[Column[Row]] = (
     Column("ADDRESS", lambda row: row[1].address.removeprefix("http://") or "-", keep=1, comfort=18),
     Column("START", lambda row: row[1].start or "-", keep=0),
 )
+_ENDS_IN: Column[Row] = Column("ENDS IN", _ends_in, lambda _: "yellow", is_number=True, keep=6)
 
 
 ENTRIES_SHOWN = 5

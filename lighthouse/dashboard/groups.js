@@ -42,6 +42,14 @@ function fillReplica(cell, member, card) {
 function fillState(cell, member) {
   setPill(child(cell, 'span', 0), `pill ${STATE_TONES[member.state] || 'idle'}`, nameOf(member.state),
     (STATE_HINTS[member.state] || '') + (member.is_run ? '' : member.is_participant ? '; in the quorum' : '; not in the quorum'));
+  const note = child(cell, 'small', 1), {preemption} = member;
+  setClass(note, preemption ? 'kind warn' : '');
+  setText(note, preemption ? ` ${endsIn(preemption)}` : '');
+  setTitle(note, preemption ? `${preemption.host}: ${preemption.reason} (${preemption.source})` : '');
+}
+
+function endsIn({is_advice, left_s}) {
+  return is_advice ? 'may end' : left_s === null ? 'ends soon' : `ends in ${duration(left_s)}`;
 }
 
 function doing(member) {

@@ -35,7 +35,7 @@ const PHASE_HINTS = {
   resumed: 'the members finish the steps they have started, then join', revoked: 'ended: a member was lost or a step failed',
 };
 const KIND_TONES = {
-  joined: 'good', left: 'idle', lost: 'bad', killed: 'bad', drained: 'warn', healing: 'busy', healed: 'good',
+  joined: 'good', left: 'idle', lost: 'bad', killed: 'bad', drained: 'warn', notice: 'warn', healing: 'busy', healed: 'good',
   quorum: 'idle', stall: 'bad', moves: 'good', incident: 'warn', loss: 'bad', not_applied: 'bad', divergence: 'bad', nonfinite: 'bad', restart: 'warn', exit: 'warn', chaos: 'warn',
 };
 

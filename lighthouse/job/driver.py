@@ -45,6 +45,7 @@ from lighthouse.job.events import (
 from lighthouse.job.forming import Decision, QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
+from lighthouse.job.presence import count_staying
 from lighthouse.job.progress import Grid, Levels, Pace, Samples, grid_of, levels_of
 from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.run_driver import FROM_TIMER, MachineDriver, Ports, RunDriver
@@ -53,6 +54,7 @@ from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.chaos import FaultReport
 from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, Participant, Quorum, QuorumChange, World
+from lighthouse_protocol.messages.preemption import PreemptionNoted, PreemptionNotice, PreemptionReport
 from lighthouse_protocol.messages.session import (
     Evidence,
     EvidenceDone,
@@ -360,6 +362,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self.machine = machine
         self.account = JobAccount(machine.job.groups)
         self._samples = Samples()
+        self._preempted: set[str] = set()  # groups with a notice
         self._opening = 0  # session whose hello the machine is handling
         self._secret = secret
         self._runs = runs
@@ -428,6 +431,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused
+            if hello.participant.replica_id in self._preempted:  # its manager repeats a notice that is still valid
+                self._take_notice(hello.participant.replica_id, None)
             self._add_report(hello.participant.replica_id, hello.levels)
         self._opening = 0
         return number
@@ -456,6 +461,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                     self.cancel_request(session.join)
             case Leave():
                 self._feed(Left(number))
+            case PreemptionReport(notice):
+                self._take_notice(session.replica_id, notice)
             case Evidence() | EvidenceDone():
                 if isinstance(message, EvidenceDone) and message.progress is not None:
                     self.progress.add_view(session.replica_id, message.progress)
@@ -482,6 +489,29 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             return False
         self._sessions.send_to_session(member.session, message)
         return True
+
+    def _take_notice(self, replica_id: str, notice: PreemptionNotice | None) -> None:
+        """Record a group's notice, or that it was withdrawn, and answer the groups with a notice."""
+        if (group := self.machine.job.groups.get(replica_id)) is None:
+            return
+        if notice is not None and notice != group.reports.preemption:
+            left_s = notice.left_s(self._wall())
+            when = "soon" if left_s is None else f"in {left_s:.0f} s"
+            text = f"ends {'perhaps' if notice.is_advice else when}: {notice.reason} ({notice.source})"
+            self.add_timeline_entry(TimelineKind.NOTICE, (replica_id,), text)
+            log.info("%s %s", replica_id, text, extra=event("preempted", job=self.job, replica_id=replica_id))
+            self._ports.preempted(self.job, replica_id, notice)
+            group.reports.preempted_at = None if left_s is None else self._clock() + left_s
+        group.reports.preemption = notice
+        (self._preempted.discard if notice is None else self._preempted.add)(replica_id)
+        self._answer_notices()
+
+    def _answer_notices(self) -> None:
+        """Send each group with a notice the number of other groups that stay."""
+        groups = self.machine.job.groups
+        self._preempted &= groups.keys()
+        for replica_id in self._preempted:
+            self.send_to_member(groups[replica_id], PreemptionNoted(count_staying(groups.values(), replica_id)))
 
     def record_kill(self, member: Group, why: str) -> None:
         """Record that an operator killed a member."""
@@ -610,6 +640,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                     self.incidents.handle_quorum(effect.quorum, is_new=effect.is_new)
                 case _:
                     pass
+        if self._preempted and any(isinstance(effect, MemberLost | MemberLeft | MemberDraining) for effect in news):
+            self._answer_notices()
         self._verdicts.update_verdict()
         self._worlds.note_effects(news)
         if not self._is_closed:

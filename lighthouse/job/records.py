@@ -26,6 +26,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S
 from lighthouse_protocol.messages.membership import Distrust, Participant, Quorum, Tag
+from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.messages.progress import GroupView
 from lighthouse_protocol.messages.run import (
     ExcludedHost,
@@ -629,6 +630,10 @@ class GroupReports:
     view_at: float = 0.0
     heal: GroupHeal | None = None
     """Progress of the heal that its ranks report. None while they report none."""
+    preemption: PreemptionNotice | None = None
+    """Notice that the group's hosts will be taken away. None while they stay."""
+    preempted_at: float | None = None
+    """When that will be. None if it is unknown."""
     counts: GroupCounts | None = None
     """Totals of its manager since that manager started."""
     distrust: Distrust | None = None

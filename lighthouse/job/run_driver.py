@@ -25,6 +25,7 @@ from lighthouse_protocol.identity import group_of_supervisor
 from lighthouse_protocol.messages import run
 from lighthouse_protocol.messages import run as supervisor
 from lighthouse_protocol.messages.incident import EvidenceAsked, Incident, RankEvidence, SelfReport, fit_evidence
+from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.messages.run import RankId, RunStatus, ToRunRank
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.refusals import (
@@ -68,6 +69,8 @@ class Ports:
     """Receives the error of each refused join or hello."""
     draw_secret: Callable[[], str] = str
     """Returns a random secret for each new quorum. Only its members receive it."""
+    preempted: Callable[[str, str, PreemptionNotice], None] = lambda job, replica_id, notice: None
+    """Receives each new notice that a group's hosts will be taken away."""
     is_busy: Callable[[], bool] = lambda: False
     """Checks whether this host is overloaded."""
     stall_after_s: float = FLOOR_S

@@ -14,6 +14,7 @@ import click
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.store import MemoryStore
+from lighthouse.server.webhook import is_http_url
 from lighthouse.store.etcd_client import EtcdAddress, StoreCredentials, parse_etcd_address
 from lighthouse.store.sqlite import Journal, default_path
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, KEEPALIVE_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
@@ -192,6 +193,12 @@ class LighthouseConfig:
         False,
         "Let `lighthouse chaos` inject faults into jobs. A group takes part only if it has --allow-chaos, too.",
     )
+    on_preemption: str | None = setting(
+        None,
+        "URL to which each preemption notice of a replica group is posted as JSON, to request a replacement. "
+        "Default: none.",
+        metavar="URL",
+    )
     shutdown_timeout_s: float = setting(2.0, "Time that open calls have to end after SIGTERM.", kind=Duration())
     log_level: str = setting("info", "Minimum log level.", kind=click.Choice(LEVELS))
     log_format: str = setting("text", "Log format.", kind=click.Choice(FORMATS))
@@ -201,6 +208,8 @@ class LighthouseConfig:
             check_bind(where, option)
         if self.torchft_listen is not None:
             check_bind(self.torchft_listen, "--torchft-listen")
+        if self.on_preemption is not None and not is_http_url(self.on_preemption):
+            raise ValueError(f"--on-preemption {self.on_preemption} is not an http or https URL")
         self._check_store()
         self._check_tls()
         if self.active_replicas is not None and self.active_replicas < self.min_replicas:

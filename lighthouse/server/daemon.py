@@ -32,6 +32,7 @@ from lighthouse.server.listeners import ListenerSecurity
 from lighthouse.server.metrics import Counters, Scrape, render
 from lighthouse.server.page_acts import page_acts
 from lighthouse.server.services import REFLECTED, IncidentService, LighthouseService, RunService
+from lighthouse.server.webhook import PreemptionWebhook
 from lighthouse.store.election import SharedStore
 from lighthouse.store.etcd_client import EtcdClient
 from lighthouse.store.incident_files import IncidentFiles
@@ -41,6 +42,7 @@ from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import to_document
+from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.messages.status import LighthouseStatus, StoreKind, StoreStatus
 from lighthouse_protocol.refusals import InvalidRequest, NotLeader
 from lighthouse_protocol.rules.rate_limits import PeerLimits
@@ -83,6 +85,7 @@ class LighthouseDaemon:
         self._ledger = None if folder is None else LedgerFiles(folder)
         self._incidents = self._make_incident_registry(folder)
         self._counters = counters = Counters()
+        self._webhook = None if config.on_preemption is None else PreemptionWebhook(config.on_preemption)
         self._jobs = JobRegistry(
             config.quorum_config,
             Ports(
@@ -91,6 +94,7 @@ class LighthouseDaemon:
                 refused=counters.refused,
                 draw_secret=lambda: secrets.token_hex(SECRET_BYTES),
                 is_busy=_is_busy,
+                preempted=self._preempted,
                 stall_after_s=config.stall_timeout_s,
             ),
             self._memory if self._shared is None else self._shared.records,
@@ -167,6 +171,10 @@ class LighthouseDaemon:
             jobs={driver.job for driver in jobs} | {run.name[0] for run in self._runs},
             candidate=None if self._shared is None else self._shared.status(),
         )
+
+    def _preempted(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
+        if self._webhook is not None:
+            self._webhook.post(job, replica_id, notice)
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
         """Return the document for the dashboard and for GET /status, whose values must not be modified."""
@@ -317,6 +325,8 @@ class LighthouseDaemon:
             await self._torchft.stop(self._config.shutdown_timeout_s)
         await self._grpc.stop(self._config.shutdown_timeout_s)
         await self._http.stop()
+        if self._webhook is not None:
+            await self._webhook.close()
         await self._write_ledger()
         await asyncio.to_thread(self._incidents.close)
         self._memory.release()

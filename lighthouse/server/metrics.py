@@ -161,7 +161,9 @@ def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
     )
     heal_left = _gauge("lighthouse_heal_remaining_bytes", "Bytes that healing replica groups still have to receive")
     heal_rate = _gauge("lighthouse_heal_bytes_per_second", "Rate at which healing replica groups receive state")
+    preempted = _gauge("lighthouse_members_preempted", "Replica groups with a notice that a host will be taken away")
     for job in jobs:
+        preempted.add_metric([job.job], sum(member.preemption is not None for member in job.members))
         stalled.add_metric([job.job], job.stall_s if job.stall else 0.0)
         heals = [member.heal for member in job.members if member.heal is not None]
         heal_left.add_metric([job.job], sum(heal.total - heal.received for heal in heals if heal.total is not None))
@@ -172,7 +174,7 @@ def _member_families(jobs: Iterable[JobStatus]) -> Iterator[Metric]:
         steps.add_metric([job.job], max(training, default=0))
         for state in MemberState:
             members.add_metric([job.job, state.value], states[state])
-    return iter((participants, members, steps, stalled, heal_left, heal_rate))
+    return iter((participants, members, steps, stalled, heal_left, heal_rate, preempted))
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:

@@ -17,6 +17,7 @@ from lighthouse_protocol.constraints import (
 )
 from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.incident import ProcessSnapshot
+from lighthouse_protocol.messages.preemption import PreemptionReport
 from lighthouse_protocol.messages.session import EvidenceOffer
 from lighthouse_protocol.refusals import InvalidRequest
 
@@ -76,7 +77,7 @@ class ProbeResult:
     outside: ProcessSnapshot
 
 
-FromHost = HostHello | HostHeartbeat | HostRankEnded | HostCheckFailed | HostEndAsked | ProbeResult
+FromHost = HostHello | HostHeartbeat | HostRankEnded | HostCheckFailed | HostEndAsked | ProbeResult | PreemptionReport
 
 
 @dataclass(frozen=True, slots=True)

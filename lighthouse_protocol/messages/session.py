@@ -27,6 +27,7 @@ from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
 from lighthouse_protocol.messages.chaos import FaultCancelled, FaultOrder, FaultReport
 from lighthouse_protocol.messages.incident import EvidenceAsked, RankEvidence, SelfReport
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, QuorumChange, World
+from lighthouse_protocol.messages.preemption import PreemptionChanged, PreemptionNoted, PreemptionReport
 from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
 from lighthouse_protocol.rank_set import NO_RANKS
 from lighthouse_protocol.refusals import LighthouseError
@@ -170,7 +171,9 @@ class EvidenceDone:
     progress: Advisory[GroupView] = None  # newest view, by which the lighthouse decides whether to restart ranks
 
 
-ToLighthouse = Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone | FaultReport
+ToLighthouse = (
+    Hello | Heartbeat | JoinRequest | WithdrawRequest | Leave | Evidence | EvidenceDone | FaultReport | PreemptionReport
+)
 
 
 # Lighthouse to manager.
@@ -272,6 +275,7 @@ ToManager = (
     | QuorumChanged
     | FaultOrder
     | FaultCancelled
+    | PreemptionNoted
 )
 
 
@@ -379,5 +383,15 @@ class VoteAnswer:
 
 FromRank = WatchHello | Vote | ProgressSample | SelfReport | Leaving
 ToRank = (
-    WatchOpened | Revoked | RankGone | Released | Waiting | Killed | VoteAnswer | EvidenceAsked | World | FaultOrder
+    WatchOpened
+    | Revoked
+    | RankGone
+    | Released
+    | Waiting
+    | Killed
+    | VoteAnswer
+    | EvidenceAsked
+    | World
+    | PreemptionChanged
+    | FaultOrder
 )

@@ -37,6 +37,21 @@ class HealStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class PreemptionStatus:
+    """Notice that a host of a replica group will be taken away."""
+
+    source: Text
+    reason: Text
+    host: Text
+    left_s: Offset | None  # None if unknown
+    is_advice: bool  # the host is only likely to be taken away
+
+    def __str__(self) -> str:
+        when = "soon" if self.left_s is None else f"in {self.left_s:.0f} s"
+        return f"ends {'perhaps' if self.is_advice else when}: {self.reason} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
 class MemberStatus:
     """Status of a replica group, as known to the lighthouse."""
 
@@ -51,6 +66,7 @@ class MemberStatus:
     address: str
     store_address: str
     heal: HealStatus | None = None
+    preemption: PreemptionStatus | None = None  # None while its hosts stay
 
 
 class TimelineKind(StrEnum):
@@ -59,6 +75,7 @@ class TimelineKind(StrEnum):
     LOST = "lost"
     KILLED = "killed"
     DRAINED = "drained"
+    NOTICE = "notice"  # a host will be taken away
     HEALING = "healing"
     HEALED = "healed"
     QUORUM = "quorum"

@@ -114,6 +114,7 @@ _ROUTES: Mapping[str, Needed] = {
     "GET /incidents/{id}": _OPERATE,
     "GET /log": _OPERATE,  # contains host names and texts that callers sent
     "POST /kill": _OPERATE,
+    "POST /preemption": _OPERATE,  # of a manager
     "POST /drain": _OPERATE,
     "POST /stop": _OPERATE,
     "POST /resume": _OPERATE,

@@ -14,6 +14,7 @@ from lighthouse_protocol.limits import MAX_REQUEST_BYTES, MAX_RESPONSE_BYTES
 from lighthouse_protocol.messages.hosts import FromHost, ToHost
 from lighthouse_protocol.messages.incident import SelfReport
 from lighthouse_protocol.messages.membership import Quorum
+from lighthouse_protocol.messages.preemption import PreemptionReport
 from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, FromSupervisor, ToRunRank, ToSupervisor
 from lighthouse_protocol.messages.session import (
@@ -103,7 +104,9 @@ def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
 _HEARTBEAT = compiled(Heartbeat, lighthouse_pb2.Heartbeat)
 register_codec(Heartbeat, lighthouse_pb2.Heartbeat, _write_heartbeat, _HEARTBEAT.read)
 
-SESSION_REQUESTS: Stream[ToLighthouse] = Stream(ToLighthouse, lighthouse_pb2.SessionRequest, advisory=(Evidence,))
+SESSION_REQUESTS: Stream[ToLighthouse] = Stream(
+    ToLighthouse, lighthouse_pb2.SessionRequest, advisory=(Evidence, PreemptionReport)
+)
 SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2.SessionResponse)
 
 

@@ -142,7 +142,7 @@ class HttpGuard:
         """Answer POST /login: set a cookie for the token in the body."""
         try:
             self.check_page(request)
-            token = (await _body(request)).get("token")
+            token = (await read_body(request)).get("token")
             if not isinstance(token, str) or not token.isascii():
                 raise InvalidRequest("token is text", field="body")
             caller = _caller(self.caller_of(request), token.strip())
@@ -233,7 +233,7 @@ class HttpControl:
         async def handle(request: web.Request) -> web.Response:
             try:
                 self._check(request)
-                order = _order(await _body(request))
+                order = _order(await read_body(request))
                 return _answer(await act(order, self._guard.call_of(request)))
             except LighthouseError as e:
                 return refused(e)
@@ -288,7 +288,7 @@ def _is_proxied(request: web.Request) -> bool:
     return any(header in request.headers for header in _PROXIED)
 
 
-async def _body(request: web.Request) -> Mapping[str, object]:
+async def read_body(request: web.Request) -> Mapping[str, object]:
     try:
         async with asyncio.timeout(ACTS_WITHIN_S):
             body = json.loads(await request.read())

@@ -14,7 +14,7 @@ import ssl
 import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -232,6 +232,7 @@ class HttpSide:
     control: HttpControl | None = None
     incident: Callable[[str, Call], object] | None = None  # by id, with the output of ranks
     log: Callable[[], str] | None = None  # newest lines of this process
+    hooks: Mapping[str, Handler] = field(default_factory=dict[str, Handler])  # more routes
     redirect: Callable[[], LeaderRedirect | None] = lambda: None  # not None while this daemon is a follower
 
 
@@ -275,7 +276,7 @@ class HttpServer:
             routes["GET /incidents/{id}"] = self._incident
         if side.log is not None:
             routes["GET /log"] = self._log
-        return routes
+        return routes | dict(side.hooks)
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
         """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given. Return the port. Raises InvalidRequest."""

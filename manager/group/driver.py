@@ -16,6 +16,12 @@ from typing import Any, Protocol
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.incident import SelfReport
 from lighthouse_protocol.messages.membership import Assignment, Decision, Participant, Quorum, World
+from lighthouse_protocol.messages.preemption import (
+    PreemptionChanged,
+    PreemptionNoted,
+    PreemptionNotice,
+    PreemptionReport,
+)
 from lighthouse_protocol.messages.progress import GroupView, HealTotals, ProgressSample
 from lighthouse_protocol.messages.session import (
     EvidenceRequest,
@@ -88,6 +94,7 @@ class RankNotices:
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
         self.world: World | None = None  # last one received from the lighthouse
+        self._preemption = PreemptionChanged(None)
         self._clock = timers.time
         self._watches = watches
         self._waiting_for = waiting_for
@@ -101,6 +108,8 @@ class RankNotices:
             watch.peer.send(self.world)
         if self._reason:
             watch.peer.send(Waiting(self._reason))
+        if self._preemption.notice is not None:
+            watch.peer.send(self._preemption)
 
     def update_world(self, world: World) -> None:
         if world.pending and (self.world is None or world.pending != self.world.pending):
@@ -108,6 +117,11 @@ class RankNotices:
             log.info("waiting to join: %s", world.joining_names, extra=fields)
         self.world = world
         self._send(world)
+
+    def set_preemption(self, preemption: PreemptionChanged) -> None:
+        if preemption != self._preemption:
+            self._preemption = preemption
+            self._send(preemption)
 
     def set_missing(self, incomplete: str) -> None:
         """Set the description of the missing ranks. It is empty if none or all ranks are missing."""
@@ -267,7 +281,7 @@ class EvidenceSource(Protocol):
     def close(self) -> None: ...
 
 
-Outcome = events.RankGivenUp | events.GroupGivenUp | events.Killed | events.HasLeft
+Outcome = events.RankGivenUp | events.GroupGivenUp | events.Killed | events.HasLeft | PreemptionNoted
 Answer = tuple[Assignment, Quorum | None]
 """Answer to a request for a quorum: the rank's assignment, and the quorum, or None if it is a grant."""
 
@@ -300,8 +314,8 @@ class GroupDriver:
         timers: The clock.
         link: The session with the lighthouse.
         evidence: The evidence collector.
-        report: Called when the group has left or was killed, for each lost rank that did not return, and if the group
-            does not fit its peers.
+        report: Called when the group has left or was killed, for each lost rank that did not return, if the group does
+            not fit its peers, and with the lighthouse's answer to a preemption notice.
         limits: Time limits after which a rank counts as stalled.
         lag: Detects pauses of this process.
     """
@@ -339,6 +353,7 @@ class GroupDriver:
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
+        self._preemption: PreemptionReport | None = None
         self._lag.listen(self.was_late)
 
     @property
@@ -491,18 +506,39 @@ class GroupDriver:
 
     def opened(self) -> None:
         self._feed(events.SessionOpened())
+        if self._preemption is not None:
+            self._link.send(self._preemption)
 
     def received(self, message: ToManager) -> None:
-        self._feed(events.Received(message))
+        if isinstance(message, PreemptionNoted):
+            self._report(message)
+        else:
+            self._feed(events.Received(message))
 
     def closed(self) -> None:
         self._feed(events.SessionClosed())
 
     # -- shutdown
 
-    def drain(self, reason: str) -> None:
+    def drain(self, reason: str, *, is_revocable: bool = False) -> None:
         """Leave the job after completing the steps that were already granted."""
-        self._feed(events.DrainAsked(reason))
+        self._feed(events.DrainAsked(reason, is_revocable))
+
+    def cancel_drain(self) -> bool:
+        """Cancel a revocable drain. Return False if the group has begun to leave or drains for another reason."""
+        self._feed(events.DrainCancelled())
+        return not self.machine.group.drains
+
+    # -- preemption
+
+    def report_preemption(self, notice: PreemptionNotice | None) -> None:
+        """Report a notice to the lighthouse, also on each later session. None withdraws the last one."""
+        self._preemption = PreemptionReport(notice)
+        self._link.send(self._preemption)
+
+    def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
+        """Send a notice to the ranks, also to those that connect later."""
+        self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:
         """Refuse all pending and future calls with `reason`, and stop all timers."""

@@ -144,6 +144,12 @@ class Received:
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
     reason: str
+    is_revocable: bool = False  # a DrainCancelled may follow
+
+
+@dataclass(frozen=True, slots=True)
+class DrainCancelled:
+    """The reason of a revocable drain no longer applies. No effect once the group has begun to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +283,7 @@ RankEvent = (
     | RankFailed
     | RanksStarted
 )
-Event = RankEvent | WasLate | SessionOpened | SessionClosed | Received | DrainAsked
+Event = RankEvent | WasLate | SessionOpened | SessionClosed | Received | DrainAsked | DrainCancelled
 Effect = (
     QuorumAnswered
     | VoteAnswer

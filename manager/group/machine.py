@@ -27,6 +27,7 @@ from dataclasses import replace
 
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, Quorum, World
+from lighthouse_protocol.messages.preemption import PreemptionNoted
 from lighthouse_protocol.messages.session import HoldState, QuorumPhase, RankGone, Released, Revoked
 from lighthouse_protocol.refusals import Drained, LighthouseError, Superseded, WrongState
 from manager.group import events
@@ -75,6 +76,7 @@ class GroupMachine:
         self._unopened: session.JoinAccepted | None = None  # quorum received, but not yet passed on to the ranks
         self._secrets: dict[int, str] = {}  # secrets of the last quorums, by quorum_id
         self._draining = ""  # reason of the drain
+        self._is_drain_revocable = True  # each request so far to drain was revocable
         self._why_over = ""  # reason of the lighthouse's refusal to let the group join again
         self._has_left = self._has_ended = False
         self._session_end = ""  # how the session ended after the group left
@@ -188,9 +190,15 @@ class GroupMachine:
                 self._receive(message, now)
             case events.WasLate(by_s):
                 self.watches.shift(by_s)
-            case events.DrainAsked(reason):
+            case events.DrainAsked(reason, is_revocable):
                 self._draining, self.group.drains = self._draining or reason, True
+                self._is_drain_revocable &= is_revocable
                 self._leave_if_idle()
+            case events.DrainCancelled():
+                # While a join is pending, the lighthouse may already have refused it because of the drain.
+                is_leaving = self._has_left or self.session.is_joining
+                if self._is_drain_revocable and not is_leaving and not any(r.is_dismissed for r in self.group.ranks):
+                    self._draining, self.group.drains = "", False
             case _:
                 self._handle_rank(event, now)
 
@@ -483,6 +491,7 @@ class GroupMachine:
                 is_ours = self.session.answered(join) if join else self.session.is_joining
                 if is_ours and isinstance(error, Drained) and not self.group.drains:  # the job has ended for this group
                     self._draining, self._why_over, self.group.drains = str(error), str(error), True
+                    self._is_drain_revocable = False
                 if is_ours:
                     self._refuse_all(error)
                 if not join and isinstance(error, WrongState):  # the group is not admitted
@@ -504,6 +513,8 @@ class GroupMachine:
                 pass  # carried out by FaultInjector
             case session.Goodbye(reason):
                 self._session_end = reason if self._has_left else ""
+            case PreemptionNoted():
+                pass  # the driver passes it on
 
     def _obey(self, order: session.QuorumOrder, now: float) -> None:
         is_revoked = order.phase is QuorumPhase.REVOKED

@@ -7,12 +7,15 @@ process instead. The module also renders the manager's metrics.
 
 import asyncio
 import dataclasses
+import functools
 import logging
 import secrets
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -23,6 +26,7 @@ from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import SECRET_BYTES
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.membership import Participant
+from lighthouse_protocol.messages.preemption import PreemptionNoted, PreemptionNotice
 from lighthouse_protocol.messages.session import HoldState, WatchHello
 from lighthouse_protocol.messages.status import ManagerStatus
 from lighthouse_protocol.refusals import LighthouseError
@@ -36,12 +40,13 @@ from lighthouse_runtime.security.access import LocalOperatorAccess
 from lighthouse_runtime.server.grpc_server import Entry, GrpcServer
 from lighthouse_runtime.timing.pacing import SuspensionTimers
 from lighthouse_runtime.timing.timers import LoopLag
-from lighthouse_runtime.web.control import HttpGuard
+from lighthouse_runtime.web.control import JSON_HEADERS, HttpGuard, read_body, refused
 from lighthouse_runtime.web.server import HttpServer, HttpSide
 from manager.evidence import EvidenceCollector, probe_alone
 from manager.group.driver import GroupDriver, Outcome
 from manager.group.events import GroupGivenUp, HasLeft, Killed, RankGivenUp
 from manager.group.link import LighthouseLink
+from manager.preemption.sources import read_posted
 from manager.server.chaos import FaultInjector, Ranks
 from manager.server.config import ManagerConfig
 from manager.server.service import REFLECTED, GroupAccess, ManagerService, encode_handles
@@ -103,7 +108,11 @@ class Supervisor(Ranks, Protocol):
         """Inspect a rank's process; see EvidenceCollector."""
         ...
 
-    def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed) -> None: ...
+    def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
+
+    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
+        """Handle a notice from the HTTP hook. None withdraws it."""
+        ...
 
 
 class ManagerDaemon:
@@ -161,6 +170,10 @@ class ManagerDaemon:
             lag=self._lag,
         )
         self.address = ""
+
+    @property
+    def group(self) -> GroupDriver:
+        return self._driver
 
     async def start(self) -> None:
         """Start the store and the RPC server. Raises InvalidRequest, which names the option."""
@@ -296,15 +309,28 @@ class ManagerDaemon:
         self._end(1)
 
     async def _start_http(self, bind: str) -> None:
+        guard = HttpGuard(LocalOperatorAccess(), (self._host, split_bind(bind, "--http")[0]))
         side = HttpSide(
             is_ready=lambda: self._link.is_reachable,
             metrics=lambda: render(self.status()),
             status=lambda: dataclasses.asdict(self.status()),
-            guard=HttpGuard(LocalOperatorAccess(), (self._host, split_bind(bind, "--http")[0])),
+            guard=guard,
+            hooks={} if self._supervisor is None else {"POST /preemption": functools.partial(self._preempted, guard)},
         )
         self._http = HttpServer(side)
         port = await self._http.start(bind)
         log.info("serves HTTP on port %d", port, extra=event("serving_http", port=port))
+
+    async def _preempted(self, guard: HttpGuard, request: web.Request) -> web.Response:
+        """Answer POST /preemption: pass the notice in the body to the supervisor."""
+        assert self._supervisor is not None
+        try:
+            guard.check_page(request)
+            notice = read_posted(await read_body(request), time.time(), socket.gethostname())
+        except LighthouseError as e:
+            return refused(e)
+        self._supervisor.preempted("http", notice)
+        return web.json_response({"preempted": notice is not None}, headers=JSON_HEADERS)
 
     def _log_start(self) -> None:
         config = self._config

@@ -21,6 +21,7 @@ from lighthouse_protocol.limits import (
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli import Duration, setting
 from lighthouse_runtime.net.address import check_host
+from manager.preemption.sources import METADATA_ENDPOINT, parse_sources
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
 
@@ -105,6 +106,18 @@ class SupervisorConfig:
         kind=click.Choice(("on", "off")),
     )
     tee: bool = setting(False, "With --log-dir: print the output as well.")
+    preemption: str = setting(
+        "auto",
+        "Sources of preemption notices: off, or a list of auto, aws, gcp, azure, slurm, kubernetes and file=PATH. "
+        "auto: the cloud of this host, and kubernetes in a pod.",
+        metavar="auto|off|SOURCES",
+    )
+    preemption_grace_s: float = setting(
+        30.0,
+        "Time from SIGTERM to the end of a pod (terminationGracePeriodSeconds), or of a preempted Slurm job.",
+        kind=Duration(),
+    )
+    metadata_endpoint: str = setting(METADATA_ENDPOINT, "Metadata service of the cloud.", metavar="URL")
     master_addr: str | None = setting(
         None,
         "Host of the store that slot 0 serves, for ranks that another launcher starts (fork_and_monitor); they keep "
@@ -140,6 +153,7 @@ class SupervisorConfig:
                 check_host(self.master_addr, "--master-addr")
         except InvalidRequest as e:
             raise ValueError(str(e)) from None
+        parse_sources(self.preemption)
         self._check_fit()
 
     def _check_fit(self) -> None:

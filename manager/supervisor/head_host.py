@@ -20,6 +20,7 @@ from lighthouse_protocol.identity import parse_address
 from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.hosts import GroupEnded, HaltRanks, StartRanks
 from lighthouse_protocol.messages.incident import ProcessSnapshot
+from lighthouse_protocol.messages.preemption import PreemptionNoted, PreemptionNotice, PreemptionReport
 from lighthouse_protocol.messages.run import SupervisorHeartbeat
 from lighthouse_protocol.messages.session import EvidenceOffer, WatchHello
 from lighthouse_protocol.refusals import InvalidRequest, Superseded, Unreachable, WrongState
@@ -33,6 +34,7 @@ from lighthouse_runtime.server.streams import FIRST_WITHIN_S, Requests, Sender
 from manager.evidence import ELSEWHERE, PROBE_TIMEOUT_S, probe_alone
 from manager.group.events import GroupGivenUp, Killed, RankGivenUp
 from manager.guard.client import Command, Ended, GuardClient, format_output
+from manager.preemption.watch import PreemptionWatch
 from manager.server.daemon import ManagerDaemon
 from manager.store.process import SCRIPT, check_torch
 from manager.supervisor.driver import SupervisorDriver
@@ -116,6 +118,7 @@ class WorkerHosts:
             if self._hosts.get(host) is connected:
                 del self._hosts[host]
                 log.warning("lost host %d", host, extra=event("host_lost", host=host))
+                self._head.lose_notices(host)
                 self._head.feed(HostLost(host, "its supervisor disconnected"))
 
     def _check(self, entry: hosts.HostHello) -> None:
@@ -155,6 +158,8 @@ class WorkerHosts:
                         f"{status} is not the status of a stop signal (143, 130, 129, 131)", field="status"
                     )
                 self._head.handle_signal(status, host)
+            case PreemptionReport(notice):
+                self._head.preempted("", notice, host)
             case hosts.ProbeResult(number, outside):
                 if (probe := self._probes.get(number)) is not None and not probe.done():
                     probe.set_result(outside)
@@ -265,6 +270,7 @@ class HeadHost(HostSupervisor):
         self.feed, self.receive = self._driver.feed, self._driver.receive
         self._workers = WorkerHosts(self)
         self._daemon: ManagerDaemon | None = None
+        self._preemption: PreemptionWatch | None = None
         self._store: SupervisedStore | None = None
         self._link: SupervisorLink | None = None
         self._leaving: asyncio.Task[None] | None = None
@@ -290,10 +296,11 @@ class HeadHost(HostSupervisor):
         daemon = ManagerDaemon(
             self._launch.manager_config(),
             self._launch.group_secret,
-            self._driver.manager_ended,
+            self._manager_ended,
             self,
             self._launch.run_secret,
         )
+        self._preemption = PreemptionWatch(daemon.group, self._loop)
         await daemon.start()
         self._daemon = daemon
         if self._store is not None:
@@ -317,8 +324,19 @@ class HeadHost(HostSupervisor):
     def entries(self) -> Mapping[str, Entry]:
         return {"Node": Stream(NODE_REQUESTS, self._workers.serve)}
 
-    def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed) -> None:
+    def preempted(self, source: str, notice: PreemptionNotice | None, host: int = 0) -> None:
+        if self._preemption is not None:
+            self._preemption.set(host, source, notice)
+
+    def lose_notices(self, host: int) -> None:
+        if self._preemption is not None:
+            self._preemption.lose_host(host)
+
+    def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None:
         match outcome:
+            case PreemptionNoted(others):
+                if self._preemption is not None:
+                    self._preemption.noted(others)
             case GroupGivenUp(reason):
                 self.feed(events.MisfitReported(reason))
             case RankGivenUp(rank, reason, lost_at, has_left):
@@ -353,7 +371,7 @@ class HeadHost(HostSupervisor):
         if self._leaving is not None:
             await asyncio.wait((self._leaving,), timeout=_QUICK_LEAVE_S)
             self._leaving.cancel()
-        elif over.status == 0 and self._daemon is not None:
+        elif (over.status == 0 or self._is_preempted) and self._daemon is not None:
             await self._daemon.leave(over.why)
         if self._store is not None:
             self._store.stop()
@@ -363,6 +381,8 @@ class HeadHost(HostSupervisor):
 
     async def _close(self) -> None:
         self._driver.close()
+        if self._preemption is not None:
+            self._preemption.close()
         if self._daemon is not None:
             await self._daemon.stop()
 
@@ -384,7 +404,26 @@ class HeadHost(HostSupervisor):
     async def _leave(self, then: events.EndAsked) -> None:
         if self._daemon is not None and not self._driver.machine.is_over:
             await self._daemon.leave(then.why)
+        while (left_s := self._save_left_s) > 0 and not self._over.done():
+            await asyncio.wait((self._over,), timeout=left_s)
         self.feed(then)
+
+    @property
+    def _is_preempted(self) -> bool:
+        return self._preemption is not None and self._preemption.is_draining
+
+    @property
+    def _save_left_s(self) -> float:
+        if self._preemption is None or self._daemon is None or not self._daemon.group.machine.watches.has_ranks:
+            return 0.0
+        return self._preemption.save_left_s
+
+    def _manager_ended(self, status: int) -> None:
+        """Handle the exit of the manager. While the ranks may save a checkpoint, do not stop them."""
+        if status == 0 and (left_s := self._save_left_s) > 0:
+            self._loop.call_later(left_s, self._manager_ended, status)
+        else:
+            self._driver.manager_ended(status)
 
     # -- Group, for the driver
 
@@ -415,4 +454,7 @@ class HeadHost(HostSupervisor):
             self._link.exclude(reason)
 
     def finish(self, over: events.SupervisionEnded) -> None:
+        # A scheduler must start a preempted group again, so do not report success.
+        if over.status == 0 and self._is_preempted:
+            over = replace(over, status=128 + signal.SIGTERM, why=f"preempted; {over.why}")
         self._finish(GroupEnded(over.status, over.why))

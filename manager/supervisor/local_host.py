@@ -9,10 +9,12 @@ import asyncio
 import dataclasses
 import functools
 import logging
+import os
 import secrets
 import shlex
 import signal
 import socket
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +24,7 @@ from lighthouse_protocol.identity import Address
 from lighthouse_protocol.limits import SECRET_BYTES, STORE_PORT_OFFSET
 from lighthouse_protocol.messages.hosts import GroupEnded
 from lighthouse_protocol.messages.incident import ProcessSnapshot
+from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_protocol.messages.run import ProcessLost, RankId, SupervisorHello
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import WrongState
@@ -31,6 +34,7 @@ from lighthouse_runtime.process.loop import ServiceManager, on_signals
 from lighthouse_runtime.security.client_tls import variables_of
 from manager.evidence import probe_with_output
 from manager.guard.client import Command, Ended, GuardClient, format_output
+from manager.preemption.sources import chosen_sources, follow, polled_sources, read_signal
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
 from manager.supervisor.lighthouse_link import Supervisor, SupervisorLink
@@ -285,6 +289,7 @@ class HostSupervisor(ABC):
         self._local: LocalHost | None = None
         self._over: asyncio.Future[GroupEnded] = self._loop.create_future()
         self._signals: Counter[int] = Counter()  # number of stop signals received, by host
+        self._sources = chosen_sources(launch.settings.preemption, os.environ)
 
     async def run(self) -> int:
         """Run the ranks until the group has ended, and return the exit status.
@@ -292,21 +297,26 @@ class HostSupervisor(ABC):
         Raises:
             InvalidRequest: If an address, a port or the store is not available. The error names the option.
         """
-        on_signals(self._loop, lambda number: self.handle_signal(128 + number), self._pass_on)
+        on_signals(self._loop, self._on_stop, self._on_warning)
         guarding = asyncio.create_task(self._watch_guard(), name="guard")
         systemd = ServiceManager(self._loop, self._state)
+        followers: list[asyncio.Task[None]] = []
         try:
             await self._begin()
             systemd.ready()
+            polled = polled_sources(self._sources, self._launch.settings.metadata_endpoint)
+            followers += [asyncio.create_task(follow(source, self.preempted), name=source.name) for source in polled]
             over = await self._over
             systemd.stopping()
-            (log.info if over.status == 0 or self._signals else log.error)(
+            is_expected = over.status in (0, 128 + signal.SIGTERM) or self._signals
+            (log.info if is_expected else log.error)(
                 "exits with %d: %s", over.status, over.why, extra=event("supervisor_ends", status=over.status)
             )
             await self._end(over)
             return over.status
         finally:
-            guarding.cancel()
+            for task in (guarding, *followers):
+                task.cancel()
             await self._close()
             await self._guard.stop()
             systemd.close()
@@ -318,6 +328,10 @@ class HostSupervisor(ABC):
     @abstractmethod
     def handle_signal(self, status: int) -> None:
         """Handle a stop signal. `status` is 128 plus the signal's number."""
+
+    @abstractmethod
+    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
+        """Handle the present notice of one of this host's sources, or None if it has none or withdraws it."""
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -336,9 +350,19 @@ class HostSupervisor(ABC):
         if not self._over.done():
             self._over.set_result(over)
 
-    def _pass_on(self, number: int) -> None:
+    def _on_stop(self, number: int) -> None:
+        self._read_signal(number)
+        self.handle_signal(128 + number)
+
+    def _on_warning(self, number: int) -> None:
+        self._read_signal(number)
         if self._local is not None:
             self._local.pass_on(number)
+
+    def _read_signal(self, number: int) -> None:
+        grace_s = self._launch.settings.preemption_grace_s
+        if (notice := read_signal(number, self._sources, os.environ, time.time(), grace_s)) is not None:
+            self.preempted(notice.source, notice)
 
     async def _watch_guard(self) -> None:
         status = await self._guard.run()

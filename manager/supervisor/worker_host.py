@@ -7,11 +7,13 @@ which can stop the run. While host 0 is not connected, no rank runs on this host
 import asyncio
 import logging
 import signal
+import time
 
 from lighthouse_protocol.identity import parse_target
 from lighthouse_protocol.limits import MANAGER_PORT
 from lighthouse_protocol.messages import hosts
 from lighthouse_protocol.messages.hosts import GroupEnded
+from lighthouse_protocol.messages.preemption import PreemptionNotice, PreemptionReport
 from lighthouse_protocol.messages.run import (
     HelloRejected,
     RunCompleted,
@@ -22,6 +24,7 @@ from lighthouse_protocol.messages.run import (
 )
 from lighthouse_protocol.messages.session import WatchHello
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
+from lighthouse_protocol.rules.preemption import most_urgent
 from lighthouse_runtime.client.clients import AsyncManagerClient
 from lighthouse_runtime.client.streams import HostStream
 from lighthouse_runtime.log_event import event
@@ -53,6 +56,7 @@ class WorkerHost(HostSupervisor):
         self._probes: set[asyncio.Task[None]] = set()
         self._orders: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
+        self._notices: dict[str, PreemptionNotice | None] = {}
 
     def _state(self) -> str:
         return f"host {self._launch.settings.node_rank} of its replica group"
@@ -82,7 +86,8 @@ class WorkerHost(HostSupervisor):
         grace_s = self._launch.settings.termination_grace_s
         if self._signals[0] == 1 and self._stream is not None:
             self._send(hosts.HostEndAsked(status))
-            patience_s = self._launch.config.drain_timeout_s + grace_s + _SLACK_S
+            notice_s = (self._notice and self._notice.left_s(time.time())) or 0.0
+            patience_s = max(notice_s, self._launch.config.drain_timeout_s + grace_s) + _SLACK_S
             self._loop.call_later(patience_s, self._halt_and_finish, over, grace_s)
             return
         self._halt_and_finish(over, grace_s if self._signals[0] < 3 else 0.0)
@@ -97,6 +102,16 @@ class WorkerHost(HostSupervisor):
         if self._local is not None:
             await self._local.idle()
         self._finish(over)
+
+    def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
+        before = self._notice
+        self._notices[source] = notice
+        if self._notice != before:
+            self._send(PreemptionReport(self._notice))
+
+    @property
+    def _notice(self) -> PreemptionNotice | None:
+        return most_urgent(notice for notice in self._notices.values() if notice is not None)
 
     # -- the lighthouse
 
@@ -168,6 +183,8 @@ class WorkerHost(HostSupervisor):
         self._loop.call_later(SILENCE_S, self._check_silence, stream)
         match message:
             case hosts.HostWelcome(address, port):
+                if self._notices:
+                    self._send(PreemptionReport(self._notice))
                 if self._local is None:
                     plan = self._launch.plan(self._manager, (address, port))
                     self._local = LocalHost(plan, self._guard, self._launch.settings, self._link, self._report)

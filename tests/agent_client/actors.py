@@ -171,7 +171,7 @@ class GlooActor:
     def connect(self, store: str, timeout_s: float) -> None:
         connect_store(store, timeout_s)
 
-    def open_sockets(self) -> None:
+    def socket_inodes(self) -> None:
         """A listening one and a connected pair, over TCP like gloo's own."""
         self.listener = socket.create_server((LOOPBACK, 0))
         self.near = socket.create_connection(self.listener.getsockname())

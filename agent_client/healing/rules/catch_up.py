@@ -69,13 +69,14 @@ class CatchUpMachine(Generic[T]):
     transfer: Transfer = Transfer.DONE
     source: str = ""  # replica_id of the group that sends the snapshot
     heals_blocking: bool = False  # whether the next heal is in blocking mode
-    _begins: Tag = field(default=Tag(0, None))  # first tag of the chain
+    begins: Tag = field(default=Tag(0, None))
+    """First tag of the chain: the state to which the first kept step must be applied."""
     _kept: deque[PendingStep[T]] = field(default_factory=deque[PendingStep[T]])
     _failures: int = 0
     _catches_up: bool = False
 
     @property
-    def follows(self) -> bool:
+    def is_catching_up(self) -> bool:
         """True while the rank is catching up: it takes part in a later step than that of its state."""
         return self.held is not None
 
@@ -85,22 +86,17 @@ class CatchUpMachine(Generic[T]):
         return self._catches_up and self.transfer is not Transfer.FAILED
 
     @property
-    def begins(self) -> Tag:
-        """First tag of the chain: the state to which the first kept step must be applied."""
-        return self._begins
-
-    @property
     def followed(self) -> Tag:
         """Last tag of the chain: the state that the other groups have now."""
-        return self._kept[-1].tag if self._kept else self._begins
+        return self._kept[-1].tag if self._kept else self.begins
 
     @property
     def kept(self) -> Sequence[PendingStep[T]]:
         return tuple(self._kept)
 
     @property
-    def keeps(self) -> bool:
-        return self.follows and self.has_source
+    def can_keep(self) -> bool:
+        return self.is_catching_up and self.has_source
 
     # -- events
 
@@ -115,9 +111,9 @@ class CatchUpMachine(Generic[T]):
         self._catches_up = plan.catches_up
         if not plan.catches_up:
             return self._return()
-        if not self.follows and _is_same(holds, plan.begins):
+        if not self.is_catching_up and _is_same(holds, plan.begins):
             return CatchUpAction.GO_ON
-        if not self.follows:
+        if not self.is_catching_up:
             self.held = holds
             return self._start(plan, source)
         if self.transfer is Transfer.UNDER_WAY and self.source not in plan.names:
@@ -138,18 +134,18 @@ class CatchUpMachine(Generic[T]):
             return
         if self.has_source:
             self.failed(is_hopeless=True)
-        self._begins = tag
+        self.begins = tag
 
     def arrived(self, tag: Tag) -> None:
         """Record that the complete snapshot has arrived. `tag` is the tag of its state."""
         if self.transfer is Transfer.UNDER_WAY:
-            self.transfer, self._begins = Transfer.ARRIVED, tag
+            self.transfer, self.begins = Transfer.ARRIVED, tag
 
     def failed(self, *, is_hopeless: bool = False) -> None:
         """Record that the transfer failed. With `is_hopeless`, do not try again but heal in blocking mode next."""
         self._failures += 1
         self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
-        self._begins = self.followed
+        self.begins = self.followed
         self._kept.clear()
         self.transfer = Transfer.FAILED
 
@@ -160,20 +156,20 @@ class CatchUpMachine(Generic[T]):
         self.failed(is_hopeless=True)
 
     def installed(self) -> None:
-        self.held, self.transfer = self._begins, Transfer.DONE
+        self.held, self.transfer = self.begins, Transfer.DONE
         self._end_if_done()
 
     def due(self) -> Sequence[PendingStep[T]]:
         return tuple(islice(self._kept, APPLIED_AT_ONCE)) if self.transfer is Transfer.DONE else ()
 
     def applied(self) -> None:
-        self.held = self._begins = self._kept.popleft().tag
+        self.held = self.begins = self._kept.popleft().tag
         self._end_if_done()
 
     # -- within
 
     def _return(self) -> CatchUpAction:
-        was_following, self.held = self.follows, None
+        was_following, self.held = self.is_catching_up, None
         self._kept.clear()
         self.transfer, self.source = Transfer.DONE, ""
         self._failures, self.heals_blocking = 0, False
@@ -181,13 +177,13 @@ class CatchUpMachine(Generic[T]):
 
     def _start(self, plan: CatchUpPlan, source: str) -> CatchUpAction:
         self._kept.clear()
-        self._begins, self.source = plan.begins, source
+        self.begins, self.source = plan.begins, source
         self.transfer = Transfer.UNDER_WAY if plan.has_source else Transfer.FAILED
         return CatchUpAction.FETCH if plan.has_source else CatchUpAction.GO_ON
 
     def _cut(self, begins: Tag) -> bool:
         # Returns whether the chain contains the tag. If so, drops the steps kept after it.
-        if not any(_is_same(tag, begins) for tag in (self._begins, *(kept.tag for kept in self._kept))):
+        if not any(_is_same(tag, begins) for tag in (self.begins, *(kept.tag for kept in self._kept))):
             return False
         while not _is_same(self.followed, begins):
             self._kept.pop()

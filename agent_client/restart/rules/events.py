@@ -171,17 +171,17 @@ class InterruptTimer:
     _interrupt_at: float = 0.0
     _leaves_by: float | None = None
 
-    def begin(self, reason: str, now: float) -> None:
+    def start(self, reason: str, now: float) -> None:
         """Start to interrupt the function. The next `tick` returns the first interruption."""
         self._reason, self._interrupt_at, self._leaves_by = reason, now, now + self.hard_timeout_s
         self._overdue = f"still runs {self.hard_timeout_s:g} s after its interruption: {reason}"
 
-    def left(self, now: float) -> None:
+    def start_cleanup(self, now: float) -> None:
         """Record that the function has ended, and start the time limit of the cleanup."""
         self._interrupt_at, self._leaves_by = math.inf, now + self.hard_timeout_s
         self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._leaves_by = None
 
     @property

@@ -134,8 +134,8 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 class RankMachine:
     """Decides what a rank does. Times are readings of the caller's monotonic clock, in seconds."""
 
-    def __init__(self, entry: RankHello, config: RankConfig | None = None) -> None:
-        self.config = config or RankConfig()
+    def __init__(self, entry: RankHello, config: RankConfig) -> None:
+        self.config = config
         self.phase = RankPhase.IDLE
         self.generation = entry.generation
         self.seen = entry.seen
@@ -183,7 +183,7 @@ class RankMachine:
             case events.Raised(reason):
                 effects = self._leave(FailureReport(self.generation or 0, reason))
                 if not self.has_ended:
-                    self._leaving.left(now)
+                    self._leaving.start_cleanup(now)
             case events.Returned():
                 effects = self._return()
             case events.Closing():
@@ -339,14 +339,14 @@ class RankMachine:
         if self.phase in (*_WAITS, RankPhase.FINISHED):
             return []
         self.phase = RankPhase.READY
-        self._leaving.end()
+        self._leaving.stop()
         return self._send(ReadyReport(self.generation))
 
     def _leave(self, failure: FailureReport | None) -> list[events.RankEffect]:
         """Become idle, and report `failure` unless it is None. An interruption is not a failure."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
         self.phase = RankPhase.IDLE
-        self._leaving.end()
+        self._leaving.stop()
         if not has_failed or failure is None:
             return []
         self._failure = failure
@@ -374,7 +374,7 @@ class RankMachine:
         """Start to interrupt the function. `tick` returns the interruptions."""
         if self.phase is RankPhase.RUNNING:
             self.phase = RankPhase.LEAVING
-            self._leaving.begin(reason, now)
+            self._leaving.start(reason, now)
 
     def _silent_at(self) -> float | None:
         limit_s = self.config.soft_timeout_s

@@ -15,6 +15,7 @@ import google.protobuf.timestamp_pb2
 import lighthouse_protocol.pb.extensions.chaos_pb2
 import lighthouse_protocol.pb.extensions.evidence_pb2
 import lighthouse_protocol.pb.extensions.incident_pb2
+import lighthouse_protocol.pb.extensions.preemption_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
 import lighthouse_protocol.pb.extensions.refusal_pb2
 import lighthouse_protocol.pb.extensions.run_pb2
@@ -531,7 +532,7 @@ class TimelineEntry(google.protobuf.message.Message):
     TEXT_FIELD_NUMBER: builtins.int
     at_unix_s: builtins.float
     kind: builtins.str
-    """joined, left, lost, killed, drained, healing, healed, quorum, stall, moves, incident"""
+    """joined, left, lost, killed, drained, notice, healing, healed, quorum, stall, moves, incident"""
     more: builtins.int
     """so many others, which are not named"""
     text: builtins.str
@@ -713,6 +714,7 @@ class MemberStatus(google.protobuf.message.Message):
     ADDRESS_FIELD_NUMBER: builtins.int
     STORE_ADDRESS_FIELD_NUMBER: builtins.int
     HEAL_FIELD_NUMBER: builtins.int
+    PREEMPTION_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     start: builtins.str
     """a short name, another one for each incarnation"""
@@ -729,6 +731,10 @@ class MemberStatus(google.protobuf.message.Message):
     def heal(self) -> global___HealStatus:
         """absent: it does not heal"""
 
+    @property
+    def preemption(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionStatus:
+        """absent: its hosts stay"""
+
     def __init__(
         self,
         *,
@@ -743,9 +749,10 @@ class MemberStatus(google.protobuf.message.Message):
         address: builtins.str = ...,
         store_address: builtins.str = ...,
         heal: global___HealStatus | None = ...,
+        preemption: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionStatus | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["heal", b"heal"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heal", b"heal", "heartbeat_age_s", b"heartbeat_age_s", "is_participant", b"is_participant", "replica_id", b"replica_id", "start", b"start", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["heal", b"heal", "preemption", b"preemption"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "commit_failures", b"commit_failures", "heal", b"heal", "heartbeat_age_s", b"heartbeat_age_s", "is_participant", b"is_participant", "preemption", b"preemption", "replica_id", b"replica_id", "start", b"start", "state", b"state", "step", b"step", "store_address", b"store_address", "world_size", b"world_size"]) -> None: ...
 
 global___MemberStatus = MemberStatus
 
@@ -827,6 +834,7 @@ class SessionRequest(google.protobuf.message.Message):
     EVIDENCE_FIELD_NUMBER: builtins.int
     EVIDENCE_DONE_FIELD_NUMBER: builtins.int
     FAULT_REPORT_FIELD_NUMBER: builtins.int
+    PREEMPTION_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___Hello:
         """first, and once"""
@@ -849,6 +857,8 @@ class SessionRequest(google.protobuf.message.Message):
     def evidence_done(self) -> global___EvidenceDone: ...
     @property
     def fault_report(self) -> lighthouse_protocol.pb.extensions.chaos_pb2.FaultReport: ...
+    @property
+    def preemption(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionReport: ...
     def __init__(
         self,
         *,
@@ -860,10 +870,11 @@ class SessionRequest(google.protobuf.message.Message):
         evidence: global___Evidence | None = ...,
         evidence_done: global___EvidenceDone | None = ...,
         fault_report: lighthouse_protocol.pb.extensions.chaos_pb2.FaultReport | None = ...,
+        preemption: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "fault_report", b"fault_report", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "fault_report", b"fault_report", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "withdraw", b"withdraw"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "join", "withdraw", "leave", "evidence", "evidence_done", "fault_report"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "fault_report", b"fault_report", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "preemption", b"preemption", "withdraw", b"withdraw"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "evidence_done", b"evidence_done", "fault_report", b"fault_report", "heartbeat", b"heartbeat", "hello", b"hello", "join", b"join", "leave", b"leave", "message", b"message", "preemption", b"preemption", "withdraw", b"withdraw"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "join", "withdraw", "leave", "evidence", "evidence_done", "fault_report", "preemption"] | None: ...
 
 global___SessionRequest = SessionRequest
 
@@ -884,6 +895,7 @@ class SessionResponse(google.protobuf.message.Message):
     QUORUM_CHANGED_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
     FAULT_CANCELLED_FIELD_NUMBER: builtins.int
+    PREEMPTION_NOTED_FIELD_NUMBER: builtins.int
     DEFLATED_FIELD_NUMBER: builtins.int
     deflated: builtins.bytes
     """the rest of this message, to be merged into it, in zlib's form (RFC 1950)"""
@@ -915,6 +927,8 @@ class SessionResponse(google.protobuf.message.Message):
     def fault(self) -> lighthouse_protocol.pb.extensions.chaos_pb2.FaultOrder: ...
     @property
     def fault_cancelled(self) -> lighthouse_protocol.pb.extensions.chaos_pb2.FaultCancelled: ...
+    @property
+    def preemption_noted(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionNoted: ...
     def __init__(
         self,
         *,
@@ -931,11 +945,12 @@ class SessionResponse(google.protobuf.message.Message):
         quorum_changed: global___QuorumChanged | None = ...,
         fault: lighthouse_protocol.pb.extensions.chaos_pb2.FaultOrder | None = ...,
         fault_cancelled: lighthouse_protocol.pb.extensions.chaos_pb2.FaultCancelled | None = ...,
+        preemption_noted: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionNoted | None = ...,
         deflated: builtins.bytes = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "fault", b"fault", "fault_cancelled", b"fault_cancelled", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["deflated", b"deflated", "drain", b"drain", "evidence", b"evidence", "fault", b"fault", "fault_cancelled", b"fault_cancelled", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed", "fault", "fault_cancelled"] | None: ...
+    def HasField(self, field_name: typing.Literal["drain", b"drain", "evidence", b"evidence", "fault", b"fault", "fault_cancelled", b"fault_cancelled", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "preemption_noted", b"preemption_noted", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["deflated", b"deflated", "drain", b"drain", "evidence", b"evidence", "fault", b"fault", "fault_cancelled", b"fault_cancelled", "goodbye", b"goodbye", "heartbeat_ack", b"heartbeat_ack", "join_accepted", b"join_accepted", "join_rejected", b"join_rejected", "kill", b"kill", "message", b"message", "order", b"order", "preemption_noted", b"preemption_noted", "quorum_changed", b"quorum_changed", "welcome", b"welcome", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["welcome", "heartbeat_ack", "join_accepted", "join_rejected", "order", "drain", "kill", "goodbye", "evidence", "world", "quorum_changed", "fault", "fault_cancelled", "preemption_noted"] | None: ...
 
 global___SessionResponse = SessionResponse
 

@@ -26,65 +26,66 @@ from lighthouse_protocol.pb.documented import lighthouse_pb2 as lighthouse__prot
 from lighthouse_protocol.pb.extensions import chaos_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_chaos__pb2
 from lighthouse_protocol.pb.extensions import evidence_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_evidence__pb2
 from lighthouse_protocol.pb.extensions import hosts_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_hosts__pb2
+from lighthouse_protocol.pb.extensions import preemption_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_preemption__pb2
 from lighthouse_protocol.pb.extensions import progress_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_progress__pb2
 from lighthouse_protocol.pb.extensions import refusal_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_refusal__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/lighthouse_protocol/pb/documented/manager.proto\x12\nmanager.v1\x1a\x32lighthouse_protocol/pb/documented/lighthouse.proto\x1a-lighthouse_protocol/pb/extensions/chaos.proto\x1a\x30lighthouse_protocol/pb/extensions/evidence.proto\x1a-lighthouse_protocol/pb/extensions/hosts.proto\x1a\x30lighthouse_protocol/pb/extensions/progress.proto\x1a/lighthouse_protocol/pb/extensions/refusal.proto\"\xd1\x03\n\x14ManagerQuorumRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1e\n\x16\x63heckpoint_server_addr\x18\x03 \x01(\t\x12\x13\n\x0bshrink_only\x18\x10 \x01(\x08\x12\x16\n\tinit_sync\x18\x11 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0f\x63ommit_failures\x18\x12 \x01(\x03\x12\x1a\n\rtag_quorum_id\x18\x13 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x10rank_incarnation\x18\x14 \x01(\t\x12\x10\n\x08\x63\x61tch_up\x18\x15 \x01(\x08\x12\x16\n\theld_step\x18\x16 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0eheld_quorum_id\x18\x17 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\nhas_source\x18\x18 \x01(\x08\x12\x18\n\x0bheals_first\x18\x19 \x01(\x08H\x04\x88\x01\x01\x12\x10\n\x08\x63ompares\x18\x1a \x01(\x08\x12)\n\x08\x64istrust\x18\x1b \x01(\x0b\x32\x17.lighthouse.v1.DistrustB\x0c\n\n_init_syncB\x10\n\x0e_tag_quorum_idB\x0c\n\n_held_stepB\x11\n\x0f_held_quorum_idB\x0e\n\x0c_heals_first\"\xfb\x04\n\x15ManagerQuorumResponse\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x10\n\x08max_step\x18\x04 \x01(\x03\x12\x15\n\x08max_rank\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emax_world_size\x18\x06 \x01(\x03\x12\x14\n\x0creplica_rank\x18\x07 \x01(\x03\x12\x1a\n\x12replica_world_size\x18\x08 \x01(\x03\x12\x0c\n\x04heal\x18\t \x01(\x08\x12%\n\x18recover_src_replica_rank\x18\x10 \x01(\x03H\x01\x88\x01\x01\x12!\n\x19recover_dst_replica_ranks\x18\x11 \x03(\x03\x12\x13\n\x0breplica_ids\x18\x12 \x03(\t\x12\x17\n\x0f\x63ommit_failures\x18\x13 \x01(\x03\x12\x14\n\x0c\x63ontributors\x18\x14 \x01(\x03\x12\x0f\n\x07revoked\x18\x15 \x01(\x08\x12\x15\n\rother_sources\x18\x16 \x03(\t\x12\x13\n\x0b\x63\x61tching_up\x18\x17 \x03(\x03\x12\x1a\n\rtag_quorum_id\x18\x18 \x01(\x03H\x02\x88\x01\x01\x12(\n\x05world\x18\x19 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x03\x88\x01\x01\x12\x10\n\x08\x63ompares\x18\x1a \x01(\x08\x12\x12\n\x05place\x18\x1b \x01(\x03H\x04\x88\x01\x01\x12\x0f\n\x07healing\x18\x1c \x03(\x03\x12\x0e\n\x06secret\x18\x1d \x01(\tB\x0b\n\t_max_rankB\x1b\n\x19_recover_src_replica_rankB\x10\n\x0e_tag_quorum_idB\x08\n\x06_worldB\x08\n\x06_place\"f\n\x18\x43heckpointAddressRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x11\n\x04step\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tquorum_id\x18\x11 \x01(\x03\x12\r\n\x05proof\x18\x12 \x01(\tB\x07\n\x05_step\">\n\x19\x43heckpointAddressResponse\x12!\n\x19\x63heckpoint_server_address\x18\x01 \x01(\t\"\x82\x01\n\x13ShouldCommitRequest\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\tquorum_id\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x11 \x01(\x08\x42\x0c\n\n_quorum_id\"l\n\x14ShouldCommitResponse\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x34\n\x04next\x18\x10 \x01(\x0b\x32!.manager.v1.ManagerQuorumResponseH\x00\x88\x01\x01\x42\x07\n\x05_next\"\x1a\n\x0bKillRequest\x12\x0b\n\x03msg\x18\x01 \x01(\t\"\x0e\n\x0cKillResponse\"\x16\n\x14ManagerStatusRequest\"\x80\x03\n\x15ManagerStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\x18\n\x10group_world_size\x18\x06 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x12\n\nlighthouse\x18\t \x01(\t\x12\x1c\n\x14lighthouse_reachable\x18\n \x01(\x08\x12\x18\n\x10lighthouse_error\x18\x0b \x01(\t\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x0c\n\x04step\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x15\n\rranks_waiting\x18\x0f \x03(\x03\x12\x0f\n\x07\x63ommits\x18\x10 \x01(\x03\x12\x10\n\x08\x64iscards\x18\x11 \x01(\x03\x12\x0c\n\x04mode\x18\x12 \x01(\t\x12\x0e\n\x06grants\x18\x13 \x01(\x03\"\xee\x01\n\x0cWatchRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.manager.v1.WatchHelloH\x00\x12 \n\x04vote\x18\x02 \x01(\x0b\x32\x10.manager.v1.VoteH\x00\x12\x31\n\x08progress\x18\x03 \x01(\x0b\x32\x1d.lighthouse.v1.ProgressSampleH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.manager.v1.LeavingH\x00\x12-\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x19.lighthouse.v1.SelfReportH\x00\x42\t\n\x07message\"\xbf\x03\n\rWatchResponse\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.manager.v1.WatchOpenedH\x00\x12&\n\x07revoked\x18\x02 \x01(\x0b\x32\x13.manager.v1.RevokedH\x00\x12$\n\x06killed\x18\x03 \x01(\x0b\x32\x12.manager.v1.KilledH\x00\x12-\n\x0bvote_answer\x18\x04 \x01(\x0b\x32\x16.manager.v1.VoteAnswerH\x00\x12\x30\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x1c.lighthouse.v1.EvidenceAskedH\x00\x12%\n\x05world\x18\x06 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x00\x12$\n\x04gone\x18\x07 \x01(\x0b\x32\x14.manager.v1.RankGoneH\x00\x12&\n\x07waiting\x18\x08 \x01(\x0b\x32\x13.manager.v1.WaitingH\x00\x12(\n\x08released\x18\t \x01(\x0b\x32\x14.manager.v1.ReleasedH\x00\x12*\n\x05\x66\x61ult\x18\x14 \x01(\x0b\x32\x19.lighthouse.v1.FaultOrderH\x00\x42\t\n\x07message\"\xba\x01\n\nWatchHello\x12\x12\n\ngroup_rank\x18\x01 \x01(\x03\x12\x18\n\x10rank_incarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\x12\x10\n\x08hostname\x18\x06 \x01(\t\x12+\n\x05offer\x18\x07 \x01(\x0b\x32\x1c.lighthouse.v1.EvidenceOffer\x12\x13\n\x0bis_observer\x18\x08 \x01(\x08\"\x8a\x01\n\x04Vote\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rshould_commit\x18\x03 \x01(\x08\x12\x16\n\tquorum_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x05 \x01(\x08\x12\x13\n\x0btime_left_s\x18\x06 \x01(\x01\x42\x0c\n\n_quorum_id\"%\n\x07Leaving\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_step\"\r\n\x0bWatchOpened\":\n\x07Revoked\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04lost\x18\x03 \x01(\t\"\x18\n\x06Killed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x88\x01\n\nVoteAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x34\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32 .manager.v1.ShouldCommitResponseH\x00\x12)\n\x07refusal\x18\x03 \x01(\x0b\x32\x16.lighthouse.v1.RefusalH\x00\x42\t\n\x07outcome\".\n\x08RankGone\x12\x12\n\ngroup_rank\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x07Waiting\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\n\n\x08Released\"k\n\rReportRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x18\n\x10rank_incarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nends_group\x18\x04 \x01(\x08\x12\x0e\n\x06\x64rains\x18\x05 \x01(\x08\"\x10\n\x0eReportResponse2\xe0\x04\n\x0eManagerService\x12M\n\x06Quorum\x12 .manager.v1.ManagerQuorumRequest\x1a!.manager.v1.ManagerQuorumResponse\x12`\n\x11\x43heckpointAddress\x12$.manager.v1.CheckpointAddressRequest\x1a%.manager.v1.CheckpointAddressResponse\x12Q\n\x0cShouldCommit\x12\x1f.manager.v1.ShouldCommitRequest\x1a .manager.v1.ShouldCommitResponse\x12\x39\n\x04Kill\x12\x17.manager.v1.KillRequest\x1a\x18.manager.v1.KillResponse\x12M\n\x06Status\x12 .manager.v1.ManagerStatusRequest\x1a!.manager.v1.ManagerStatusResponse\x12@\n\x05Watch\x12\x18.manager.v1.WatchRequest\x1a\x19.manager.v1.WatchResponse(\x01\x30\x01\x12?\n\x06Report\x12\x19.manager.v1.ReportRequest\x1a\x1a.manager.v1.ReportResponse\x12=\n\x04Node\x12\x17.manager.v1.NodeRequest\x1a\x18.manager.v1.NodeResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n/lighthouse_protocol/pb/documented/manager.proto\x12\nmanager.v1\x1a\x32lighthouse_protocol/pb/documented/lighthouse.proto\x1a-lighthouse_protocol/pb/extensions/chaos.proto\x1a\x30lighthouse_protocol/pb/extensions/evidence.proto\x1a-lighthouse_protocol/pb/extensions/hosts.proto\x1a\x32lighthouse_protocol/pb/extensions/preemption.proto\x1a\x30lighthouse_protocol/pb/extensions/progress.proto\x1a/lighthouse_protocol/pb/extensions/refusal.proto\"\xd1\x03\n\x14ManagerQuorumRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x1e\n\x16\x63heckpoint_server_addr\x18\x03 \x01(\t\x12\x13\n\x0bshrink_only\x18\x10 \x01(\x08\x12\x16\n\tinit_sync\x18\x11 \x01(\x08H\x00\x88\x01\x01\x12\x17\n\x0f\x63ommit_failures\x18\x12 \x01(\x03\x12\x1a\n\rtag_quorum_id\x18\x13 \x01(\x03H\x01\x88\x01\x01\x12\x18\n\x10rank_incarnation\x18\x14 \x01(\t\x12\x10\n\x08\x63\x61tch_up\x18\x15 \x01(\x08\x12\x16\n\theld_step\x18\x16 \x01(\x03H\x02\x88\x01\x01\x12\x1b\n\x0eheld_quorum_id\x18\x17 \x01(\x03H\x03\x88\x01\x01\x12\x12\n\nhas_source\x18\x18 \x01(\x08\x12\x18\n\x0bheals_first\x18\x19 \x01(\x08H\x04\x88\x01\x01\x12\x10\n\x08\x63ompares\x18\x1a \x01(\x08\x12)\n\x08\x64istrust\x18\x1b \x01(\x0b\x32\x17.lighthouse.v1.DistrustB\x0c\n\n_init_syncB\x10\n\x0e_tag_quorum_idB\x0c\n\n_held_stepB\x11\n\x0f_held_quorum_idB\x0e\n\x0c_heals_first\"\xfb\x04\n\x15ManagerQuorumResponse\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x15\n\rstore_address\x18\x03 \x01(\t\x12\x10\n\x08max_step\x18\x04 \x01(\x03\x12\x15\n\x08max_rank\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x16\n\x0emax_world_size\x18\x06 \x01(\x03\x12\x14\n\x0creplica_rank\x18\x07 \x01(\x03\x12\x1a\n\x12replica_world_size\x18\x08 \x01(\x03\x12\x0c\n\x04heal\x18\t \x01(\x08\x12%\n\x18recover_src_replica_rank\x18\x10 \x01(\x03H\x01\x88\x01\x01\x12!\n\x19recover_dst_replica_ranks\x18\x11 \x03(\x03\x12\x13\n\x0breplica_ids\x18\x12 \x03(\t\x12\x17\n\x0f\x63ommit_failures\x18\x13 \x01(\x03\x12\x14\n\x0c\x63ontributors\x18\x14 \x01(\x03\x12\x0f\n\x07revoked\x18\x15 \x01(\x08\x12\x15\n\rother_sources\x18\x16 \x03(\t\x12\x13\n\x0b\x63\x61tching_up\x18\x17 \x03(\x03\x12\x1a\n\rtag_quorum_id\x18\x18 \x01(\x03H\x02\x88\x01\x01\x12(\n\x05world\x18\x19 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x03\x88\x01\x01\x12\x10\n\x08\x63ompares\x18\x1a \x01(\x08\x12\x12\n\x05place\x18\x1b \x01(\x03H\x04\x88\x01\x01\x12\x0f\n\x07healing\x18\x1c \x03(\x03\x12\x0e\n\x06secret\x18\x1d \x01(\tB\x0b\n\t_max_rankB\x1b\n\x19_recover_src_replica_rankB\x10\n\x0e_tag_quorum_idB\x08\n\x06_worldB\x08\n\x06_place\"f\n\x18\x43heckpointAddressRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x11\n\x04step\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x11\n\tquorum_id\x18\x11 \x01(\x03\x12\r\n\x05proof\x18\x12 \x01(\tB\x07\n\x05_step\">\n\x19\x43heckpointAddressResponse\x12!\n\x19\x63heckpoint_server_address\x18\x01 \x01(\t\"\x82\x01\n\x13ShouldCommitRequest\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x0c\n\x04rank\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x16\n\tquorum_id\x18\x10 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x11 \x01(\x08\x42\x0c\n\n_quorum_id\"l\n\x14ShouldCommitResponse\x12\x15\n\rshould_commit\x18\x01 \x01(\x08\x12\x34\n\x04next\x18\x10 \x01(\x0b\x32!.manager.v1.ManagerQuorumResponseH\x00\x88\x01\x01\x42\x07\n\x05_next\"\x1a\n\x0bKillRequest\x12\x0b\n\x03msg\x18\x01 \x01(\t\"\x0e\n\x0cKillResponse\"\x16\n\x14ManagerStatusRequest\"\x80\x03\n\x15ManagerStatusResponse\x12\x0f\n\x07version\x18\x01 \x01(\t\x12\x10\n\x08uptime_s\x18\x02 \x01(\x01\x12\x12\n\nreplica_id\x18\x03 \x01(\t\x12\r\n\x05start\x18\x04 \x01(\t\x12\x0b\n\x03job\x18\x05 \x01(\t\x12\x18\n\x10group_world_size\x18\x06 \x01(\x04\x12\x0f\n\x07\x61\x64\x64ress\x18\x07 \x01(\t\x12\x15\n\rstore_address\x18\x08 \x01(\t\x12\x12\n\nlighthouse\x18\t \x01(\t\x12\x1c\n\x14lighthouse_reachable\x18\n \x01(\x08\x12\x18\n\x10lighthouse_error\x18\x0b \x01(\t\x12\x11\n\tquorum_id\x18\x0c \x01(\x03\x12\x0c\n\x04step\x18\r \x01(\x03\x12\r\n\x05phase\x18\x0e \x01(\t\x12\x15\n\rranks_waiting\x18\x0f \x03(\x03\x12\x0f\n\x07\x63ommits\x18\x10 \x01(\x03\x12\x10\n\x08\x64iscards\x18\x11 \x01(\x03\x12\x0c\n\x04mode\x18\x12 \x01(\t\x12\x0e\n\x06grants\x18\x13 \x01(\x03\"\xee\x01\n\x0cWatchRequest\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.manager.v1.WatchHelloH\x00\x12 \n\x04vote\x18\x02 \x01(\x0b\x32\x10.manager.v1.VoteH\x00\x12\x31\n\x08progress\x18\x03 \x01(\x0b\x32\x1d.lighthouse.v1.ProgressSampleH\x00\x12&\n\x07leaving\x18\x04 \x01(\x0b\x32\x13.manager.v1.LeavingH\x00\x12-\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x19.lighthouse.v1.SelfReportH\x00\x42\t\n\x07message\"\xf7\x03\n\rWatchResponse\x12)\n\x06opened\x18\x01 \x01(\x0b\x32\x17.manager.v1.WatchOpenedH\x00\x12&\n\x07revoked\x18\x02 \x01(\x0b\x32\x13.manager.v1.RevokedH\x00\x12$\n\x06killed\x18\x03 \x01(\x0b\x32\x12.manager.v1.KilledH\x00\x12-\n\x0bvote_answer\x18\x04 \x01(\x0b\x32\x16.manager.v1.VoteAnswerH\x00\x12\x30\n\x08\x65vidence\x18\x05 \x01(\x0b\x32\x1c.lighthouse.v1.EvidenceAskedH\x00\x12%\n\x05world\x18\x06 \x01(\x0b\x32\x14.lighthouse.v1.WorldH\x00\x12$\n\x04gone\x18\x07 \x01(\x0b\x32\x14.manager.v1.RankGoneH\x00\x12&\n\x07waiting\x18\x08 \x01(\x0b\x32\x13.manager.v1.WaitingH\x00\x12(\n\x08released\x18\t \x01(\x0b\x32\x14.manager.v1.ReleasedH\x00\x12*\n\x05\x66\x61ult\x18\x14 \x01(\x0b\x32\x19.lighthouse.v1.FaultOrderH\x00\x12\x36\n\npreemption\x18\x10 \x01(\x0b\x32 .lighthouse.v1.PreemptionChangedH\x00\x42\t\n\x07message\"\xba\x01\n\nWatchHello\x12\x12\n\ngroup_rank\x18\x01 \x01(\x03\x12\x18\n\x10rank_incarnation\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\x12\x10\n\x08hostname\x18\x06 \x01(\t\x12+\n\x05offer\x18\x07 \x01(\x0b\x32\x1c.lighthouse.v1.EvidenceOffer\x12\x13\n\x0bis_observer\x18\x08 \x01(\x08\"\x8a\x01\n\x04Vote\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x15\n\rshould_commit\x18\x03 \x01(\x08\x12\x16\n\tquorum_id\x18\x04 \x01(\x03H\x00\x88\x01\x01\x12\x12\n\nwants_next\x18\x05 \x01(\x08\x12\x13\n\x0btime_left_s\x18\x06 \x01(\x01\x42\x0c\n\n_quorum_id\"%\n\x07Leaving\x12\x11\n\x04step\x18\x01 \x01(\x03H\x00\x88\x01\x01\x42\x07\n\x05_step\"\r\n\x0bWatchOpened\":\n\x07Revoked\x12\x11\n\tquorum_id\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04lost\x18\x03 \x01(\t\"\x18\n\x06Killed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x88\x01\n\nVoteAnswer\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x34\n\x08\x64\x65\x63ision\x18\x02 \x01(\x0b\x32 .manager.v1.ShouldCommitResponseH\x00\x12)\n\x07refusal\x18\x03 \x01(\x0b\x32\x16.lighthouse.v1.RefusalH\x00\x42\t\n\x07outcome\".\n\x08RankGone\x12\x12\n\ngroup_rank\x18\x01 \x01(\x03\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x19\n\x07Waiting\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\n\n\x08Released\"k\n\rReportRequest\x12\x0c\n\x04rank\x18\x01 \x01(\x03\x12\x18\n\x10rank_incarnation\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x12\n\nends_group\x18\x04 \x01(\x08\x12\x0e\n\x06\x64rains\x18\x05 \x01(\x08\"\x10\n\x0eReportResponse2\xe0\x04\n\x0eManagerService\x12M\n\x06Quorum\x12 .manager.v1.ManagerQuorumRequest\x1a!.manager.v1.ManagerQuorumResponse\x12`\n\x11\x43heckpointAddress\x12$.manager.v1.CheckpointAddressRequest\x1a%.manager.v1.CheckpointAddressResponse\x12Q\n\x0cShouldCommit\x12\x1f.manager.v1.ShouldCommitRequest\x1a .manager.v1.ShouldCommitResponse\x12\x39\n\x04Kill\x12\x17.manager.v1.KillRequest\x1a\x18.manager.v1.KillResponse\x12M\n\x06Status\x12 .manager.v1.ManagerStatusRequest\x1a!.manager.v1.ManagerStatusResponse\x12@\n\x05Watch\x12\x18.manager.v1.WatchRequest\x1a\x19.manager.v1.WatchResponse(\x01\x30\x01\x12?\n\x06Report\x12\x19.manager.v1.ReportRequest\x1a\x1a.manager.v1.ReportResponse\x12=\n\x04Node\x12\x17.manager.v1.NodeRequest\x1a\x18.manager.v1.NodeResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'lighthouse_protocol.pb.documented.manager_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MANAGERQUORUMREQUEST']._serialized_start=359
-  _globals['_MANAGERQUORUMREQUEST']._serialized_end=824
-  _globals['_MANAGERQUORUMRESPONSE']._serialized_start=827
-  _globals['_MANAGERQUORUMRESPONSE']._serialized_end=1462
-  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_start=1464
-  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_end=1566
-  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_start=1568
-  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_end=1630
-  _globals['_SHOULDCOMMITREQUEST']._serialized_start=1633
-  _globals['_SHOULDCOMMITREQUEST']._serialized_end=1763
-  _globals['_SHOULDCOMMITRESPONSE']._serialized_start=1765
-  _globals['_SHOULDCOMMITRESPONSE']._serialized_end=1873
-  _globals['_KILLREQUEST']._serialized_start=1875
-  _globals['_KILLREQUEST']._serialized_end=1901
-  _globals['_KILLRESPONSE']._serialized_start=1903
-  _globals['_KILLRESPONSE']._serialized_end=1917
-  _globals['_MANAGERSTATUSREQUEST']._serialized_start=1919
-  _globals['_MANAGERSTATUSREQUEST']._serialized_end=1941
-  _globals['_MANAGERSTATUSRESPONSE']._serialized_start=1944
-  _globals['_MANAGERSTATUSRESPONSE']._serialized_end=2328
-  _globals['_WATCHREQUEST']._serialized_start=2331
-  _globals['_WATCHREQUEST']._serialized_end=2569
-  _globals['_WATCHRESPONSE']._serialized_start=2572
-  _globals['_WATCHRESPONSE']._serialized_end=3019
-  _globals['_WATCHHELLO']._serialized_start=3022
-  _globals['_WATCHHELLO']._serialized_end=3208
-  _globals['_VOTE']._serialized_start=3211
-  _globals['_VOTE']._serialized_end=3349
-  _globals['_LEAVING']._serialized_start=3351
-  _globals['_LEAVING']._serialized_end=3388
-  _globals['_WATCHOPENED']._serialized_start=3390
-  _globals['_WATCHOPENED']._serialized_end=3403
-  _globals['_REVOKED']._serialized_start=3405
-  _globals['_REVOKED']._serialized_end=3463
-  _globals['_KILLED']._serialized_start=3465
-  _globals['_KILLED']._serialized_end=3489
-  _globals['_VOTEANSWER']._serialized_start=3492
-  _globals['_VOTEANSWER']._serialized_end=3628
-  _globals['_RANKGONE']._serialized_start=3630
-  _globals['_RANKGONE']._serialized_end=3676
-  _globals['_WAITING']._serialized_start=3678
-  _globals['_WAITING']._serialized_end=3703
-  _globals['_RELEASED']._serialized_start=3705
-  _globals['_RELEASED']._serialized_end=3715
-  _globals['_REPORTREQUEST']._serialized_start=3717
-  _globals['_REPORTREQUEST']._serialized_end=3824
-  _globals['_REPORTRESPONSE']._serialized_start=3826
-  _globals['_REPORTRESPONSE']._serialized_end=3842
-  _globals['_MANAGERSERVICE']._serialized_start=3845
-  _globals['_MANAGERSERVICE']._serialized_end=4453
+  _globals['_MANAGERQUORUMREQUEST']._serialized_start=411
+  _globals['_MANAGERQUORUMREQUEST']._serialized_end=876
+  _globals['_MANAGERQUORUMRESPONSE']._serialized_start=879
+  _globals['_MANAGERQUORUMRESPONSE']._serialized_end=1514
+  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_start=1516
+  _globals['_CHECKPOINTADDRESSREQUEST']._serialized_end=1618
+  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_start=1620
+  _globals['_CHECKPOINTADDRESSRESPONSE']._serialized_end=1682
+  _globals['_SHOULDCOMMITREQUEST']._serialized_start=1685
+  _globals['_SHOULDCOMMITREQUEST']._serialized_end=1815
+  _globals['_SHOULDCOMMITRESPONSE']._serialized_start=1817
+  _globals['_SHOULDCOMMITRESPONSE']._serialized_end=1925
+  _globals['_KILLREQUEST']._serialized_start=1927
+  _globals['_KILLREQUEST']._serialized_end=1953
+  _globals['_KILLRESPONSE']._serialized_start=1955
+  _globals['_KILLRESPONSE']._serialized_end=1969
+  _globals['_MANAGERSTATUSREQUEST']._serialized_start=1971
+  _globals['_MANAGERSTATUSREQUEST']._serialized_end=1993
+  _globals['_MANAGERSTATUSRESPONSE']._serialized_start=1996
+  _globals['_MANAGERSTATUSRESPONSE']._serialized_end=2380
+  _globals['_WATCHREQUEST']._serialized_start=2383
+  _globals['_WATCHREQUEST']._serialized_end=2621
+  _globals['_WATCHRESPONSE']._serialized_start=2624
+  _globals['_WATCHRESPONSE']._serialized_end=3127
+  _globals['_WATCHHELLO']._serialized_start=3130
+  _globals['_WATCHHELLO']._serialized_end=3316
+  _globals['_VOTE']._serialized_start=3319
+  _globals['_VOTE']._serialized_end=3457
+  _globals['_LEAVING']._serialized_start=3459
+  _globals['_LEAVING']._serialized_end=3496
+  _globals['_WATCHOPENED']._serialized_start=3498
+  _globals['_WATCHOPENED']._serialized_end=3511
+  _globals['_REVOKED']._serialized_start=3513
+  _globals['_REVOKED']._serialized_end=3571
+  _globals['_KILLED']._serialized_start=3573
+  _globals['_KILLED']._serialized_end=3597
+  _globals['_VOTEANSWER']._serialized_start=3600
+  _globals['_VOTEANSWER']._serialized_end=3736
+  _globals['_RANKGONE']._serialized_start=3738
+  _globals['_RANKGONE']._serialized_end=3784
+  _globals['_WAITING']._serialized_start=3786
+  _globals['_WAITING']._serialized_end=3811
+  _globals['_RELEASED']._serialized_start=3813
+  _globals['_RELEASED']._serialized_end=3823
+  _globals['_REPORTREQUEST']._serialized_start=3825
+  _globals['_REPORTREQUEST']._serialized_end=3932
+  _globals['_REPORTRESPONSE']._serialized_start=3934
+  _globals['_REPORTRESPONSE']._serialized_end=3950
+  _globals['_MANAGERSERVICE']._serialized_start=3953
+  _globals['_MANAGERSERVICE']._serialized_end=4561
 # @@protoc_insertion_point(module_scope)

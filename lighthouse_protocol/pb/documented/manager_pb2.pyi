@@ -11,6 +11,7 @@ import google.protobuf.message
 import lighthouse_protocol.pb.documented.lighthouse_pb2
 import lighthouse_protocol.pb.extensions.chaos_pb2
 import lighthouse_protocol.pb.extensions.evidence_pb2
+import lighthouse_protocol.pb.extensions.preemption_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
 import lighthouse_protocol.pb.extensions.refusal_pb2
 import typing
@@ -482,6 +483,7 @@ class WatchResponse(google.protobuf.message.Message):
     WAITING_FIELD_NUMBER: builtins.int
     RELEASED_FIELD_NUMBER: builtins.int
     FAULT_FIELD_NUMBER: builtins.int
+    PREEMPTION_FIELD_NUMBER: builtins.int
     @property
     def opened(self) -> global___WatchOpened:
         """first: the rank is watched"""
@@ -508,6 +510,8 @@ class WatchResponse(google.protobuf.message.Message):
 
     @property
     def fault(self) -> lighthouse_protocol.pb.extensions.chaos_pb2.FaultOrder: ...
+    @property
+    def preemption(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionChanged: ...
     def __init__(
         self,
         *,
@@ -521,10 +525,11 @@ class WatchResponse(google.protobuf.message.Message):
         waiting: global___Waiting | None = ...,
         released: global___Released | None = ...,
         fault: lighthouse_protocol.pb.extensions.chaos_pb2.FaultOrder | None = ...,
+        preemption: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionChanged | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "fault", b"fault", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "fault", b"fault", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "vote_answer", "evidence", "world", "gone", "waiting", "released", "fault"] | None: ...
+    def HasField(self, field_name: typing.Literal["evidence", b"evidence", "fault", b"fault", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "preemption", b"preemption", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["evidence", b"evidence", "fault", b"fault", "gone", b"gone", "killed", b"killed", "message", b"message", "opened", b"opened", "preemption", b"preemption", "released", b"released", "revoked", b"revoked", "vote_answer", b"vote_answer", "waiting", b"waiting", "world", b"world"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["opened", "revoked", "killed", "vote_answer", "evidence", "world", "gone", "waiting", "released", "fault", "preemption"] | None: ...
 
 global___WatchResponse = WatchResponse
 

@@ -9,6 +9,7 @@ import google.protobuf.descriptor
 import google.protobuf.internal.containers
 import google.protobuf.message
 import lighthouse_protocol.pb.extensions.evidence_pb2
+import lighthouse_protocol.pb.extensions.preemption_pb2
 import typing
 
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
@@ -23,6 +24,7 @@ class NodeRequest(google.protobuf.message.Message):
     CHECK_FAILED_FIELD_NUMBER: builtins.int
     END_FIELD_NUMBER: builtins.int
     PROBED_FIELD_NUMBER: builtins.int
+    PREEMPTION_FIELD_NUMBER: builtins.int
     @property
     def hello(self) -> global___HostHello:
         """first, and once"""
@@ -39,6 +41,8 @@ class NodeRequest(google.protobuf.message.Message):
     def probed(self) -> global___ProbeResult:
         """only where it was asked for"""
 
+    @property
+    def preemption(self) -> lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionReport: ...
     def __init__(
         self,
         *,
@@ -48,10 +52,11 @@ class NodeRequest(google.protobuf.message.Message):
         check_failed: global___HostCheckFailed | None = ...,
         end: global___HostEndAsked | None = ...,
         probed: global___ProbeResult | None = ...,
+        preemption: lighthouse_protocol.pb.extensions.preemption_pb2.PreemptionReport | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["check_failed", b"check_failed", "end", b"end", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "probed", b"probed"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["check_failed", b"check_failed", "end", b"end", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "probed", b"probed"]) -> None: ...
-    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "ended", "check_failed", "end", "probed"] | None: ...
+    def HasField(self, field_name: typing.Literal["check_failed", b"check_failed", "end", b"end", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "preemption", b"preemption", "probed", b"probed"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["check_failed", b"check_failed", "end", b"end", "ended", b"ended", "heartbeat", b"heartbeat", "hello", b"hello", "message", b"message", "preemption", b"preemption", "probed", b"probed"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["message", b"message"]) -> typing.Literal["hello", "heartbeat", "ended", "check_failed", "end", "probed", "preemption"] | None: ...
 
 global___NodeRequest = NodeRequest
 

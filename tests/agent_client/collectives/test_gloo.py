@@ -116,7 +116,7 @@ def test_a_collective_may_take_longer_than_connecting(store: str, start: Start) 
 def test_an_abort_leaves_all_other_sockets_alone(store: str, start: Start) -> None:
     ranks = start(2, ACTOR)
     for rank in ranks:
-        rank.call("open_sockets")
+        rank.call("socket_inodes")
     meet(store, ranks)
     check_sums(ranks)
     for rank in ranks:
@@ -133,7 +133,7 @@ def test_a_connection_of_another_thread_that_opens_meanwhile_survives(store: str
     name = key()
     meeting = early.begin("meet", store, name, 0, 2)
     eventually(lambda: early.call("is_connecting"), "it waits for its peer")
-    early.call("open_sockets")
+    early.call("socket_inodes")
     late.call("meet", store, name, 1, 2)
     meeting.result()
     check_sums([early, late])

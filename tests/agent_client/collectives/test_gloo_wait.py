@@ -97,7 +97,7 @@ def remains() -> set[Thread]:
 def at_rest(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     """What the next looks at gloo's threads find; the last one for ever."""
     looks = [True]
-    monkeypatch.setattr(gloo, "are_at_rest", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
+    monkeypatch.setattr(gloo, "are_threads_idle", lambda: looks.pop(0) if len(looks) > 1 else looks[0])
     monkeypatch.setattr(gloo, "SLICE_S", 0.01)
     monkeypatch.setattr(gloo, "MAX_PAUSE_S", 0.01)
     return looks
@@ -174,7 +174,7 @@ def test_at_rest_are_threads_that_all_wait(tmp_path: Path, threads: list[tuple[s
     started_here.mkdir()
     (started_here / "stat").write_text("1 (python) R 1 2 3")
     (tmp_path / "ended").mkdir()
-    assert gloo.are_at_rest(tmp_path) is rest
+    assert gloo.are_threads_idle(tmp_path) is rest
 
 
 def test_the_newest_work_of_a_group_that_ends_is_kept_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +186,7 @@ def test_the_newest_work_of_a_group_that_ends_is_kept_for_a_moment(monkeypatch: 
     monkeypatch.setattr(gloo, "LET_GO_WITHIN_S", 0.2)
     work = Work()
     alive = weakref.ref(work)
-    gloo.keep_briefly([work])
+    gloo.release_later([work])
     del work
     assert alive() is not None
     eventually(lambda: alive() is None, "it is let go")

@@ -86,7 +86,7 @@ def test_a_group_that_is_let_go_keeps_what_it_has_done_last(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[list[Any]] = []
-    monkeypatch.setattr(gloo, "keep_briefly", lambda works: kept.append(list(works)))
+    monkeypatch.setattr(gloo, "release_later", lambda works: kept.append(list(works)))
     store = HashStore()
     groups = list(pool.map(lambda rank: meet(store, rank), (0, 1)))
     list(pool.map(lambda group: group.allreduce([torch.ones(1)]).wait(), groups))

@@ -75,8 +75,8 @@ def test_those_of_the_agent_and_torch_s_have_one_order(pair: list[ObservedGroup]
 def test_the_unfinished_one_is_told_while_the_other_is_over(progress: list[Progress]) -> None:
     rank = progress[0]
     with rank.collective(Number(0, 2), "all_reduce"):
-        rank.torchs("broadcast", "4").runs(None)
-        rank.torchs("broadcast", "4").runs(None)
+        rank.enter_torch_collective("broadcast", "4").runs(None)
+        rank.enter_torch_collective("broadcast", "4").runs(None)
         assert where(rank).operation == "all_reduce"
     assert where(rank).order == (0, 2, 0)
 
@@ -89,8 +89,8 @@ def test_of_several_that_go_on_the_first_is_told(pair: list[ObservedGroup], prog
     for work in works:
         work.wait()
     assert eventually(lambda: where(progress[1]) == Collective(0, 0, "broadcast", "2", False, True, 2))
-    pair[0].progress.torchs("broadcast", "3")
-    assert len(progress[0].own.torchs) == 1, "what is over is kept no longer"
+    pair[0].progress.enter_torch_collective("broadcast", "3")
+    assert len(progress[0].activity.torch_collectives) == 1, "what is over is kept no longer"
 
 
 def test_an_error_ends_it(pair: list[ObservedGroup], progress: list[Progress]) -> None:

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from agent_client.healing.connection import StateRefused, StateUnavailable
-from agent_client.healing.healing import DoesNotFit
 from agent_client.state.codec import encode
-from agent_client.state.snapshot import StateMismatch
+from agent_client.state.snapshot import DoesNotFit, StateMismatch
 from agent_client.state.tree import CorruptState
 from agent_client.step.rules.machine import StepMachine
 from tests.agent_client.healing.pair import TARGETS, Pair

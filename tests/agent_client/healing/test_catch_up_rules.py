@@ -54,7 +54,7 @@ class TestFollowing:
     def test_one_whose_group_is_behind_and_is_not_itself_does_nothing(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
         assert machine.answered(lead(), BEGINS) is CatchUpAction.GO_ON
-        assert (machine.follows, machine.has_source) == (False, True)
+        assert (machine.is_catching_up, machine.has_source) == (False, True)
 
     def test_a_state_without_a_known_tag_is_no_other_s(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
@@ -63,7 +63,7 @@ class TestFollowing:
     def test_where_the_group_does_not_catch_up_nothing_is_followed(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
         assert machine.answered(lead(catches_up=False), HOLDS) is CatchUpAction.GO_ON
-        assert not machine.follows
+        assert not machine.is_catching_up
 
 
 class TestApplying:
@@ -86,7 +86,7 @@ class TestApplying:
             assert machine.held == kept.tag
         assert len(machine.due()) == 1
         machine.applied()
-        assert (machine.follows, machine.due()) == (False, ())
+        assert (machine.is_catching_up, machine.due()) == (False, ())
 
     def test_an_arrival_that_nobody_waits_for_is_nothing(self):
         machine = following(1)
@@ -132,21 +132,21 @@ class TestAnotherQuorum:
     def test_in_which_it_is_not_behind_leaves_it_with_what_it_holds(self):
         machine = following(2)
         assert machine.answered(lead(HOLDS, catches_up=False), Tag(12, 4)) is CatchUpAction.RETURN
-        assert (machine.follows, tags(machine), machine.has_source) == (False, [], False)
+        assert (machine.is_catching_up, tags(machine), machine.has_source) == (False, [], False)
 
     def test_so_does_one_that_begins_with_what_it_holds(self):
         machine = following(2)
         machine.arrived(BEGINS)
         machine.installed()
         assert machine.answered(lead(BEGINS), Tag(12, 4), "b") is CatchUpAction.RETURN
-        assert (machine.follows, machine.has_source) == (False, True)
+        assert (machine.is_catching_up, machine.has_source) == (False, True)
 
 
 class TestFailing:
     def test_starts_anew_in_the_next_quorum(self):
         machine = following(2)
         machine.failed()
-        assert (machine.has_source, machine.keeps, machine.followed) == (False, False, Tag(12, 4))
+        assert (machine.has_source, machine.can_keep, machine.followed) == (False, False, Tag(12, 4))
         commit(machine, Tag(13, 4))
         assert (tags(machine), machine.followed, machine.held) == ([], Tag(13, 4), HOLDS)
         assert machine.answered(lead(Tag(13, 4), has_source=False), Tag(13, 4)) is CatchUpAction.GO_ON
@@ -169,7 +169,7 @@ class TestFailing:
                 assert machine.answered(lead(), BEGINS, "a") is CatchUpAction.FETCH
             machine.arrived(BEGINS)
             machine.installed()
-            assert not machine.follows
+            assert not machine.is_catching_up
             assert machine.answered(lead(), HOLDS, "a") is CatchUpAction.FETCH
         assert not machine.heals_blocking
 
@@ -239,7 +239,7 @@ class World:
             assert self.states[held] == self.weights
         if not catches_up:
             self.weights = self.states[begins]  # it was up to date, or has healed plainly
-        elif self.machine.follows:
+        elif self.machine.is_catching_up:
             assert self.machine.followed == shown
 
     def commit(self, keeps: bool) -> None:
@@ -248,10 +248,10 @@ class World:
             return
         self.states[tag] = (*self.states[self.works_at], tag)
         self.works_at = tag
-        if not machine.follows:
+        if not machine.is_catching_up:
             self.weights += (tag,)
             return
-        machine.committed(PendingStep(tag, 1, tag) if keeps and machine.keeps else None, tag)
+        machine.committed(PendingStep(tag, 1, tag) if keeps and machine.can_keep else None, tag)
         if machine.transfer is Transfer.ARRIVED:
             assert self.fetches is not None
             self.weights = self.states[self.fetches]
@@ -275,7 +275,9 @@ class World:
         machine = self.machine
         assert self.weights == self.states[machine.held or self.works_at], "what is held has its name"
         steps = [machine.begins.step, *(kept.tag.step for kept in machine.kept)]
-        assert not machine.follows or steps == list(range(steps[0], steps[0] + len(steps))), "no step is left out"
+        assert not machine.is_catching_up or steps == list(range(steps[0], steps[0] + len(steps))), (
+            "no step is left out"
+        )
         assert machine.transfer is not Transfer.FAILED or not machine.kept
 
 

@@ -59,7 +59,7 @@ class TestServing:
         with caplog.at_level(logging.INFO), pytest.raises(StateUnavailable):
             pair.fetch()
         assert own.healed is None
-        assert own.read().sample.heal is None
+        assert own.take_sample().sample.heal is None
         assert [line for line in caplog.messages if "heal" in line] == [
             "healing from a at step 5",
             "the heal from a at step 5 broke off after 0 B",
@@ -72,7 +72,7 @@ class TestServing:
         check = pair.target._check
 
         def checked(assignment: Assignment, received: object) -> None:
-            heal = own.read().sample.heal
+            heal = own.take_sample().sample.heal
             assert heal is not None
             seen.append(heal)
             check(assignment, received)
@@ -81,7 +81,7 @@ class TestServing:
         with caplog.at_level(logging.INFO):
             pair.serve()
             pair.fetch()
-        [last], over = seen, own.read().sample.heal
+        [last], over = seen, own.take_sample().sample.heal
         assert over is not None
         assert last.received == last.total == over.received > 4 * (1024 * 1024 + 1024)
         assert (last.source, last.step, last.is_over, over.is_over) == ("a", 5, False, True)

@@ -2,6 +2,7 @@
 
 import http.client
 import logging
+import math
 import os
 import socket
 import stat
@@ -100,9 +101,10 @@ def read_exactly(reader: socket.socket, count: int) -> int:
     return count
 
 
-def is_refused(address: str, key: StateKey = KEY) -> bool:
+def is_refused(server: StateServer, key: StateKey = KEY) -> bool:
+    server.refuse_up_to(*key[:2])
     try:
-        fetch(address, key, 60, wait_s=0)
+        fetch(server.address, key, 60)
     except StateUnavailable:
         return True
     return False
@@ -142,16 +144,16 @@ class TestFetch:
             for _ in range(3):
                 fetch(server.address, KEY, 60)
             assert paced == set()
-            server.keep(OTHER, STATE, 2)
+            server.keep(OTHER, STATE, frozenset("bc"), math.inf)
             fetch(server.address, OTHER, 60)
             assert paced == {"server"}
             beside = Fetch({"a": lambda: server.address}, OTHER, 5, accept=lambda _: None, is_background=True)
             assert same(beside.run(), STATE)
             assert paced == {"server", "fetch"}
-            assert eventually(lambda: is_refused(server.address, OTHER)), "the source hears of a read a moment later"
+            assert eventually(lambda: is_refused(server, OTHER)), "the source hears of a read a moment later"
 
     def test_concurrent_readers(self) -> None:
-        with serving(BIG, chunk_bytes=100_000) as server, ThreadPoolExecutor(8) as pool:
+        with serving(BIG) as server, ThreadPoolExecutor(8) as pool:
             for received in pool.map(lambda _: fetch(server.address, KEY, 60), range(8)):
                 assert same(received, BIG)
 
@@ -159,7 +161,8 @@ class TestFetch:
     def test_another_key_is_refused_by_name(self, asked: StateKey) -> None:
         with serving(STATE) as server:
             with took(0, 20), pytest.raises(StateUnavailable) as caught:
-                fetch(server.address, asked, 60, wait_s=0)
+                server.refuse_up_to(*asked[:2])
+                fetch(server.address, asked, 60)
         message = str(caught.value)
         assert server.address in message
         assert f"quorum {asked[0]} step {asked[1]} group rank {asked[2]}" in message
@@ -174,8 +177,9 @@ class TestFetch:
             server.publish(OTHER, {"other": 1})
             assert received.result() == {"other": 1}
 
-    def test_waits_no_longer_than_the_server_allows(self) -> None:
-        with serving(max_wait_s=0.2) as server, took(0.2, 20), pytest.raises(StateUnavailable, match="409"):
+    def test_waits_no_longer_than_the_server_allows(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agent_client.healing.server.MAX_WAIT_S", 0.2)
+        with serving() as server, took(0.2, 20), pytest.raises(StateUnavailable, match="409"):
             fetch(server.address, KEY, 60)
 
     def test_waits_no_longer_than_its_share_of_the_timeout(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,27 +249,27 @@ class TestAddresses:
             with took(0.3, 20), pytest.raises(TimeoutError):
                 fetch(server.address, KEY, 0.3)
 
-    def test_a_port_that_is_taken(self) -> None:
-        with serving() as server, pytest.raises(OSError) as caught:
-            StateServer("127.0.0.1", advertise="x", port=int(server.address.rsplit(":", 1)[1]))
-        assert f"on {server.address.removeprefix('http://')}" in caught.value.__notes__[0]
+    def test_an_address_of_another_host(self) -> None:
+        with pytest.raises(OSError) as caught:
+            StateServer("192.0.2.1", advertise="x")
+        assert "on 192.0.2.1" in caught.value.__notes__[0]
 
 
 class TestWithdraw:
     @pytest.mark.parametrize("publishes_another", [False, True])
     def test_aborts_streams_in_flight(self, publishes_another: bool) -> None:
-        with serving(BIG, chunk_bytes=2**16) as server:
+        with serving(BIG) as server:
             with reading(server) as reader:
                 assert reader.recv(1000)
                 with took(0, 20):
                     server.publish(OTHER, STATE) if publishes_another else server.withdraw()
                 assert read_to_end(reader) < BIG_BYTES - 2**20
-            assert is_refused(server.address)
-            assert is_refused(server.address, OTHER) is not publishes_another
+            assert is_refused(server)
+            assert is_refused(server, OTHER) is not publishes_another
 
     def test_nothing_reads_the_state_afterwards(self) -> None:
         tensor = torch.zeros(32 * 2**20, dtype=torch.uint8)
-        with serving(tensor, chunk_bytes=2**16) as server:
+        with serving(tensor) as server:
             with reading(server) as reader:
                 read_exactly(reader, 2**20)
                 server.withdraw()
@@ -285,7 +289,7 @@ class TestWithdraw:
             with reading(server) as reader, took(0, 20):
                 assert reader.recv(10)
                 withdrawn = pool.submit(server.withdraw, 60)
-                assert eventually(lambda: is_refused(server.address))
+                assert eventually(lambda: is_refused(server))
                 server.cut_off()
                 withdrawn.result(20)
 
@@ -401,15 +405,17 @@ class TestFailingSource:
 
 
 class TestServer:
-    def test_a_reader_that_stalls_is_cut_off(self) -> None:
-        with serving(BIG, stall_timeout_s=0.2) as server:
+    def test_a_reader_that_stalls_is_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agent_client.healing.server.STALL_TIMEOUT_S", 0.2)
+        with serving(BIG) as server:
             with reading(server) as reader:
                 assert reader.recv(10)
                 assert eventually(lambda: threads() == {"checkpoint-accept"})
                 assert read_to_end(reader) < BIG_BYTES - 2**20
 
-    def test_a_slow_reader_is_not(self) -> None:
-        with serving(BIG, stall_timeout_s=0.4, chunk_bytes=2**16) as server:
+    def test_a_slow_reader_is_not(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agent_client.healing.server.STALL_TIMEOUT_S", 0.4)
+        with serving(BIG) as server:
             with reading(server) as reader, took(0.8, 20):
                 count = 0
                 for _ in range(20):
@@ -417,12 +423,13 @@ class TestServer:
                     count += read_exactly(reader, 2**20)
                 assert count + read_to_end(reader) > BIG_BYTES
 
-    def test_a_client_that_asks_nothing_is_cut_off(self) -> None:
-        with serving(stall_timeout_s=0.2) as server, idle(server) as client, took(0.1, 20):
+    def test_a_client_that_asks_nothing_is_cut_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("agent_client.healing.server.STALL_TIMEOUT_S", 0.2)
+        with serving() as server, idle(server) as client, took(0.1, 20):
             assert client.recv(1) == b""
 
     def test_readers_that_leave_disturb_nobody(self) -> None:
-        with serving(BIG, chunk_bytes=2**16) as server:
+        with serving(BIG) as server:
             for _ in range(5):
                 with reading(server) as reader:
                     assert reader.recv(10)

@@ -60,7 +60,7 @@ def test_the_end_of_a_manager_that_has_left_with_its_group_is_no_loss(
     caplog: pytest.LogCaptureFixture,
 ):
     caplog.set_level("INFO")
-    monkeypatch.setattr(RankWatch, "wait_ended", lambda *_: None)
+    monkeypatch.setattr(RankWatch, "wait_drained", lambda *_: None)
     link, watch = watched(monkeypatch, refusal, error)
     watch.cancel()  # the manager ends
     eventually(lambda: said[1] in caplog.text, "a line on its end")

@@ -15,19 +15,19 @@ class Clock:
 def test_a_heal_is_told_while_it_goes_on_and_for_a_while_after():
     clock = Clock()
     own = Activity(clock)
-    assert own.read().sample.heal is None
+    assert own.take_sample().sample.heal is None
     mark = own.heal_begins("a", 17)
-    assert own.read().sample.heal == HealProgress(1, "a", 17)
+    assert own.take_sample().sample.heal == HealProgress(1, "a", 17)
     clock.now += 2
     mark.received("a", 30, 100)
     clock.now += 1
-    assert own.read().sample.heal == HealProgress(1, "a", 17, 30, 100, 3.0)
+    assert own.take_sample().sample.heal == HealProgress(1, "a", 17, 30, 100, 3.0)
     mark.received("a", 100, 100)
-    mark.over()
+    mark.mark_done()
     clock.now += KEPT_S - 0.1
-    assert own.read().sample.heal == HealProgress(1, "a", 17, 100, 100, 3.0, is_over=True)
+    assert own.take_sample().sample.heal == HealProgress(1, "a", 17, 100, 100, 3.0, is_over=True)
     clock.now += 0.1
-    assert own.read().sample.heal is None
+    assert own.take_sample().sample.heal is None
 
 
 def test_bytes_are_progress():
@@ -38,12 +38,12 @@ def test_bytes_are_progress():
     clock.now += 50
     mark.received("a", 30, 100)
     clock.now += 5
-    assert own.read().since == clock.now - 5
+    assert own.take_sample().since == clock.now - 5
 
 
 def test_another_heal_has_another_number_and_one_that_failed_is_none():
     own = Activity(Clock())
-    own.heal_begins("a", 17).failed()
-    assert own.read().sample.heal is None
+    own.heal_begins("a", 17).mark_failed()
+    assert own.take_sample().sample.heal is None
     own.heal_begins("c", 18)
-    assert own.read().sample.heal == HealProgress(2, "c", 18)
+    assert own.take_sample().sample.heal == HealProgress(2, "c", 18)

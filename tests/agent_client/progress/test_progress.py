@@ -266,8 +266,8 @@ class TestOfTheAgent:
 
     def test_the_heals_of_the_process_add_up(self, progress: Progress):
         assert progress.sample().healed is None
-        progress.own.heal_received(2.0, 100)
-        progress.own.heal_received(1.0, 50)
+        progress.activity.heal_received(2.0, 100)
+        progress.activity.heal_received(1.0, 50)
         assert progress.sample().healed == HealTotals(2, 3.0, 150)
 
     def test_what_it_is_busy_with_is_where_the_rank_is(self, progress: Progress, clock: Clock):
@@ -284,7 +284,7 @@ def order(numbers: CollectiveIds, entry: Entry, *, within_group: bool) -> tuple[
 
 def test_each_comes_after_the_one_before() -> None:
     numbers = CollectiveIds()
-    numbers.begin(7, numbers.over_groups)
+    numbers.begin_quorum(7, numbers.over_groups)
     told = [order(numbers, numbers.inside(), within_group=True) for _ in range(2)]
     for _ in range(2):
         entry = numbers.over()
@@ -310,8 +310,8 @@ def test_a_new_quorum_counts_anew_from_the_step_that_asked_for_it() -> None:
     before_the_answer = veteran.inside()
     entry = veteran.over()  # the script goes on while the quorum is asked for
     for numbers, so_many in ((veteran, asked_for), (newcomer, 0)):
-        numbers.begin(3, so_many)
-        numbers.begin(3, so_many + 4)  # the quorum of the next step is the same one
+        numbers.begin_quorum(3, so_many)
+        numbers.begin_quorum(3, so_many + 4)  # the quorum of the next step is the same one
     assert (
         veteran.number_of(entry, within_group=False)
         == newcomer.number_of(newcomer.over(), within_group=False)

@@ -71,23 +71,23 @@ def groups(torch: Torch) -> ScriptGroups:
 
 def looked(groups: ScriptGroups) -> tuple[GroupCalls, ...]:
     """Once what has been looked up is there."""
-    groups.read()
-    assert eventually(lambda: groups._recorder._looking is not None and not groups._recorder._looking.is_alive())
-    return groups.read()
+    groups.read_calls()
+    assert eventually(lambda: groups._recorder._reader is not None and not groups._recorder._reader.is_alive())
+    return groups.read_calls()
 
 
 def test_the_group_that_moved_last_is_the_first(torch: Torch, groups: ScriptGroups):
-    assert groups.read() == ()
+    assert groups.read_calls() == ()
     torch.counts = {f"{number}": 1 for number in range(2 * MAX_GROUPS)}
-    groups.read()
+    groups.read_calls()
     torch.counts["7"] = 2
-    newest, *others = groups.read()
+    newest, *others = groups.read_calls()
     assert (newest, len(others), groups.total) == (GroupCalls("7", 2), MAX_GROUPS - 1, 2 * MAX_GROUPS + 1)
 
 
 def test_what_goes_on_is_looked_up_once_nothing_has_moved_for_a_while(torch: Torch, groups: ScriptGroups):
     torch.counts, torch.going_on = {"0": 5, "1": 9}, {"1"}
-    assert {calls.is_inside for calls in groups.read()} == {False}
+    assert {calls.is_inside for calls in groups.read_calls()} == {False}
     torch.now += STILL_S
     inside = GroupCalls("1", 9, True, "all_reduce", "3x4")
     assert looked(groups) == (inside, GroupCalls("0", 5))
@@ -99,16 +99,16 @@ def test_what_goes_on_is_looked_up_once_nothing_has_moved_for_a_while(torch: Tor
     assert looked(groups)[0] == GroupCalls("1", 9)
     assert groups.moved_at == torch.now, "leaving a collective is progress"
     torch.counts["1"] = 10
-    assert groups.read()[0] == GroupCalls("1", 10)
+    assert groups.read_calls()[0] == GroupCalls("1", 10)
 
 
 def test_a_recorder_that_hangs_holds_nothing_up(torch: Torch, groups: ScriptGroups):
     torch.counts = {"0": 5}
-    groups.read()
+    groups.read_calls()
     torch.hangs.set()
     torch.now += STILL_S
     for _ in range(3):
-        assert groups.read() == (GroupCalls("0", 5),)
+        assert groups.read_calls() == (GroupCalls("0", 5),)
 
 
 def test_the_newest_of_each_group_in_which_one_goes_on():
@@ -139,7 +139,7 @@ def test_what_was_entered_at_once_is_told_in_its_order(
         "read_recorders",
         lambda *, with_entries: [dump | {"entries": entries} for dump in read(with_entries=with_entries)],
     )
-    groups.read()
+    groups.read_calls()
     torch.now += STILL_S
     assert looked(groups) == (GroupCalls("0", 16, True, "all_reduce", "3x4", ("broadcast",)),)
 
@@ -218,7 +218,7 @@ class TestOwnEvidence:
         assert "in test_stacks_of_all_threads" in main
         [other] = [other for other in others if "the waiting one (most recent call first):" in other]
         assert re.search(r'\n  File ".*test_script_groups\.py", line \d+ in wait_inside\n', other)
-        assert "lighthouse look" not in own.stacks
+        assert "lighthouse evidence" not in own.stacks
         assert own.number == 5
 
     def test_a_deep_recursion_is_cut(self):

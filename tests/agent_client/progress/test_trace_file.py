@@ -40,9 +40,9 @@ def test_each_entry_and_each_exit_is_a_line(progress: Progress, path: Path) -> N
             pass
     with progress.waiting_for("rank 0"), progress.asking("quorum"), progress.busy("heal"):
         pass
-    progress.has_state(812, 17, "0a1b")
-    progress.decided(812, 17, is_committed=False)
-    progress.decided(812, 18, is_committed=True)
+    progress.trace_state(812, 17, "0a1b")
+    progress.trace_decision(812, 17, is_committed=False)
+    progress.trace_decision(812, 18, is_committed=True)
     assert lines(path) == [
         "step 812 enters validation of 25",
         "step 812 enters all_reduce 24 of quorum 17, 4096x1024",

@@ -57,7 +57,7 @@ def test_an_abort_that_fails_does_not_hold_up_the_exception() -> None:
     section = InterruptibleSection()
     aborts = [Group(ValueError("broken")), Group()]
     hands = Interrupter(section, [each.abort for each in aborts])
-    hands.begin()
+    hands.arm()
 
     def train() -> None:
         threading.Thread(target=hands.interrupt, args=["why"]).start()
@@ -65,12 +65,12 @@ def test_an_abort_that_fails_does_not_hold_up_the_exception() -> None:
 
     with pytest.raises(Interruption):
         section.run(train, lambda: False)
-    section.close()
-    hands.end()
+    section.stop_delivery()
+    hands.disarm()
     assert [each.aborts for each in aborts] == [1, 1]
     hands.interrupt("late")  # nothing runs: nothing is aborted
-    hands.begin()
-    hands.end()
+    hands.arm()
+    hands.disarm()
     assert [each.aborts for each in aborts] == [1, 1]
 
 
@@ -84,7 +84,7 @@ def test_no_line_runs_after_a_wait_that_an_abort_has_ended() -> None:
         time.sleep(0.1)  # its other groups
 
     hands = Interrupter(section, [abort])
-    hands.begin()
+    hands.arm()
 
     def train() -> None:
         threading.Timer(0.05, hands.interrupt, ["why"]).start()
@@ -93,8 +93,8 @@ def test_no_line_runs_after_a_wait_that_an_abort_has_ended() -> None:
 
     with pytest.raises(Interruption):
         section.run(train, lambda: False)
-    section.close()
-    hands.end()
+    section.stop_delivery()
+    hands.disarm()
     assert not saved
 
 

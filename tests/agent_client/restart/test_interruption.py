@@ -43,7 +43,7 @@ def interrupted(function: Callable[[], object], *, again: bool = False) -> float
         return time.monotonic() - at[0]
     finally:
         has_ended.set()
-        section.close()
+        section.stop_delivery()
         thread.join()
 
 
@@ -87,7 +87,7 @@ def test_a_thread_that_is_not_the_main_one() -> None:
         try:
             section.run(spin, never)
         except Interruption:
-            section.close()
+            section.stop_delivery()
             ended.append(True)
 
     thread = threading.Thread(target=live)
@@ -124,7 +124,7 @@ def test_nothing_arrives_outside_of_a_section() -> None:
                 section.run(lambda: sum(number for number in range(random.randrange(20_000))), never)
                 counts["returned"] += 1
             except Interruption:
-                section.close()
+                section.stop_delivery()
                 counts["interrupted"] += 1
             for _ in range(50):  # here an exception would fail the test
                 pass

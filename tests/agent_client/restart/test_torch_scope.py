@@ -45,8 +45,8 @@ def clean() -> Iterator[None]:
 
 
 def recovered(scope: TorchScope) -> None:
-    scope.begin(0)
-    scope.end()
+    scope.patch(0)
+    scope.restore()
     scope.recover()
 
 
@@ -56,13 +56,13 @@ def test_caches_are_cleared_that_the_script_has_frozen() -> None:
     of_mesh(Held())
     recovered(scope)
     assert of_mesh.cache_info().currsize == 0
-    scope.close()
+    scope.unfreeze()
 
 
 def test_what_was_there_before_is_not_looked_at() -> None:
     scope = TorchScope("")
     assert gc.get_freeze_count() > 10_000
-    scope.close()
+    scope.unfreeze()
     assert gc.get_freeze_count() == 0
 
 
@@ -74,7 +74,7 @@ def test_what_the_function_has_frozen_is_let_go() -> None:
     made.clear()
     recovered(scope)
     assert left() is None
-    scope.close()
+    scope.unfreeze()
 
 
 def test_nccl_s_watchdog_leaves_the_process_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,16 +82,16 @@ def test_nccl_s_watchdog_leaves_the_process_alone(monkeypatch: pytest.MonkeyPatc
     monkeypatch.delenv(HANDLING, raising=False)
     monkeypatch.setenv(RETHROW, "1")
     alone, scope = TorchScope(""), TorchScope("127.0.0.1:1")
-    alone.begin(0)
+    alone.patch(0)
     assert HANDLING not in os.environ
-    alone.end()
-    scope.begin(0)
+    alone.restore()
+    scope.patch(0)
     assert (os.environ[HANDLING], os.environ[RETHROW], os.environ[DUMP]) == ("0", "1", "0")
-    scope.end()
+    scope.restore()
     assert HANDLING not in os.environ
     assert os.environ[RETHROW] == "1"
-    scope.close()
-    alone.close()
+    scope.unfreeze()
+    alone.unfreeze()
 
 
 def test_torch_s_groups_are_aborted_together(monkeypatch: pytest.MonkeyPatch) -> None:

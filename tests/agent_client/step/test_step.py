@@ -186,7 +186,7 @@ def test_which_gradients_are_reduced_again(act: Callable[[StepMachine], None], i
     assert machine.is_salvageable is is_salvageable
 
 
-def test_gradients_of_another_state_are_not_reduced_again() -> None:
+def test_optimized_another_state_are_not_reduced_again() -> None:
     """At another step, or at the same one of another quorum, which need not hold the same bits."""
     machine = StepMachine(step=4, tag_quorum_id=3)
     machine.begin()

@@ -54,7 +54,9 @@ def test_what_differs_from_its_schema_is_refused_at_import(cls: type[Any], schem
 def test_so_is_a_stream_whose_messages_differ():
     [oneof] = manager_pb2.WatchResponse.DESCRIPTOR.oneofs
     with pytest.raises(
-        TypeError, match=r"WatchResponse\.message and its classes differ in FaultOrder, Released, Revoked, VoteAnswer"
+        TypeError,
+        match=r"WatchResponse\.message and its classes differ in "
+        r"FaultOrder, PreemptionChanged, Released, Revoked, VoteAnswer",
     ):
         Oneof(Killed | RankGone | EvidenceAsked, oneof)
 

@@ -32,8 +32,8 @@ class Follower:
         self._transfers = 0
 
     @property
-    def follows(self) -> bool:
-        return self.catch_up.follows
+    def is_catching_up(self) -> bool:
+        return self.catch_up.is_catching_up
 
     def request_fields(self) -> CatchUp:
         catch_up = self.catch_up
@@ -54,7 +54,7 @@ class Follower:
             self._fetch(self._transfers, assignment, rank.world.now + rank.plan.heal_timeout_s)
         if action is CatchUpAction.RETURN:
             rank.machine.work_at(*held)
-        if catch_up.follows:
+        if catch_up.is_catching_up:
             rank.machine.work_at(*catch_up.followed)
 
     def committed(self, step: Step) -> None:
@@ -62,7 +62,7 @@ class Follower:
         rank, catch_up = self._rank, self.catch_up
         tag = Tag(*rank.machine.tag)
         is_full = rank.happens("no room for a step", FULL_SHARE if rank.plan.breaks else 0.0)
-        catch_up.committed(PendingStep(tag, 1, step) if catch_up.keeps and not is_full else None, tag)
+        catch_up.committed(PendingStep(tag, 1, step) if catch_up.can_keep and not is_full else None, tag)
         if catch_up.transfer is Transfer.ARRIVED:
             return self._install()
         for kept in catch_up.due():
@@ -70,7 +70,7 @@ class Follower:
             catch_up.applied()
             rank.site.checkers.holds(rank, kept.tag)
             rank.world.counts["steps applied later"] += 1
-        if not catch_up.follows:
+        if not catch_up.is_catching_up:
             rank.log(f"has caught up at step {rank.machine.step}")
             rank.world.counts["caught up"] += 1
         return None

@@ -92,11 +92,11 @@ class Rank(Process):
     def catches_up(self) -> bool:
         """True if this rank, or another rank of its group, catches up."""
         assignment = self.machine.assignment
-        return self.follows or (assignment is not None and assignment.catches_up)
+        return self.is_catching_up or (assignment is not None and assignment.catches_up)
 
     @property
-    def follows(self) -> bool:
-        return self.follower is not None and self.follower.follows
+    def is_catching_up(self) -> bool:
+        return self.follower is not None and self.follower.is_catching_up
 
     @property
     def held(self) -> Tag:
@@ -215,7 +215,7 @@ class Rank(Process):
 
     def _begin_asking(self) -> None:
         machine = self.machine
-        self.machine.ask(heals_first=machine.may_heal or machine.tag_quorum_id is None or self.follows)
+        self.machine.ask(heals_first=machine.may_heal or machine.tag_quorum_id is None or self.is_catching_up)
         self._sum, self._received = 0, None
 
     def _ask(self) -> None:
@@ -530,7 +530,7 @@ class Rank(Process):
         self._begin_asking()
 
     def _apply(self, step: Step) -> None:
-        if self.follower is not None and self.follower.follows:
+        if self.follower is not None and self.follower.is_catching_up:
             self.follower.committed(step)
         elif not self.site.is_torchft and self.happens("a commit was not applied", self.plan.skips):
             self.machine.tear(DistrustKind.NOT_APPLIED, f"step {step.step} was not applied")
@@ -543,7 +543,7 @@ class Rank(Process):
         if commit:
             self.commits += 1
             self.site.checkers.committed(self, assignment)
-            if not self.follows and not self.machine.is_torn:
+            if not self.is_catching_up and not self.machine.is_torn:
                 self.site.checkers.holds(self, Tag(*self.machine.tag))
                 self.site.save(self)
             return

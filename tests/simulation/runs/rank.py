@@ -176,8 +176,8 @@ class DriverSide:
     def __init__(self, process: RankProcess) -> None:
         self.now = process.clock
         self.connect = process.connect
-        self.run = process.run
-        self.end = process.end
+        self.run_generation = process.run
+        self.end_run = process.end
         self.interrupt = process.interrupt
         self._process = process
 

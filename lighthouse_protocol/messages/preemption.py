@@ -1,0 +1,45 @@
+"""Notices that a host will be taken away, and the messages that carry them. No protobuf.
+
+A notice contains a Unix time, because metadata services announce one. Hosts are assumed to keep time within a second.
+"""
+
+from dataclasses import dataclass
+
+from lighthouse_protocol.constraints import Count, FilledText, Offset, Reason
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionNotice:
+    """Announcement that a host will be taken away, such as a spot instance that its cloud reclaims."""
+
+    source: FilledText  # aws, gcp, azure, slurm, kubernetes, file or http
+    reason: Reason = ""
+    host: Reason = ""  # host that ends
+    ends_at_unix_s: Offset | None = None  # None if unknown
+    is_advice: bool = False  # the host is only likely to be taken away (AWS rebalance recommendation)
+
+    def left_s(self, now_unix_s: float) -> float | None:
+        """Return the time left in seconds, at least 0, or None if it is unknown."""
+        return None if self.ends_at_unix_s is None else max(0.0, self.ends_at_unix_s - now_unix_s)
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionReport:
+    """Notice for a replica group, sent by its manager; or for a host, sent by its supervisor to host 0."""
+
+    notice: PreemptionNotice | None  # None if the notice was withdrawn
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionNoted:
+    """The lighthouse's answer to a PreemptionReport, repeated when `others` changes."""
+
+    others: Count  # connected replica groups that stay
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionChanged:
+    """Notice for a rank, from its manager."""
+
+    notice: PreemptionNotice | None  # None if the notice was withdrawn
+    should_save: bool = False  # no other group stays, so the rank saves a checkpoint before it exits

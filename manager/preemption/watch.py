@@ -1,0 +1,105 @@
+"""Turns the notices for a group's hosts into one decision at a time, and carries it out."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.preemption import PreemptionNotice
+from lighthouse_protocol.rules.preemption import ANSWER_WITHIN_S, Action, Plan, most_urgent, plan
+from lighthouse_runtime.log_event import event
+from lighthouse_runtime.ports import Timers
+from lighthouse_runtime.timing.timers import DeadlineTimer
+from manager.group.driver import GroupDriver
+
+log = logging.getLogger(__name__)
+
+
+class PreemptionWatch:
+    """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group because of it.
+
+    The lighthouse answers how many other groups stay. It handles the notices of all groups in order, so if all groups
+    are preempted at once, exactly the last of them saves a checkpoint.
+    """
+
+    def __init__(self, group: GroupDriver, timers: Timers, wall: Callable[[], float] = time.time) -> None:
+        self.notice: PreemptionNotice | None = None
+        self.is_draining = False
+        self._group = group
+        self._wall = wall
+        self._notices: dict[tuple[int, str], PreemptionNotice] = {}
+        self._others: int | None = None
+        self._asked_at = 0.0
+        self._plan = Plan(Action.STAY, "")
+        self._save_until = 0.0
+        self._timer = DeadlineTimer(self._decide, timers)
+
+    @property
+    def save_left_s(self) -> float:
+        """Time in seconds for which the ranks may still save a checkpoint, or are about to, or 0 if they save none."""
+        match self._plan.action:
+            case Action.ASK:
+                return max(0.0, self._asked_at + ANSWER_WITHIN_S - self._wall())
+            case Action.SAVE:
+                return max(0.0, self._save_until - self._wall())
+            case _:
+                return 0.0
+
+    def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
+        """Record the present notice of a host's source, or None if it has none or withdraws it."""
+        self._notices.pop((host, source), None)
+        if notice is not None:  # its texts come from a file or a server
+            clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))
+            self._notices[host, source] = clean
+        self._note(most_urgent(self._notices.values()))
+
+    def lose_host(self, host: int) -> None:
+        for source in [source for of, source in self._notices if of == host]:
+            self.set(host, source, None)
+
+    def noted(self, others: int) -> None:
+        """Record the lighthouse's answer: how many other groups stay."""
+        self._others = others
+        self._decide()
+
+    def close(self) -> None:
+        self._timer.cancel()
+
+    def _note(self, notice: PreemptionNotice | None) -> None:
+        if notice == self.notice:
+            return
+        if notice is None:
+            log.info("the preemption notice was withdrawn", extra=event("preemption_withdrawn"))
+        else:
+            left_s = notice.left_s(self._wall())
+            log.warning("%s ends %s: %s (%s)", notice.host or "this host",
+                        "at an unknown time" if left_s is None else f"in {left_s:.0f} s", notice.reason, notice.source,
+                        extra=event("preemption", source=notice.source, left_s=left_s))  # fmt: skip
+        self.notice, self._others, self._asked_at = notice, None, self._wall()
+        self._group.report_preemption(notice)
+        self._decide()
+
+    def _decide(self) -> None:
+        now = self._wall()
+        planned = plan(self.notice, self._others, now, self._asked_at)
+        has_changed, self._plan = planned.action is not self._plan.action, planned
+        self._save_until = now + planned.save_s
+        self._group.set_preemption(self.notice, should_save=planned.action is Action.SAVE)
+        self._timer.cancel()
+        match planned.action:
+            case Action.ASK:
+                self._timer.set_after(ANSWER_WITHIN_S)
+            case Action.DRAIN | Action.SAVE:
+                if has_changed:
+                    log.info("the group leaves after its step: %s", planned.reason, extra=event("preemption_drain"))
+                if not self.is_draining:
+                    self.is_draining = True
+                    assert self.notice is not None
+                    self._group.drain(f"preemption: {self.notice.reason}", is_revocable=True)
+            case Action.STAY if self.is_draining:
+                self.is_draining = not self._group.cancel_drain()
+                text = "the notice was withdrawn too late: the group leaves" if self.is_draining else "the group stays"
+                log.info(text, extra=event("preemption_drain_cancelled", is_cancelled=not self.is_draining))
+            case Action.STAY:
+                pass
