@@ -158,14 +158,14 @@ ROWS = (
         _calls(SAME_CLIENT),
     ),
     Row(
-        "A quorum round (all groups request and receive a quorum) of 10 groups",
+        "A quorum round (all groups request and receive a quorum) with 10 groups",
         "quorum_round",
         "one-quorum-round",
         "torchft",
         _round(10),
     ),
     Row(
-        "A quorum round (all groups request and receive a quorum) of 1,000 groups",
+        "A quorum round (all groups request and receive a quorum) with 1,000 groups",
         "quorum_round",
         "one-quorum-round",
         "torchft",

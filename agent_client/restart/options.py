@@ -170,7 +170,7 @@ class Options:
     active_world_size: int | None = None
     """Number of ranks that train; the others are spares. Default: the supervisor's `--active-ranks`, else all."""
     min_active: int | None = None
-    """With fewer active ranks, the run waits for `return_timeout`, and then stops. Default: the supervisor's
+    """With fewer active ranks than this, the run waits for `return_timeout`, and then stops. Default: the supervisor's
     `--min-active-ranks`, else 1."""
     divisible_by: int = 1
     """The number of active ranks is always a multiple of this number."""

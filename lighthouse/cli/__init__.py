@@ -13,7 +13,7 @@ from lighthouse_protocol import VERSION
 _INSPECT, _CONTROL, _ACCESS = "Inspect", "Control", "Access and support"
 _VERBS = {
     "serve": LazyCommand("lighthouse.cli.serve:serve", "Run the lighthouse on a coordinator host until SIGTERM."),
-    "status": LazyCommand("lighthouse.cli.status:status", "Show whether each job makes progress, and if not, why."),
+    "status": LazyCommand("lighthouse.cli.status:status", "Show whether each job is making progress, and if not, why."),
     "watch": LazyCommand("lighthouse.cli.status:watch", "Show the status and refresh it until Ctrl-C."),
     "incidents": LazyCommand("lighthouse.cli.incidents:incidents", "List incidents, newest first."),
     "report": LazyCommand("lighthouse.cli.report:report", "Show what failures cost."),

@@ -124,7 +124,7 @@ _COLUMNS: Sequence[Column[Row]] = (
 def runs(given: ClientOptions) -> None:
     """List the runs, their supervised groups and restarts.
 
-    A waiting run shows what it waits for, a stopped run who stopped it. LEFT is the number of restarts that a
+    A waiting run shows what it is waiting for; a stopped run shows who stopped it. LEFT is the number of restarts that a
     supervisor's budget still allows. `lighthouse incidents` lists why generations and processes ended.
     """
     with given.connect() as client:

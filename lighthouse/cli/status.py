@@ -44,7 +44,7 @@ from lighthouse_runtime.cli import Duration, format_duration, printable
 @click.command()
 @client_options(job_help=EVERY_JOB)
 def status(given: ClientOptions) -> None:
-    """Show whether each job makes progress, and if not, why."""
+    """Show whether each job is making progress, and if not, why."""
     answer = given.status(ranks=given.output == "json")  # a program gets the same document as from /status
 
     def lines(width: int) -> list[Text]:

@@ -120,7 +120,7 @@ class LighthouseConfig:
         (), "Allowed sizes of a quorum, for example 2,4,8. Default: any.", kind=Sizes(), metavar="SIZES"
     )
     active_replicas: int | None = setting(
-        None, "Maximum groups that train; the others wait as spares. Default: all.", kind=_COUNT
+        None, "Maximum number of groups that train; the others wait as spares. Default: all.", kind=_COUNT
     )
     spare_promotion_delay_s: float = setting(
         1.0,
@@ -191,7 +191,7 @@ class LighthouseConfig:
     )
     allow_chaos: bool = setting(
         False,
-        "Let `lighthouse chaos` inject faults into jobs. A group takes part only if it has --allow-chaos, too.",
+        "Let `lighthouse chaos` inject faults into jobs. A group takes part only if it also has --allow-chaos.",
     )
     on_preemption: str | None = setting(
         None,

@@ -83,7 +83,7 @@ class Scrape(Collector):
 
     def collect(self) -> Iterator[Metric]:
         status = self.status
-        yield GaugeMetricFamily("lighthouse_up", "1 while the lighthouse serves", 1)
+        yield GaugeMetricFamily("lighthouse_up", "1 while the lighthouse is serving", 1)
         yield InfoMetricFamily("lighthouse", "The lighthouse's version", {"version": status.version})
         yield GaugeMetricFamily("lighthouse_uptime_seconds", "Time since the lighthouse started", status.uptime_s)
         yield GaugeMetricFamily(

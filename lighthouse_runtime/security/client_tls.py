@@ -201,7 +201,7 @@ def _fetch_from(address: Address, pin: str, ends_at: float) -> bytes:
                 return roots.encode()
     shown = hashlib.sha256(chain[-1]).hexdigest() if chain else "none"
     raise Untrusted(
-        f"{address} has another CA than the join string (pin {pin[:12]}..., found {shown[:12]}...): the string "
+        f"{address} has a different CA than the join string (pin {pin[:12]}..., found {shown[:12]}...): the string "
         "belongs to another lighthouse, or its credentials were recreated: run "
         f"{token_command(address.port)} on its host"
     )

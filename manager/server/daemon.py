@@ -60,7 +60,7 @@ _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "lighthouse_reachable": ("1 while the lighthouse answers.", lambda s: float(s.lighthouse_reachable)),
     "quorum_id": ("Id of the last quorum that the ranks received.", lambda s: float(s.quorum_id)),
     "step": ("Newest step that the ranks requested or were granted.", lambda s: float(s.step)),
-    "ranks_waiting": ("Ranks that wait for a quorum.", lambda s: float(len(s.ranks_waiting))),
+    "ranks_waiting": ("Ranks that are waiting for a quorum.", lambda s: float(len(s.ranks_waiting))),
 }
 _COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "commits": ("Steps committed.", lambda s: float(s.commits)),

@@ -392,7 +392,7 @@ class TestWhatItDoesBeyond:
             nodes = Nodes(good.join_string(), stack, pool)
             assert nodes.join(nodes.make(1, 1))[0].world_size == 1
             for string, what in (
-                (wrong, "127.0.0.1:[0-9]+ has another CA than the join string"),
+                (wrong, "127.0.0.1:[0-9]+ has a different CA than the join string"),
                 (guessed, "the token is not one of this lighthouse's, or was rotated away: run `lighthouse token join"),
                 (viewer, "needs a credential of role join"),
             ):

@@ -165,7 +165,7 @@ def wrong(authority: Authority, case: str) -> tuple[Coordinator, type[Lighthouse
         case "pin":
             other = Authority()
             there = authority.serve(authority.credentials())
-            return other.at(there.port), Untrusted, "has another CA than the join string (pin "
+            return other.at(there.port), Untrusted, "has a different CA than the join string (pin "
         case "expired":
             there = authority.serve(authority.credentials(not_before=PAST, not_after=PAST + YEAR))
             return authority.at(there.port), Untrusted, "the lighthouse's certificate has expired; this host's clock"
