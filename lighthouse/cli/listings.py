@@ -124,8 +124,8 @@ _COLUMNS: Sequence[Column[Row]] = (
 def runs(given: ClientOptions) -> None:
     """List the runs, their supervised groups and restarts.
 
-    A waiting run shows what it is waiting for; a stopped run shows who stopped it. LEFT is the number of restarts that a
-    supervisor's budget still allows. `lighthouse incidents` lists why generations and processes ended.
+    A waiting run shows what it is waiting for; a stopped run shows who stopped it. LEFT is the number of restarts that
+    a supervisor's budget still allows. `lighthouse incidents` lists why generations and processes ended.
     """
     with given.connect() as client:
         found = client.runs(given.run, timeout_s=given.timeout)
