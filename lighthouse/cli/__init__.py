@@ -16,7 +16,10 @@ _VERBS = {
     "status": LazyCommand("lighthouse.cli.status:status", "Show whether each job is making progress, and if not, why."),
     "watch": LazyCommand("lighthouse.cli.status:watch", "Show the status and refresh it until Ctrl-C."),
     "incidents": LazyCommand("lighthouse.cli.incidents:incidents", "List incidents, newest first."),
-    "report": LazyCommand("lighthouse.cli.report:report", "Show what failures cost."),
+    "report": LazyCommand(
+        "lighthouse.cli.report:report",
+        "Show what failures cost: hours by cause and host, and times to failure and recovery.",
+    ),
     "doctor": LazyCommand("lighthouse.cli.doctor:doctor", "Check that this host can use the lighthouse."),
     "members": LazyCommand("lighthouse.cli.listings:members", "List the replica groups.", _INSPECT),
     "ranks": LazyCommand(

@@ -297,7 +297,7 @@ def parse_sources(text: str) -> tuple[str, ...]:
     for name in names:
         if name not in NAMES and not (name.startswith(f"{FILE}=") and len(name) > len(f"{FILE}=")):
             known = f"{', '.join(NAMES)} and file=PATH"
-            raise ValueError(f"--preemption {text}: {name!r} is no source; give off, or a list of {known}")
+            raise ValueError(f"--preemption {text}: {name!r} is not a source; use off alone, or a list of {known}")
     return names
 
 

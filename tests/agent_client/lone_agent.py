@@ -21,7 +21,7 @@ class LoneAgent:
         self.mean = mean
         self.current_step = step
         self.world_size = WorldSize()
-        self.state: Any = SimpleNamespace(standing={}, stands_still=True, holds=lambda optimizer: True)
+        self.state: Any = SimpleNamespace(standing={}, stands_still=True, has_optimizer=lambda optimizer: True)
         self.asked: list[str] = []
         self.reduced: list[torch.Tensor] = []
         self.within_group: list[bool] = []

@@ -60,6 +60,8 @@ WRONG: Mapping[str, list[str]] = {
     "lighthouse-manager run active-ranks": ["2"],
     "min-active-ranks": ["2"],
     "health-check": ["", "'"],
+    "preemption": ["", "x", "auto,x", "file=", "off,aws"],
+    "on-preemption": ["", "scheduler.example", "ftp://scheduler.example", "http://"],
 }
 # Any text is right: a reason, a name that is looked up, an interpreter that is run, an option that does nothing.
 ANY_TEXT = {"rank", "reason", "run", "job", "journal", "store-python", "quorum-tick-ms"}

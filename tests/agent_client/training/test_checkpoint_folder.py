@@ -383,6 +383,7 @@ class Place:
         self.barrier = threading.Barrier(ranks, timeout=60)
         self.group_store = HashStore()
         self.brought: list[torch.Tensor] = [torch.empty(0)] * ranks
+        self.last_saves: list[object] = []
         self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
 
 
