@@ -14,7 +14,6 @@ import click
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.store import MemoryStore
-from lighthouse.server.webhook import is_http_url
 from lighthouse.store.etcd_client import EtcdAddress, StoreCredentials, parse_etcd_address
 from lighthouse.store.sqlite import Journal, default_path
 from lighthouse_protocol.limits import JOIN_TIMEOUT_S, KEEPALIVE_S, LIGHTHOUSE_HTTP_PORT, LIGHTHOUSE_PORT
@@ -22,7 +21,7 @@ from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_protocol.rules.rate_limits import PeerLimits
 from lighthouse_protocol.rules.stall import FLOOR_S
 from lighthouse_runtime.cli import Duration, setting
-from lighthouse_runtime.net.address import check_bind, check_host, split_bind
+from lighthouse_runtime.net.address import check_bind, check_host, is_http_url, split_bind
 from lighthouse_runtime.process.files import state_folder
 from lighthouse_runtime.process.logs import FORMATS, LEVELS
 

@@ -20,14 +20,6 @@ MAX_PENDING = 256
 KEPT = 4096
 
 
-def is_http_url(text: str) -> bool:
-    try:
-        parts = urlsplit(text)
-        return parts.scheme in ("http", "https") and bool(parts.hostname)
-    except ValueError:
-        return False
-
-
 class PreemptionWebhook:
     """Posts each notice once, as JSON. Repeats a failed request for up to POSTED_WITHIN_S, then logs the failure."""
 

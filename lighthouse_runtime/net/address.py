@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.refusals import InvalidRequest
@@ -268,6 +269,14 @@ def listening_socket(host: str, port: int) -> socket.socket:
     if host == "::":
         host = "0.0.0.0"
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+
+
+def is_http_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        return False
 
 
 def check_host(host: str, option: str) -> None:

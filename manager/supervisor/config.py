@@ -20,7 +20,7 @@ from lighthouse_protocol.limits import (
 )
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.cli import Duration, setting
-from lighthouse_runtime.net.address import check_host
+from lighthouse_runtime.net.address import check_host, is_http_url
 from manager.preemption.sources import METADATA_ENDPOINT, parse_sources
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, RestartPolicy
@@ -154,6 +154,8 @@ class SupervisorConfig:
         except InvalidRequest as e:
             raise ValueError(str(e)) from None
         parse_sources(self.preemption)
+        if not is_http_url(self.metadata_endpoint):
+            raise ValueError(f"--metadata-endpoint {self.metadata_endpoint}: give an http:// or https:// URL")
         self._check_fit()
 
     def _check_fit(self) -> None:

@@ -60,6 +60,7 @@ WRONG: Mapping[str, list[str]] = {
     "lighthouse-manager run active-ranks": ["2"],
     "min-active-ranks": ["2"],
     "health-check": ["", "'"],
+    "metadata-endpoint": ["", "169.254.169.254", "ftp://169.254.169.254", "http://"],
     "preemption": ["", "x", "auto,x", "file=", "off,aws"],
     "on-preemption": ["", "scheduler.example", "ftp://scheduler.example", "http://"],
 }

@@ -7,8 +7,9 @@ import pytest
 from aiohttp import web
 
 from lighthouse.server import webhook
-from lighthouse.server.webhook import PreemptionWebhook, is_http_url
+from lighthouse.server.webhook import PreemptionWebhook
 from lighthouse_protocol.messages.preemption import PreemptionNotice
+from lighthouse_runtime.net.address import is_http_url
 
 
 class Server:
