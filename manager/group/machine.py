@@ -216,6 +216,7 @@ class GroupMachine:
             # The remaining ranks must first have been notified that the group leaves.
             self._has_ended = all(self.group.ranks[rank].is_dismissed for rank in self.watches.staying_ranks)
             if self._has_ended:
+                self._release()
                 self._add(events.HasLeft(self._why_over or self._session_end))
         self._note_changes(report.missing)
         return self.group.effects
@@ -263,10 +264,11 @@ class GroupMachine:
     def _release(self) -> None:
         """Release the leaving ranks that no other rank of the group needs any more.
 
-        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data.
+        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. Once the
+        group has left, no other group is.
         """
         standing = self.group.standing
-        is_leaving = standing is not None and standing.mode is HoldState.LEAVING
+        is_leaving = standing is not None and standing.mode is HoldState.LEAVING and not self._has_ended
         if not is_leaving and (released := self.watches.release()):
             self._add(events.Pushed(Released(), released))
 
