@@ -18,7 +18,7 @@ _VERBS = {
     "incidents": LazyCommand("lighthouse.cli.incidents:incidents", "List incidents, newest first."),
     "report": LazyCommand(
         "lighthouse.cli.report:report",
-        "Show what failures cost: hours by cause and host, and times to failure and recovery.",
+        "Show what failures cost: hours by cause, host and group, and times to failure and recovery.",
     ),
     "doctor": LazyCommand("lighthouse.cli.doctor:doctor", "Check that this host can use the lighthouse."),
     "members": LazyCommand("lighthouse.cli.listings:members", "List the replica groups.", _INSPECT),
@@ -39,7 +39,9 @@ _VERBS = {
     "kill": LazyCommand("lighthouse.cli.control:kill", "Kill a replica group through its manager.", _CONTROL),
     "stop": LazyCommand("lighthouse.cli.control:stop", "Stop a run until it is resumed.", _CONTROL),
     "chaos": LazyCommand(
-        "lighthouse.cli.chaos:chaos", "Inject faults into a running job, and check that it survives them.", _CONTROL
+        "lighthouse.cli.chaos:chaos",
+        "Inject faults into a running job, and check that its training survives them.",
+        _CONTROL,
     ),
     "resume": LazyCommand("lighthouse.cli.control:resume", "Undo `stop` and re-admit excluded hosts.", _CONTROL),
     "token": LazyCommand(

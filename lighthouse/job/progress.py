@@ -456,6 +456,5 @@ def _place(rank: RankView, state: RankState, generation: int | None) -> RankPlac
         limit_s=rank.limit_s,
         host=rank.host,
         pid=rank.pid,
-        compared=sample.compared,
         generation=generation,
     )
