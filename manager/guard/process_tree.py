@@ -20,6 +20,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None)
 # Number of reads, 1 ms apart, while a process is within an exec. A deadline could expire while the host is paused.
 EXEC_LOOKS = 100
+EMPTY_LOOKS = 20
+"""Number of reads in a row that find the same empty environment, after which the process was started without one."""
 
 
 def become_subreaper() -> None:
@@ -64,13 +66,21 @@ def environment(pid: int) -> bytes:
     """Return the environment with which a process was started, in the format of /proc/PID/environ.
 
     Return an empty value if the process has ended, belongs to another user, or was started without an environment.
-    During an exec a process has neither an environment nor a command line; the read is then repeated.
+    While a process is within an exec, its environment is empty, too; the read is then repeated.
     """
+    if not os.access(f"/proc/{pid}/environ", os.R_OK):
+        return b""
+    before: list[str] = []
+    seen = 0
     for _ in range(EXEC_LOOKS):
         if (found := _read(pid, "environ")) or not _has_memory(pid):
             return found
-        if _read(pid, "cmdline"):
-            return _read(pid, "environ")  # the exec may have finished between the two reads above
+        place = _stat(pid)[47:49]  # first and last address of the environment: 0, then equal, then filled in by an exec
+        is_empty = len(set(place)) == 1 and "0" not in place
+        seen = seen + 1 if is_empty and place == before else 0
+        if seen == EMPTY_LOOKS:
+            return b""
+        before = place
         time.sleep(0.001)
     return b""
 
