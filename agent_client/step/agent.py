@@ -219,11 +219,11 @@ class Agent:
         The group leaves after its step, without any action of the script. If no other group stays, it first saves a
         checkpoint with the script's `CheckpointFolder`. The property returns a stored value and sends no request.
         """
-        told = self.internals.manager.watch.preemption
-        if (notice := told.notice) is None:
+        newest = self.internals.manager.watch.preemption
+        if (notice := newest.notice) is None:
             return None
         left_s = notice.left_s(time.time())
-        return Preemption(notice.source, notice.reason, left_s, notice.is_advice, told.should_save)
+        return Preemption(notice.source, notice.reason, left_s, notice.is_advice, newest.should_save)
 
     @property
     def peers_pending(self) -> bool:

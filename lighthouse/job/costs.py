@@ -101,7 +101,8 @@ def add_up(
     total, money, columns = _none(), _none(), [_none() for _ in range(COLUMNS)]
     by_host: dict[str, Seconds] = defaultdict(_none)
     by_group: dict[str, Seconds] = defaultdict(_none)
-    struck: dict[bool, set[tuple[str, str]]] = {True: set(), False: set()}  # (host, fault) and (group, fault)
+    struck_hosts: set[tuple[str, str]] = set()  # and the id of the fault
+    struck_groups: set[tuple[str, str]] = set()
     for row in rows:
         name = f"{row.job}: {row.group}" if has_many_jobs else row.group
         share = row.share(since, until)
@@ -115,8 +116,8 @@ def add_up(
             _add(columns[i], row, row.share(since + i * width, since + (i + 1) * width))
         for fault in faults[bisect_left(moments, row.from_s) : bisect_left(moments, row.to_s)]:
             if row.group in _groups(fault) and row.job == fault.job:
-                struck[True] |= {(host, fault.id) for host in hosts}
-                struck[False].add((name, fault.id))
+                struck_hosts |= {(host, fault.id) for host in hosts}
+                struck_groups.add((name, fault.id))
     group_s, recorded_s = sum(total.values()), _covered(rows, since, until)
     groups, back_s = group_s / recorded_s if recorded_s else 0.0, _mean(fault.back_s for fault in faults)
     restart_s = RESTART_S if back_s is None else back_s
@@ -132,8 +133,8 @@ def add_up(
         seconds=total,
         by_host=dict(by_host),
         by_group=dict(by_group),
-        faults_by_host=_count(by_host, struck[True]),
-        faults_by_group=_count(by_group, struck[False]),
+        faults_by_host=_count(by_host, struck_hosts),
+        faults_by_group=_count(by_group, struck_groups),
         columns=columns,
         faults=faults,
         mttf_s=recorded_s / len(faults) if faults and recorded_s else None,

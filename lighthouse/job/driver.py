@@ -45,11 +45,11 @@ from lighthouse.job.events import (
 from lighthouse.job.forming import Decision, QuorumMachine, peers_pending
 from lighthouse.job.incident_driver import IncidentDriver, IncidentRegistry, JobAccount, ProgressDriver
 from lighthouse.job.log import VerdictLog, log_cut, log_end, log_journal_outdated, log_order, log_quorum
-from lighthouse.job.presence import count_staying
+from lighthouse.job.presence import staying_groups
 from lighthouse.job.progress import Grid, Levels, Pace, Samples, grid_of, levels_of
 from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.run_driver import FROM_TIMER, MachineDriver, Ports, RunDriver
-from lighthouse.job.status import TimelineWriter, explain, job_status
+from lighthouse.job.status import TimelineWriter, explain, job_status, preemption_status
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
 from lighthouse_protocol.messages.chaos import FaultReport
@@ -362,7 +362,6 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self.machine = machine
         self.account = JobAccount(machine.job.groups)
         self._samples = Samples()
-        self._preempted: set[str] = set()  # groups with a notice
         self._opening = 0  # session whose hello the machine is handling
         self._secret = secret
         self._runs = runs
@@ -431,8 +430,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._opening = number
         self._feed(SessionOpened(number, hello))
         if self._opening:  # it was not refused
-            if hello.participant.replica_id in self._preempted:  # its manager repeats a notice that is still valid
-                self._take_notice(hello.participant.replica_id, None)
+            self._take_notice(hello.participant.replica_id, None)  # its manager repeats a notice that is still valid
             self._add_report(hello.participant.replica_id, hello.levels)
         self._opening = 0
         return number
@@ -492,26 +490,29 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
 
     def _take_notice(self, replica_id: str, notice: PreemptionNotice | None) -> None:
         """Record a group's notice, or that it was withdrawn, and answer the groups with a notice."""
-        if (group := self.machine.job.groups.get(replica_id)) is None:
+        group = self.machine.job.groups.get(replica_id)
+        if group is None or (notice is None and group.reports.preemption is None):
             return
-        if notice is not None and notice != group.reports.preemption:
-            left_s = notice.left_s(self._wall())
-            when = "soon" if left_s is None else f"in {left_s:.0f} s"
-            text = f"ends {'perhaps' if notice.is_advice else when}: {notice.reason} ({notice.source})"
+        reports, is_new = group.reports, notice != group.reports.preemption
+        reports.preemption, reports.others_stay = notice, None
+        if notice is not None and is_new:
+            left_s, now = notice.left_s(self._wall()), self._clock()
+            reports.preempted_at = None if left_s is None else now + left_s
+            text = str(preemption_status(group, now))
             self.add_timeline_entry(TimelineKind.NOTICE, (replica_id,), text)
             log.info("%s %s", replica_id, text, extra=event("preempted", job=self.job, replica_id=replica_id))
             self._ports.preempted(self.job, replica_id, notice)
-            group.reports.preempted_at = None if left_s is None else self._clock() + left_s
-        group.reports.preemption = notice
-        (self._preempted.discard if notice is None else self._preempted.add)(replica_id)
         self._answer_notices()
 
     def _answer_notices(self) -> None:
-        """Send each group with a notice the number of other groups that stay."""
-        groups = self.machine.job.groups
-        self._preempted &= groups.keys()
-        for replica_id in self._preempted:
-            self.send_to_member(groups[replica_id], PreemptionNoted(count_staying(groups.values(), replica_id)))
+        """Tell each group with a notice how many other groups stay: once, and when the first stays or the last goes."""
+        groups = self.machine.job.groups.values()
+        staying = staying_groups(groups)
+        for group in groups:
+            others = len(staying) - (group.replica_id in staying)
+            is_news = group.reports.preemption is not None and group.reports.others_stay is not (others > 0)
+            if is_news and self.send_to_member(group, PreemptionNoted(others)):
+                group.reports.others_stay = others > 0
 
     def record_kill(self, member: Group, why: str) -> None:
         """Record that an operator killed a member."""
@@ -626,44 +627,34 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         news = [effect for effect in effects if not isinstance(effect, HeartbeatAnswered)]
         if news:
             self._timeline.add_effects(news, self._wall())
-        self._note_states(news, now)
+        ledger, groups = self._incident_registry.ledger, self.machine.job.groups
         for effect in news:
             match effect:
-                case MemberLost():
+                case MemberJoined(replica_id) | MemberBack(replica_id):
+                    ledger.observe_group(self.job, groups.get(replica_id), now)
+                case MemberLost(replica_id, _, _, last_seen_at):
                     self.incidents.handle_loss(effect)
+                    ledger.observe_group(self.job, groups.get(replica_id), now, last_seen_at)
+                case MemberLeft(replica_id):
+                    ledger.end_group(self.job, replica_id, now)
+                    if (group := groups.get(replica_id)) is not None:
+                        self.account.stop_time(group.reports, now)
                 case MemberForgotten(reports):
                     self.account.stop_time(reports, now)
                     self.progress.known.drop_view(reports)
-                case MemberLeft(replica_id) if (group := self.machine.job.groups.get(replica_id)) is not None:
-                    self.account.stop_time(group.reports, now)
-                case QuorumFormed():
-                    self.incidents.handle_quorum(effect.quorum, is_new=effect.is_new)
+                case QuorumFormed(quorum):
+                    self.incidents.handle_quorum(quorum, is_new=effect.is_new)
+                    ledger.add_quorum(self.job, max(member.step for member in quorum.participants))
+                    for group in groups.values():
+                        ledger.observe_group(self.job, group, now)
                 case _:
                     pass
-        if self._preempted and any(isinstance(effect, MemberLost | MemberLeft | MemberDraining) for effect in news):
+        if any(isinstance(effect, MemberLost | MemberLeft | MemberDraining) for effect in news):
             self._answer_notices()
         self._verdicts.update_verdict()
         self._worlds.note_effects(news)
         if not self._is_closed:
             self._timer.set(self.machine.deadline(now))
-
-    def _note_states(self, effects: Sequence[QuorumEffect], now: float) -> None:
-        """Note in the ledger which groups have changed their state."""
-        ledger, groups = self._incident_registry.ledger, self.machine.job.groups
-        for effect in effects:
-            match effect:
-                case QuorumFormed(quorum):
-                    ledger.add_quorum(self.job, max(member.step for member in quorum.participants))
-                    for group in groups.values():
-                        ledger.observe_group(self.job, group, now)
-                case MemberLost(replica_id, _, _, last_seen_at):
-                    ledger.observe_group(self.job, groups.get(replica_id), now, last_seen_at)
-                case MemberLeft(replica_id):
-                    ledger.end_group(self.job, replica_id, now)
-                case MemberJoined(replica_id) | MemberBack(replica_id):
-                    ledger.observe_group(self.job, groups.get(replica_id), now)
-                case _:
-                    pass
 
     def _perform_one(self, effect: QuorumEffect) -> None:
         match effect:

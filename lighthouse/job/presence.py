@@ -697,15 +697,15 @@ class Presence:
             self.joins.withdraw_join(member.replica_id, member.call, now)
 
 
-def count_staying(groups: Iterable[Group], without: str) -> int:
-    """Count the groups other than `without` that can train and have no notice that their hosts will be taken away."""
-    return sum(
-        group.replica_id != without
-        and group.is_alive
+def staying_groups(groups: Iterable[Group]) -> set[str]:
+    """Return the groups that can train and have no notice that their hosts will be taken away."""
+    return {
+        group.replica_id
+        for group in groups
+        if group.is_alive
         and not (group.is_reported or group.is_starting or group.down or group.drains)
         and (group.reports.preemption is None or group.reports.preemption.is_advice)
-        for group in groups
-    )
+    }
 
 
 def _drains(replica_id: str) -> Drained:

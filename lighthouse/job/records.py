@@ -634,6 +634,8 @@ class GroupReports:
     """Notice that the group's hosts will be taken away. None while they stay."""
     preempted_at: float | None = None
     """When that will be. None if it is unknown."""
+    others_stay: bool | None = None
+    """Whether its manager was told that other groups stay. None if it was not told since the last notice."""
     counts: GroupCounts | None = None
     """Totals of its manager since that manager started."""
     distrust: Distrust | None = None

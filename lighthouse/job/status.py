@@ -226,13 +226,13 @@ def _member_status(member: Group, machine: QuorumMachine, now: float, heal: Heal
         address=participant.address if participant else "",
         store_address=participant.store_address if participant else "",
         heal=heal,
-        preemption=_preemption(member, now),
+        preemption=preemption_status(member, now) if member.is_alive else None,
     )
 
 
-def _preemption(member: Group, now: float) -> PreemptionStatus | None:
+def preemption_status(member: Group, now: float) -> PreemptionStatus | None:
     notice, ends_at = member.reports.preemption, member.reports.preempted_at
-    if notice is None or not member.is_alive:
+    if notice is None:
         return None
     left_s = None if ends_at is None else max(0.0, ends_at - now)
     return PreemptionStatus(notice.source, notice.reason, notice.host, left_s, notice.is_advice)

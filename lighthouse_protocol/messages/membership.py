@@ -116,9 +116,8 @@ class World:
     ranks_pending: Count = 0  # missing ranks of groups that are partly connected
     group_world_size: Count = 0  # size of the receiver's group
     peers_pending: Count = 0  # replica groups that will be in the next quorum
-    pending: Annotated[
-        tuple[Name, ...], Shortened(lambda names: names[:MAX_PENDING_NAMED])
-    ] = ()  # the first of these groups
+    # The first of these groups.
+    pending: Annotated[tuple[Name, ...], Shortened(lambda names: names[:MAX_PENDING_NAMED])] = ()
     waiting_for: Reason = ""  # missing condition of a long wait for a quorum; empty if there is none
 
     @property

@@ -32,7 +32,7 @@ class PreemptionReport:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNoted:
-    """The lighthouse's answer to a PreemptionReport, repeated when `others` changes."""
+    """The lighthouse's answer to a PreemptionReport, repeated when the first other group stays or the last one goes."""
 
     others: Count  # connected replica groups that stay
 

@@ -1,6 +1,6 @@
 """Decides what a replica group does when its hosts will be taken away. Pure.
 
-A notice makes the group drain: it completes its step and leaves, so the other groups lose no step. If no other group
+A notice makes the group drain: it completes its step and leaves, so the other groups lose no steps. If no other group
 stays, its ranks also save a checkpoint after that step, provided that enough of the notice is left. Advice, such as an
 AWS rebalance recommendation, does not end a group: it only shows that a notice is more likely.
 """
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 
 ANSWER_WITHIN_S = 2.0
-"""Longest wait for the lighthouse's answer how many other groups stay."""
+"""Longest wait for the lighthouse to answer how many other groups stay."""
 MIN_SAVE_S = 5.0
 """If less than this is left, a checkpoint is not begun, because it would probably be incomplete."""
 EXIT_MARGIN_S = 2.0
@@ -24,7 +24,7 @@ UNKNOWN_LEFT_S = 25.0
 
 class Action(StrEnum):
     STAY = "stay"  # continue training
-    ASK = "ask"  # wait for the lighthouse's answer how many other groups stay
+    ASK = "ask"  # wait for the lighthouse to answer how many other groups stay
     DRAIN = "drain"  # leave after the current step
     SAVE = "save"  # leave after the current step, then save a checkpoint
 

@@ -236,8 +236,7 @@ def inject(
     request = chaos_pb2.InjectRequest(
         replica_id=replica_id, group_rank=group_rank, kind=kind, seconds=seconds, delay_s=delay_s
     )
-    read = lambda answer: str(answer.incident)  # noqa: E731
-    return Rpc(LIGHTHOUSE + "Inject", request, chaos_pb2.InjectResponse, read, timeout_s)
+    return Rpc(LIGHTHOUSE + "Inject", request, chaos_pb2.InjectResponse, lambda answer: str(answer.incident), timeout_s)
 
 
 def quorum(

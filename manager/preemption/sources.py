@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 METADATA_ENDPOINT = "http://169.254.169.254"
 MAX_ANSWER_BYTES = 64 * 1024
 EVERY_S = 2.0
-"""Time between two requests. AWS and Azure recommend to ask at least every 5 s and every second."""
+"""Time between two requests. AWS recommends at most 5 s, and Azure 1 s."""
 ANSWERS_WITHIN_S = 5.0
 GCP_WAITS_S = 20
 """How long GCP's metadata server keeps a request open until the value changes."""
@@ -236,15 +236,15 @@ def read_posted(body: Mapping[str, object], now_unix_s: float, host: str) -> Pre
     """Return the notice in the body of POST /preemption, or None if it withdraws one. Raise InvalidRequest."""
     seconds, reason, is_withdrawn = body.get("seconds"), body.get("reason", ""), body.get("withdrawn", False)
     if unknown := body.keys() - {"seconds", "reason", "withdrawn"}:
-        raise InvalidRequest(f"has {sorted(unknown)}; seconds, reason and withdrawn are known", field="body")
+        raise InvalidRequest(f"unknown fields {sorted(unknown)}; use seconds, reason and withdrawn", field="body")
     if not isinstance(is_withdrawn, bool):
-        raise InvalidRequest("is true or false", field="withdrawn")
+        raise InvalidRequest("must be true or false", field="withdrawn")
     if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float)):
-        raise InvalidRequest("is a number", field="seconds")
+        raise InvalidRequest("must be a number", field="seconds")
     if seconds is not None and not 0 <= seconds <= MAX_LEFT_S:
-        raise InvalidRequest(f"is {seconds}; 0 to {MAX_LEFT_S:g} are possible", field="seconds")
+        raise InvalidRequest(f"{seconds}; must be from 0 to {MAX_LEFT_S:g}", field="seconds")
     if not isinstance(reason, str):
-        raise InvalidRequest("is text", field="reason")
+        raise InvalidRequest("must be a string", field="reason")
     if is_withdrawn:
         return None
     return PreemptionNotice(HTTP, reason or "POST /preemption", host, None if seconds is None else now_unix_s + seconds)

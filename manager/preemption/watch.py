@@ -20,7 +20,7 @@ class PreemptionWatch:
     """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group because of it.
 
     The lighthouse answers how many other groups stay. It handles the notices of all groups in order, so if all groups
-    are preempted at once, exactly the last of them saves a checkpoint.
+    are preempted at once, the last of them saves a checkpoint, and so does each group that has not left by then.
     """
 
     def __init__(self, group: GroupDriver, timers: Timers, wall: Callable[[], float] = time.time) -> None:
@@ -59,7 +59,7 @@ class PreemptionWatch:
             self.set(host, source, None)
 
     def noted(self, others: int) -> None:
-        """Record the lighthouse's answer: how many other groups stay."""
+        """Record the lighthouse's answer: the number of other groups that stay."""
         self._others = others
         self._decide()
 

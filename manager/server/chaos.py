@@ -35,7 +35,7 @@ class Ranks(Protocol):
 @dataclass(frozen=True, slots=True)
 class _Fault:
     kind: FaultKind
-    end: Callable[[], None]
+    end: Callable[[], object]
     timer: Timer
 
 
@@ -139,7 +139,7 @@ class FaultInjector:
             fault.timer.cancel()
             fault.end()
 
-    def _start(self, order: FaultOrder, driver: GroupDriver) -> Callable[[], None]:
+    def _start(self, order: FaultOrder, driver: GroupDriver) -> Callable[[], object]:
         """Start a fault. Return the function that ends it, or raise LighthouseError if it is refused."""
         kind, rank, seconds = order.kind, order.group_rank, order.seconds
         if not self._is_allowed:
@@ -156,11 +156,11 @@ class FaultInjector:
             case FaultKind.NAN | FaultKind.DISK:
                 if rank is None or not driver.send_to_rank(rank, FaultOrder(order.number, kind, rank, seconds)):
                     raise WrongState(f"{self._replica_id}/{rank}: no Agent of this rank is connected to its manager")
-                return lambda: void(driver.send_to_rank(rank, FaultOrder(order.number, kind, rank)))
+                return lambda: driver.send_to_rank(rank, FaultOrder(order.number, kind, rank))
             case FaultKind.KILL | FaultKind.OOM | FaultKind.STOP:
                 return self._signal(kind, rank)
 
-    def _signal(self, kind: FaultKind, rank: int | None) -> Callable[[], None]:
+    def _signal(self, kind: FaultKind, rank: int | None) -> Callable[[], object]:
         ranks = self._ranks
         if ranks is None:
             raise WrongState(
@@ -168,7 +168,7 @@ class FaultInjector:
             )
         if kind is not FaultKind.STOP:
             ranks.strike(rank, signal.SIGKILL, is_largest=kind is FaultKind.OOM)
-            return void
+            return lambda: None
         ranks.strike(rank, signal.SIGSTOP)
 
         def go_on() -> None:
@@ -183,7 +183,3 @@ class FaultInjector:
 
     def _end_delay(self) -> None:
         self._delay_s = 0.0
-
-
-def void(*_: object) -> None:
-    """Do nothing."""

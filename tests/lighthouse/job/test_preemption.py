@@ -102,3 +102,13 @@ def test_a_new_session_forgets_the_notice_until_its_manager_repeats_it():
     assert stage.shown()["b"] is None
     stage.tell("b", None)
     assert str(stage.shown()["b"]) == "ends soon: spot (aws)"
+
+
+def test_a_group_is_answered_again_only_when_the_first_other_stays_or_the_last_goes():
+    names = "abcdefgh"
+    stage = Stage(names)
+    for name in names:
+        stage.tell(name)
+    assert [stage.others(name) for name in names] == [*([left, 0] for left in range(7, 0, -1)), [0]]
+    stage.driver.receive_from_manager(stage.sessions["a"], PreemptionReport(None))
+    assert [stage.others(name)[-1] for name in names] == [0, *([1] * 7)]
