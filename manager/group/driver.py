@@ -360,6 +360,10 @@ class GroupDriver:
     def me(self) -> Participant:
         return self.machine.group.me
 
+    @property
+    def has_ranks(self) -> bool:
+        return self.machine.watches.has_ranks
+
     def describe(self, me: Participant) -> None:
         """Set this group's description as a participant, once its addresses are known."""
         self.machine.group.me = me

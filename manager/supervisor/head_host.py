@@ -414,7 +414,7 @@ class HeadHost(HostSupervisor):
 
     @property
     def _save_left_s(self) -> float:
-        if self._preemption is None or self._daemon is None or not self._daemon.group.machine.watches.has_ranks:
+        if self._preemption is None or self._daemon is None or not self._daemon.group.has_ranks:
             return 0.0
         return self._preemption.save_left_s
 

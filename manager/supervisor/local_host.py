@@ -124,7 +124,7 @@ class LocalHost:
         struck = [live.process for each, live in self._live.items() if name in (None, each) and not live.is_halted]
         if not struck or None in struck:
             who = self.plan.replica_id if rank is None else self.plan.label(rank)
-            raise WrongState(f"{who} is restarting, or runs on another host than host {self.plan.host} of its group")
+            raise WrongState(f"{who} is restarting, or does not run on host {self.plan.host} of its group")
         for process in struck:
             self._guard.strike(process or 0, number, is_largest=is_largest)
 

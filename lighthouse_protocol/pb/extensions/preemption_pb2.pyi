@@ -96,7 +96,7 @@ global___PreemptionReport = PreemptionReport
 
 @typing.final
 class PreemptionNoted(google.protobuf.message.Message):
-    """The lighthouse's answer to a PreemptionReport, repeated when the number changes."""
+    """The lighthouse's answer to a PreemptionReport, repeated when the first other group stays or the last one goes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
