@@ -120,7 +120,7 @@ class TestEnds:
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=True)
         try:
             (disk / "filler").write_bytes(bytes(40_000))
-            script = f"seq 20000; while ! test -e {go}; do sleep 0.02; done; echo last; exit 0"
+            script = f"seq 8000; while ! test -e {go}; do sleep 0.02; done; echo last; exit 0"
             with Supervisor(lighthouse.address, "--log-dir", str(disk / "logs"), command=script) as supervisor:
                 supervisor.wait_for_log(r"\[a/0\] cannot write .*rank_0.log: No space left on device; the rank")
                 (disk / "filler").unlink()
