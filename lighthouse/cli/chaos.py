@@ -219,7 +219,7 @@ def _result_lines(seed: int, result: dict[str, Any], width: int) -> Iterator[Tex
     yield Text(f"samples   {result['samples'] or 'unknown: the script uses neither StepSampler nor StepLoader'}")
     yield Text(f"seed      {seed}")
     for refused in result["refused"]:
-        yield Text(f"not injected: {refused}")
+        yield Text(f"not counted: {refused}")
     for problem in result["problems"]:
         yield Text(f"PROBLEM: {problem}", "red")
 

@@ -110,7 +110,7 @@ class Outcome:
 
     fault: PlannedFault
     step: int  # highest step of the job when the fault began
-    refused: str = ""  # why the fault was not injected
+    refused: str = ""  # why the fault was not injected, or why its call failed
     incident: str = ""
     next_commit_s: float | None = None
     is_survived: bool = False  # a later step was committed, and the target's group trains
