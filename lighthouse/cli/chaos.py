@@ -1,7 +1,7 @@
 """`lighthouse chaos`: inject faults into a running job, and check that its training survives them.
 
-chaos_plan.py draws the faults and judges the result. Each fault lasts as long as its call to the lighthouse, so that it
-also ends when this command does.
+chaos_plan.py draws the faults and judges the result. A fault ends with its call to the lighthouse, so it also ends when
+this command does.
 """
 
 import asyncio

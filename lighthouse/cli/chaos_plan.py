@@ -106,7 +106,7 @@ def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a planned fault."""
+    """Outcome of a planned fault."""
 
     fault: PlannedFault
     step: int  # highest step of the job when the fault began

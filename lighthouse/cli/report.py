@@ -76,7 +76,7 @@ class Price(_ParamType):
     "html",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Also write the report to an HTML file.",
+    help="Write the report to an HTML file, too.",
 )
 @client_options(job_help=EVERY_JOB, timeout="30s")
 def report(

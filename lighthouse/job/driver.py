@@ -505,7 +505,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._answer_notices()
 
     def _answer_notices(self) -> None:
-        """Tell each group with a notice how many other groups stay: once, and when the first stays or the last goes."""
+        """Send each group with a notice how many other groups stay: once, and when the first stays or the last goes."""
         groups = self.machine.job.groups.values()
         staying = staying_groups(groups)
         for group in groups:

@@ -1,7 +1,7 @@
 """Serves `lighthouse chaos`: orders faults from managers, and records each as an incident.
 
-The call that injects a fault lasts as long as the fault. When the caller cancels it or loses its connection, the fault
-ends. All faults are refused unless the lighthouse was started with --allow-chaos.
+A fault ends with the call that injects it, even when the caller cancels the call or loses its connection. All faults
+are refused unless the lighthouse was started with --allow-chaos.
 """
 
 import asyncio

@@ -119,7 +119,7 @@ class LeadershipDriver:
         return self.candidate.status(self._clock())
 
     def resign(self) -> None:
-        """Give up the leadership for good, so that another lighthouse can become the leader at once."""
+        """Resign, so that another lighthouse can become the leader at once."""
         self.feed(events.Resigned())
         self._timer.cancel()
 
