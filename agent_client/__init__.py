@@ -2,7 +2,7 @@
 
     from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
 
-Importing it does not import torch. Most names are loaded on first use.
+Importing this package does not import torch. Most names are loaded on first use.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # gRPC reads these when it is loaded. A script's data loader forks, and for each fork gRPC would log two lines and start
-# threads in the child, which sometimes abort it (lighthouse_runtime/client/connection.py).
+# threads in the child, which sometimes abort the child (lighthouse_runtime/client/connection.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
