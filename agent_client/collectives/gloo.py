@@ -70,12 +70,12 @@ class Connections:
 
 
 def socket_inodes() -> Inodes:
-    """Return the inodes of this process's sockets. Descriptors would not identify them, because numbers are reused."""
+    """Return the inodes of this process's sockets. Descriptor numbers would not identify sockets: they are reused."""
     return frozenset(_descriptors())
 
 
 def group_connections(before: Inodes, store: Store, size: int) -> Connections:
-    """Return the connections of a group that has just connected. Its ranks have published their listening addresses.
+    """Return the connections of a newly connected group. Its ranks must have published their listening addresses.
 
     `before` contains the inodes of the sockets that existed before the group connected.
     """

@@ -98,7 +98,7 @@ class Fence:
 
 
 def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
-    """Wait until a collective has completed: torch's `work`, after which the CUDA event `done` was recorded.
+    """Wait until the collective `work` has completed. The CUDA event `done` was recorded directly after it.
 
     Raises:
         RuntimeError: The group was aborted, a peer is lost, or the deadline `ends_at` has passed.

@@ -23,7 +23,7 @@ TORCHS_FRAMES = ("torch._compile", "torch._dynamo.")
 
 
 def never_compiled(function: Function) -> Function:
-    """Exclude `function` and everything it calls from torch.compile. The first call of the result imports dynamo."""
+    """Exclude `function` and everything it calls from torch.compile. The first call imports dynamo."""
     return _disabled(function, recursive=True)
 
 

@@ -87,7 +87,7 @@ class Peers:
         self._connecting: threading.Thread | None = None
 
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
-        """Connect to the participants of a new quorum. Does nothing if the quorum_id is unchanged.
+        """Connect to the participants of a new quorum. Do nothing if the quorum_id is unchanged.
 
         `why_revoked` returns why the quorum has been revoked, or None if it has not.
 

@@ -44,7 +44,7 @@ class Replayable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """How many times the script has stepped each scheduler around one training step, by entry of the TrainState."""
+    """How many times the script stepped each scheduler before and during one step, by entry of the TrainState."""
 
     between: dict[str, int]  # between the previous training step and this one
     inside: dict[str, int]  # during this training step

@@ -90,7 +90,7 @@ NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
 
 
 class StateUnavailable(Exception):
-    """The source cannot send this state, or no source can."""
+    """The requested state is not available from this source, or from any source."""
 
 
 class StateRefused(StateUnavailable):
@@ -128,7 +128,7 @@ class Pace:
         self._rested_at = time.thread_time()
 
     def rest(self) -> None:
-        """If the thread has used at least WORKS_S of CPU time since its last rest, sleep for as long as it has used."""
+        """If the thread has used at least WORKS_S of CPU time since its last rest, sleep for an equal time."""
         worked_s = time.thread_time() - self._rested_at
         if worked_s >= WORKS_S:
             time.sleep(worked_s)

@@ -207,7 +207,7 @@ OnBytes = Callable[[str, int, int], None]
 
 @dataclass(eq=False)
 class Fetch:
-    """One download of a state. Its time limit starts when it is created. The received tensors are on the CPU."""
+    """One download of a state. Its time limit starts with the constructor. The received tensors are on the CPU."""
 
     sources: Mapping[str, FindAddress]
     """Sources by name, in the order in which they become the lead if earlier ones fail."""

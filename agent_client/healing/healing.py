@@ -93,7 +93,7 @@ def has_room(size: int) -> bool:
 def available_bytes() -> int:
     """Return how many bytes this process can still allocate. Droppable page cache counts as free.
 
-    The memory of the host and of the process's v2 cgroups (containers, Slurm) limits this number.
+    The limits are the memory of the host and of the process's cgroups (v2), as in containers and Slurm jobs.
     """
     free = [_fields(_MEMINFO)["MemAvailable:"] * 1024]
     own = next((line[3:] for line in _OWN_CGROUPS.read_text().splitlines() if line.startswith("0::/")), None)

@@ -93,7 +93,7 @@ class Listener(TCPServer):
     request_queue_size = 128
 
     def __init__(self, host: str, handler: Any, on_cut: Callable[[], None]) -> None:
-        """Start to listen on a free port and to accept connections.
+        """Start listening on a free port and accepting connections.
 
         Args:
             host: Listen address, or an empty string for all addresses.
@@ -259,7 +259,7 @@ class StateServer:
     """Serves the current state and copies of earlier states, in separate threads. All methods are thread-safe."""
 
     def __init__(self, bind_host: str, *, advertise: str) -> None:
-        """Start to listen on a free port.
+        """Start listening on a free port.
 
         Args:
             bind_host: Listen address, or an empty string for all addresses.
@@ -337,7 +337,7 @@ class StateServer:
                 _cut_off(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Refuse requests for a state that cannot be sent, with the reason. `refuse_up_to` must also be called."""
+        """Refuse requests for a state that cannot be sent, and give `reason`. `refuse_up_to` must also be called."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()

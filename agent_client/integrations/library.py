@@ -13,7 +13,7 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """Add the pip command to the ModuleNotFoundError that an import raises if the library is not installed."""
+    """Within the context, add the pip command to the ModuleNotFoundError for a library that is not installed."""
     try:
         yield
     except ModuleNotFoundError as e:

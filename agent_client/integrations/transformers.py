@@ -257,7 +257,7 @@ class _Progress:
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Return the path of this group's copy or, if it has none, of the source's. Return None if there is neither."""
+        """Return the path of this group's copy of checkpoint `best`, or else of the source group's, or else None."""
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

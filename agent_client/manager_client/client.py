@@ -37,7 +37,7 @@ CHECKED_EVERY_S = 1.0  # interval at which a waiting rank checks what it is wait
 class Presence:
     """Shows the manager that this rank waits for the other ranks of its group, and logs which ranks are missing.
 
-    The Agent closes it after opening its own watch with the same `rank_incarnation`.
+    The Agent closes this object after opening its own watch with the same `rank_incarnation`.
     """
 
     def __init__(self, group_rank: int, meeting_place: str) -> None:
@@ -274,7 +274,7 @@ class ManagerConnection:
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
-        """Send a vote and return the decision of all ranks of the group. Raise LighthouseError if there is none.
+        """Send a vote and return the decision of all ranks of the group. Raise LighthouseError if there is no decision.
 
         A yes is binding, so it is sent again if the connection is lost, until the manager answers or the time is up.
         """

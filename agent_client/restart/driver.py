@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """A stream to the lighthouse. The process turns its messages and its end into events with the stream's number."""
+    """A stream to the lighthouse. The process reports its messages and its end as events with the session number."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
 

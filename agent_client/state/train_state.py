@@ -130,7 +130,7 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace the copies of the additional entries with `states`, which lack later changes by the script."""
+        """Replace the copies of the additional entries with `states`, in which the script's changes are undone."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
@@ -188,7 +188,7 @@ class TrainState:
             log.info("a %s drives the registered optimizer: it heals as %r in the TrainState", name, name)
 
     def unregistered_schedulers(self, live: Sequence[Any]) -> list[Any]:
-        """Return those of the `live` schedulers that drive a registered optimizer without being registered, by name.
+        """Return the `live` schedulers that drive a registered optimizer without being registered, sorted by name.
 
         Schedulers inside another scheduler, such as SequentialLR, are left out.
         """

@@ -188,7 +188,7 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """Compare the state with the other participants if it is due. It is due in the same steps for all of them."""
+        """Compare the state with the other participants, in every `check_every`-th step of the job."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -244,7 +244,7 @@ class Comparison:
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Compare the gradients. Return why this rank must not catch up with its own, or an empty string if it may."""
+        """Compare the gradients. Return why this rank must not use its own to catch up, or "" if it may."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 

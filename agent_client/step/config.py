@@ -64,9 +64,9 @@ class AgentConfig:
     """Time in seconds that a rank waits for an exited manager to restart before the rank raises AgentError. A rank does
     not wait for a manager that it started itself."""
     world_size_mode: WorldSizeModeName | WorldSizeMode = "dynamic"
-    """Batches of which a step consists. With `dynamic`, each contributing group has one batch. With
-    `fixed_with_spares`, each of the first `world_size` groups has one batch. With `constant_batch`, a step always has
-    `world_size` batches, distributed among the contributing groups."""
+    """How the batches of a step depend on the number of groups. With `dynamic`, each contributing group has one batch.
+    With `fixed_with_spares`, each of the first `world_size` groups has one batch. With `constant_batch`, a step always
+    has `world_size` batches, distributed among the contributing groups."""
     world_size: int = 0
     """Number of batches in a step, at least 1. Not used with `dynamic`."""
     check_state_every: int = 16

@@ -581,5 +581,5 @@ class Internals:
 
 
 def is_in_backward() -> bool:
-    """Return whether this thread is running a backward pass. A forward pass recomputed in one begins no step."""
+    """Return whether this thread is running a backward pass. A forward pass recomputed there begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

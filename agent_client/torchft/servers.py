@@ -131,7 +131,7 @@ class ManagerServer(_Server):
 def _end_with_manager(status: int) -> None:
     """Exit this process if the manager has exited because of a kill request.
 
-    Such a request means the whole group. With torchft, the manager runs in this process, so both would exit.
+    Such a request applies to the whole group. With torchft, the manager runs in this process, so both would exit.
     """
     if status != _KILLED:
         log.error("the group's manager ended (status %d); its ranks will get no quorum", status)

@@ -254,7 +254,7 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the checkpoints that this rank can load, with their parts. Append the reasons against the others."""
+        """Return the checkpoints that this rank can load, by tag. Append to `reasons` why it cannot load the others."""
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -393,7 +393,7 @@ class CheckpointFolder:
             sync_folder(self._folder)
 
     def _rotate(self, saved: Tag) -> None:
-        """Remove old checkpoints. Keep the newest, and the newest one that all ranks are known to have."""
+        """Remove old checkpoints. Keep the newest ones, and the newest checkpoint that all ranks are known to have."""
         held = {tag: path for tag, path in self._held().items() if tag not in self._foreign}
         self._given_up |= {tag for tag in held if tag > saved}
         counted = held.keys() - self._given_up

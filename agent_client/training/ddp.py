@@ -350,7 +350,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def share_buffers(self) -> None:
-        """Start to share the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
+        """Start sharing the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
         self.reducer._check_reducer_finalized()
         self._shared.start()
 

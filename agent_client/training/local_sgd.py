@@ -127,7 +127,7 @@ class OuterSteps(FaultTolerantOptimizer):
 
     @property
     def current_step(self) -> int:
-        """Number of inner steps in all committed outer steps and since the last of these."""
+        """Number of inner steps in all committed outer steps, plus the inner steps since then."""
         return self._agent.current_step * self._interval + self._state.inner_steps
 
     @property

@@ -70,7 +70,7 @@ class CatchUpMachine(Generic[T]):
     source: str = ""  # replica_id of the group that sends the snapshot
     heals_blocking: bool = False  # whether the next heal is in blocking mode
     begins: Tag = field(default=Tag(0, None))
-    """First tag of the chain: that of the state to which the first kept step must be applied."""
+    """First tag of the chain, which identifies the state to which the first kept step must be applied."""
     _kept: deque[PendingStep[T]] = field(default_factory=deque[PendingStep[T]])
     _failures: int = 0
     _catches_up: bool = False
@@ -87,7 +87,7 @@ class CatchUpMachine(Generic[T]):
 
     @property
     def followed(self) -> Tag:
-        """Last tag of the chain: that of the state that the other groups have now."""
+        """Last tag of the chain, which identifies the current state of the other groups."""
         return self._kept[-1].tag if self._kept else self.begins
 
     @property

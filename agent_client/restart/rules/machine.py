@@ -132,7 +132,7 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """Decides, given events of its stream and of its function, when a rank connects, reports, runs and interrupts.
+    """Decides from stream and function events when a rank connects, reports, runs its function and interrupts it.
 
     Times are readings of the caller's monotonic clock, in seconds.
     """

@@ -171,7 +171,7 @@ def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
-    """Describe the difference to the participant with replica_rank `place`: its own fault, or the others at fault."""
+    """Describe the mismatch for the participant with replica_rank `place`: its own fault, or the others at fault."""
     right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
     has_one_step = len({row.announced.step for row in rows}) == 1
 

@@ -122,7 +122,7 @@ class PassOrder:
         return is_unusual and self._gave_up_at != self._step
 
     def repeats(self) -> bool:
-        """Return whether another reducing forward pass, after one without a backward pass, shows an abandoned step."""
+        """Return whether a new forward pass, after one that had no backward pass, shows that the step was abandoned."""
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
     def gave_up(self) -> None:

@@ -18,7 +18,7 @@ from lighthouse_protocol.messages.membership import Assignment
 
 
 class WorldSizeMode(StrEnum):
-    """Of which batches a step consists when the number of replica groups changes."""
+    """How the batches of a step depend on the number of replica groups."""
 
     DYNAMIC = "dynamic"
     """One batch of each contributing group. The global batch shrinks and grows with the number of groups."""
