@@ -165,11 +165,10 @@ def keep_until_done(works: Sequence[Any], backend: Any) -> None:
 
 
 def release_later(works: Iterable[Any]) -> None:
-    """Keep references to `works`, the newest of a destroyed group, for LET_GO_WITHIN_S.
+    """Keep references to the newest `works` of a destroyed group while gloo's threads release theirs.
 
-    gloo's threads release their references within that time. Otherwise a gloo thread with the last reference would need
-    the GIL to free the tensors, while C++ code that destroys the group, such as DDP's reducer, holds the GIL and waits
-    for the thread.
+    This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++ code
+    that destroys the group, such as DDP's reducer, holds the GIL while it waits for the thread.
     """
     timer = threading.Timer(LET_GO_WITHIN_S, list[Any].clear, [list(works)])
     timer.name, timer.daemon = "gloo remains", True
@@ -228,8 +227,7 @@ def _ends_within(work: Any, timeout_s: float) -> bool:
 def are_threads_idle(tasks: Path = Path("/proc/self/task")) -> bool:
     """Return whether all of gloo's threads in this process are asleep.
 
-    Older versions of torch do not name these threads. With such a version, return whether all threads that were not
-    started by Python are asleep.
+    Older versions of torch do not name these threads. Then return whether all threads not started by Python are asleep.
     """
     found: dict[str, tuple[str, str]] = {}
     """Name and state (as in proc(5)) of each thread."""
@@ -249,10 +247,9 @@ class GlooGroup:
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers, which must use the same `store` and be able to reach this rank at the address `host`.
+        """Connect to all peers. Raise RuntimeError if a peer does not connect in time.
 
-        Raises:
-            RuntimeError: A peer did not connect in time.
+        The peers must use the same `store`, and be able to reach this rank at the address `host`.
         """
         self.rank = rank
         self.size = size

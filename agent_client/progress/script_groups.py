@@ -46,10 +46,7 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """Return the signal and the file through which the manager can obtain this process's stacks.
-
-    The first call installs the signal handler.
-    """
+    """Install a signal handler that writes this process's stacks to a file. Return the signal and the file."""
     pid = os.getpid()
     if pid not in _offered:
         _offered.clear()  # a forked child has inherited its parent's offer

@@ -111,8 +111,7 @@ class StoreMixin:
     def get_iteration_for_rank(self, rank: int) -> int:
         """Return the iteration that was recorded for a rank in the current generation.
 
-        If none was recorded, return the last generation in which the rank's process was active. If it was never active,
-        return the current generation.
+        If none was recorded, return the last generation in which the rank's process was active, or the current one.
         """
         run = _run()
         try:
@@ -151,8 +150,7 @@ class StoreMixin:
         Args:
             kind: Kind of the key.
             name: Name of the key.
-            generation: An earlier generation, or None for the current one. The lighthouse keeps the keys of the last
-                few generations only.
+            generation: An earlier generation, or None for the current one. Only the last few generations are stored.
 
         Raises:
             UnknownName: The key was not set in that generation.

@@ -45,10 +45,7 @@ class TorchScope:
     """Patches torch.distributed for a generation. `abort` may be called at any time, `recover` only after `restore`."""
 
     def __init__(self, lighthouse: str) -> None:
-        """Exclude all existing objects from garbage collection.
-
-        `lighthouse` is the address of the lighthouse, or an empty string if there is none.
-        """
+        """Exclude all existing objects from garbage collection. If `lighthouse` is empty, there is no lighthouse."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}

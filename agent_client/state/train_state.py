@@ -2,8 +2,7 @@
 
 Peers read most of the state in place until the step's vote, so parameters must not change before the vote. `TrainState`
 detects parameters that do. It compares the version counters and memory addresses of all parameters. In the first steps,
-it also compares some elements of the parameters that no optimizer updates, because a write to `.data` leaves no other
-trace.
+it also compares elements of the parameters that no optimizer updates, because writes to `.data` leave no other trace.
 
 `Scalers` makes GradScalers change only with committed steps. A script calls update() after each step(), even if the
 step was discarded. The update for a discarded step is undone when the next step begins, because some groups may have
@@ -136,8 +135,7 @@ class TrainState:
     def in_place(self) -> dict[str, State]:
         """Return the state as it was when the step began. It is valid until the vote.
 
-        Only the parts that may change before the vote are copies. Any thread may call this during the forward and
-        backward pass.
+        Only parts that may change before the vote are copied. Any thread may call this during the passes of the step.
         """
         if not self._moving:
             self.begin_step()

@@ -448,8 +448,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
         return True
     has_half = values.is_floating_point() and values.itemsize < torch.float32.itemsize
     total = values.sum(dtype=torch.float32 if has_half else None)
-    # A finite sum has only finite elements, but a sum of finite elements may overflow.
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of finite elements may overflow
 
 
 class BackgroundThread:

@@ -258,11 +258,7 @@ class Channel(SyncClient):
     """Connection to a server that raises torchft's exceptions instead of ours."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
-        """Connect to a lighthouse, with its TLS `files`, or to a manager, which uses none.
-
-        Raises:
-            RuntimeError: The server did not answer within `connect_timeout`, or `addr` is invalid.
-        """
+        """Connect to a manager, or with its TLS `files` to a lighthouse. Raise RuntimeError if there is no answer."""
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:

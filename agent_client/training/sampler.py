@@ -62,10 +62,9 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One of a rank's batches in a step."""
+    """One of a rank's batches in a step. `first` is the number of the first batch of the step on any rank."""
 
     first: int
-    """Number of the step's first batch."""
     offsets: tuple[int, ...]
     """Offsets of all of the rank's batches in the step, from `first`."""
     stride: int

@@ -132,10 +132,7 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """Decides from stream and function events when a rank connects, reports, runs its function and interrupts it.
-
-    Times are readings of the caller's monotonic clock, in seconds.
-    """
+    """Decides from stream and function events when a rank connects, reports, runs its function and interrupts it."""
 
     def __init__(self, entry: RankHello, config: RankConfig) -> None:
         self.config = config

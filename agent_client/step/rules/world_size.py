@@ -23,8 +23,7 @@ class WorldSizeMode(StrEnum):
     DYNAMIC = "dynamic"
     """One batch of each contributing group. The global batch shrinks and grows with the number of groups."""
     FIXED_WITH_SPARES = "fixed_with_spares"
-    """One batch of each of the first `world_size` contributing groups. Other groups are spares: their gradients do not
-    count."""
+    """One batch of each of the first `world_size` contributing groups. Other groups are spares and do not count."""
     CONSTANT_BATCH = "constant_batch"
     """Always `world_size` batches, distributed among the contributing groups."""
 
