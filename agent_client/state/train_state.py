@@ -135,7 +135,7 @@ class TrainState:
     def in_place(self) -> dict[str, State]:
         """Return the state as it was when the step began. It is valid until the vote.
 
-        Only parts that may change before the vote are copied. Any thread may call this during the passes of the step.
+        Only parts that may change before the vote are copied. Any thread may call this until the vote.
         """
         if not self._moving:
             self.begin_step()
