@@ -55,7 +55,7 @@ class HeldQuorum:
 
 
 class QuorumPhase(StrEnum):
-    """State of a standing quorum at the lighthouse. The managers must act on it."""
+    """State of a standing quorum at the lighthouse, which determines what its managers must do."""
 
     NONE = "none"  # no standing quorum: every step requires a request to the lighthouse
     RETURNING = "returning"  # the lighthouse has restarted: holders may continue and must reconnect
@@ -348,7 +348,7 @@ class Revoked:
 class Waiting:
     """The reason why the group's requests for a quorum have not been answered yet."""
 
-    reason: Reason  # empty if nothing, or not for long
+    reason: Reason  # empty if no request waits, or none has waited for long
 
 
 @dataclass(frozen=True, slots=True)

@@ -284,9 +284,9 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return the ranks, all of the same step, that are ahead of no other in the `shared` phases.
+    """Return those of `ranks` that are ahead of no other in the `shared` phases. All must be at the same step.
 
-    Unless they are known to be behind (`are_behind`), return only ranks that are behind another of `ranks`.
+    Unless `are_behind` says that all of `ranks` are behind, return only those that are behind another one.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
@@ -320,7 +320,7 @@ def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
 
 
 def is_behind_in_phases(sample: ProgressSample, other: ProgressSample, shared: frozenset[str]) -> bool:
-    """Return whether `sample` is behind `other` in a shared phase and ahead in none. Both are in the same step."""
+    """Return whether `sample` is behind `other` in a shared phase and ahead in none. Both must be at the same step."""
     mine, theirs = _phases_of(sample, shared), _phases_of(other, shared)
     return mine != theirs and all(have <= others for have, others in zip(mine, theirs, strict=True))
 

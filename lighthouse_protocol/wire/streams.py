@@ -1,6 +1,6 @@
 """The message types of each stream, and serialised parts that many streams share.
 
-A message of an unknown type is read as None. Readers skip it.
+Messages of unknown types are read as None, and readers skip them.
 """
 
 import zlib
@@ -118,9 +118,9 @@ def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str
 
 
 def accepted_for(shared: bytes, join: int) -> bytes:
-    """Return the JoinAccepted for the join with number `join`.
+    """Return the JoinAccepted for the join with number `join`, serialised.
 
-    Appends that number to the result of accepted_shared(): protobuf merges two serialised parts of one message.
+    `shared` is the result of accepted_shared(). The number is appended, since protobuf merges parts of a message.
     """
     own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
     return shared + own.SerializeToString()

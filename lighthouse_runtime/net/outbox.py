@@ -84,7 +84,7 @@ class Outbox:
     """Send queue of one stream. A task must execute run(), which writes the messages."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[object]], gate: WriteGate | None = None) -> None:
-        """Create an empty queue. `gate` limits large messages over all streams to the peer; None for no limit."""
+        """Create an empty queue. `gate`, if given, limits large messages over all streams to the same peer."""
         self._write = write
         self._gate = gate
         self._queue: deque[Body] = deque()
@@ -121,8 +121,8 @@ class Outbox:
     async def run(self) -> None:
         """Write messages until the queue is closed and empty.
 
-        Raise TimeoutError if writing a large message takes more than LARGE_WRITTEN_WITHIN_S, while others wait
-        for room.
+        Raise TimeoutError if the peer takes more than LARGE_WRITTEN_WITHIN_S to read a large message, because other
+        messages may be waiting for room.
         """
         while self._queue or not self._is_closed:
             if not self._queue:

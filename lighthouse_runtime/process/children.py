@@ -32,7 +32,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Return an id of this boot and pid namespace. A pid means the same process to all processes with the same id."""
+    """Return an id of this boot and pid namespace. Processes with the same id can refer to each other by pid."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -154,7 +154,7 @@ class ServerProcess:
         Args:
             serve: Python source that runs the console command.
             options: Options of the verb `serve`.
-            on_end: Called with the exit status if the child exits without a stop().
+            on_end: Called with the exit status if the child exits before stop() is called.
             name: Name of the daemon in errors.
             variables: Extra environment variables, for values that must not appear in a command line.
 

@@ -154,7 +154,7 @@ _lock = threading.Lock()
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """Return the CA certificate of the coordinator's pin, as PEM. The first call fetches it, as in fetch_tls()."""
+    """Return the CA certificate that matches the coordinator's pin, as PEM. The first call fetches it."""
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
     while (roots := _roots.get(coordinator.ca_pin)) is None:
         try:
@@ -222,7 +222,7 @@ def connected(address: Address, timeout_s: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Generator[ssl.SSLSocket, None, None]:
-    """Connect, complete the TLS handshake, and yield the socket. `ends_at` is a time of time.monotonic()."""
+    """Connect, complete the TLS handshake before `ends_at` (a time.monotonic() value), and yield the socket."""
     context.set_alpn_protocols([_HTTP2])
     with connected(address, ends_at - time.monotonic()) as raw:
         raw.setblocking(False)
