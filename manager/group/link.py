@@ -130,7 +130,8 @@ class LighthouseLink:
         Raises:
             WrongProtocol: Only one address is configured, and the server there is not a lighthouse. Not raised once a
                 lighthouse has answered there, because another process may be using its port temporarily.
-            NotServed: Only one address is configured, and its server offers no sessions. The same exception applies.
+            NotServed: Only one address is configured, and its server offers no sessions. Not raised once a lighthouse
+                has answered there, either.
         """
         backoff = Backoff()
         waits = True

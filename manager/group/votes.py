@@ -66,7 +66,7 @@ class Votes:
         self._begin(Attempt(quorum_id, step, is_opened=True))
 
     def withdraw(self, call: int) -> None:
-        """Remove the vote that arrived with a call that has ended, unless the vote is bound."""
+        """Remove the vote that arrived with a call that has ended, unless the vote names its quorum."""
         for rank in self._group.ranks:
             if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
                 rank.vote = None
@@ -98,7 +98,10 @@ class Votes:
         return self._note_without_step(request.group_rank)
 
     def give_up_rank(self, group_rank: int, reason: str) -> None:
-        """Refuse the votes on an inherited attempt if only this lost rank may have known the decision."""
+        """Refuse the waiting votes if this lost rank may have received an earlier manager's decision on the step.
+
+        That decision can no longer be determined, and no other rank may receive a different one.
+        """
         attempt, rank = self._group.attempt, self._group.ranks[group_rank]
         if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:
             return

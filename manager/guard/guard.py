@@ -220,7 +220,7 @@ class Guard:
     # -- output
 
     def _read_output(self, child: Child) -> bool:
-        """Read the output of a process that is available. Return whether there may be more."""
+        """Read available output of a process. Return whether there may be more."""
         try:
             data = os.read(child.output, _READ_BYTES)
         except BlockingIOError:

@@ -235,7 +235,7 @@ class SupervisedStore:
 
 
 def check_port(port: int) -> None:
-    """Raise InvalidRequest if the port is not free. It names the process that listens on it, and says what to do."""
+    """Raise InvalidRequest if the port is not free. The message names the process that listens on it and the remedy."""
     try:
         socket.create_server(("", port)).close()
     except OSError as e:
@@ -419,7 +419,7 @@ class HeadHost(HostSupervisor):
         return self._preemption.save_left_s
 
     def _manager_ended(self, status: int) -> None:
-        """Handle the exit of the manager. While the ranks may save a checkpoint, do not stop them."""
+        """Handle the exit of the manager. If the ranks may still have to save a checkpoint, wait for that first."""
         if status == 0 and (left_s := self._save_left_s) > 0:
             self._loop.call_later(left_s, self._manager_ended, status)
         else:
