@@ -135,7 +135,7 @@ class _Run:
         return watcher.document(verifies=self._verifies, is_complete=not self._stop.is_set())
 
     async def _watch_until(self, at: float, *, is_settling: bool = False) -> bool:
-        """Follow the job until `at`, or until it has recovered if `is_settling`. Return whether a signal has arrived.
+        """Poll the job until `at`, or until it has recovered if `is_settling`. Return whether a signal has arrived.
 
         Raises:
             LighthouseError: A fault was not permitted, or the lighthouse has not answered for SETTLED_WITHIN_S.

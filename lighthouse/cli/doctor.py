@@ -103,7 +103,7 @@ def _place(address: Address, timeout_s: float) -> Place:
 
 
 def _result(reading: BackgroundRead[T], failed: Callable[[str], T]) -> T:
-    """Return the result, or what `failed` makes of the error's text."""
+    """Return the result of `reading`. If it raises a LighthouseError, return `failed` of the error's text."""
     try:
         return reading.result()
     except LighthouseError as e:

@@ -81,7 +81,7 @@ class ListenerSecurity:
 
     @property
     def ca_pin(self) -> str:
-        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA signed its certificate."""
+        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA signed the server certificate."""
         return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
 
     def _port_security(self, bind: str) -> PortSecurity:
@@ -93,9 +93,10 @@ class ListenerSecurity:
         return PortSecurity(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
 
     def announce(self, port: int) -> None:
-        """Write the serving file of the gRPC port, through which this user's other processes find the credentials.
+        """Write the file through which this user's other processes find the credentials for the gRPC port.
 
-        The port is also set for error messages to callers. The daemon calls this as soon as it knows the port.
+        Also store the port, so that error messages to callers can name it. The daemon calls this as soon as it knows
+        the port.
         """
         for port_security in (self.grpc, self.http):
             if isinstance(port_security.access, CredentialAccess):

@@ -1,8 +1,8 @@
 """Prometheus metrics of the lighthouse.
 
-A `Scrape` holds everything that one scrape shows; the daemon makes one for each, on its event loop. `Counters` counts
-what the status does not contain. The number of series is bounded: apart from the names of jobs and runs, all label
-values come from fixed sets, and a job's series disappear with the job.
+A `Scrape` contains the values of all metrics. The daemon creates one for each scrape, on its event loop. `Counters`
+counts what the status does not contain. The number of series is bounded: apart from the names of jobs and runs, all
+label values come from fixed sets, and a job's series disappear with the job.
 """
 
 import time

@@ -143,7 +143,10 @@ class EtcdClient:
             await self._http.close()
 
     async def read(self, start: bytes, end: bytes | None, timeout_s: float) -> tuple[KeyValue, ...]:
-        """Read the keys from `start` up to but excluding `end`, or only `start` if `end` is None. Linearizable."""
+        """Read the keys from `start` up to but excluding `end`, or only `start` if `end` is None.
+
+        Reads are linearizable.
+        """
         answer = await self._call("kv/range", read_request(start, end), timeout_s)
         return _key_values(answer)
 

@@ -209,7 +209,7 @@ class LeadershipEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another lighthouse has become the leader, or None is known."""
+    """Another lighthouse has become the leader. `leader` is None if no leader is known."""
 
     leader: Leader | None
 

@@ -332,7 +332,7 @@ class Journal(Records):
     def _copy_log(self, db: sqlite3.Connection) -> None:
         """Copy the write-ahead log into the file and truncate it.
 
-        While another program reads the file, this has to wait until a later commit. That is logged once.
+        If another program is reading the file, log that once. A later commit then copies the log.
         """
         is_busy = bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
         if is_busy and not self._is_read:

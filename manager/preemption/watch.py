@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class PreemptionWatch:
-    """Collects the notices for all hosts of a group. Reports the most urgent one to the lighthouse and drains the group.
+    """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group when needed.
 
     The lighthouse answers how many other groups stay. It handles the notices of all groups in order, so if all groups
     are preempted at once, the last of them saves a checkpoint, and so does each group that has not left by then.
