@@ -39,7 +39,7 @@ def group_run(run: str, replica_id: str) -> str:
 
 
 def supervisor_name(replica_id: str, host: int, hosts: int) -> str:
-    """Return the name of the supervisor on the `host`-th of a group's `hosts` hosts, unique within its run."""
+    """Return a name, unique within a run, for the supervisor on the `host`-th of a group's `hosts` hosts."""
     return replica_id if hosts == 1 else f"{replica_id}/{host}"
 
 

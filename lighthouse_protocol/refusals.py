@@ -30,7 +30,7 @@ class InvalidRequest(LighthouseError):
 
 
 class DuplicateReplica(LighthouseError):
-    """Two live callers use one replica_id."""
+    """Two live callers use the same replica_id."""
 
 
 class WrongState(LighthouseError):

@@ -1,4 +1,4 @@
-"""Command-line infrastructure: settings of daemons, lazily imported verbs, durations and terminal output.
+"""Command-line infrastructure: settings of daemons, lazily imported commands, durations and terminal output.
 
 A frozen dataclass of settings defines options, environment variables and the reference documentation:
 
@@ -42,7 +42,10 @@ def drop_stdout() -> None:
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a command so that a LighthouseError prints `Error: ...` and exits with 1. A closed pipe exits with 0."""
+    """Decorate a command so that a LighthouseError prints `Error: ...` and exits with 1.
+
+    If the reader of its output has closed the pipe, the command exits with 0.
+    """
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:

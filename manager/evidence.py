@@ -60,8 +60,6 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """State of a thread."""
-
     tid: int
     name: str
     state: str
@@ -76,8 +74,6 @@ class ThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """State of a process and its threads."""
-
     pid: int
     state: str
     caught: int  # bitmask of the signals that have a handler; bit 0 is signal 1

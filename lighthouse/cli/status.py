@@ -227,7 +227,7 @@ class Poll:
 
 
 def _ticks(interval_s: float, count: int | None, check: Callable[[], None]) -> Iterator[None]:
-    """Yield each time that the status should be polled: every `interval_s`, up to `count` times, or forever if None.
+    """Yield whenever the status should be polled: every `interval_s`, `count` times, or forever if `count` is None.
 
     `check` is called between the polls, and may raise to stop them. A slow answer delays the next poll.
     """

@@ -170,11 +170,7 @@ class ListenerSecurity:
 
 
 def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> CertificateFiles:
-    """Load the certificate files.
-
-    Raises:
-        InvalidRequest: A file is unusable.
-    """
+    """Load the certificate files. Raise InvalidRequest if one is unusable."""
     certificate, key = config.tls_cert or credentials.certificate, config.tls_key or credentials.key
     try:
         return CertificateFiles(certificate, key, config.tls_client_ca)
@@ -185,11 +181,7 @@ def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> Ce
 
 
 def _read_identities(path: Path) -> Identities:
-    """Read the file of --tls-identities, which maps certificate names to roles.
-
-    Raises:
-        InvalidRequest: The file cannot be read or parsed.
-    """
+    """Read the file of --tls-identities. Raise InvalidRequest if it cannot be read or parsed."""
     try:
         return parse_identities(path.read_text())
     except (OSError, UnicodeDecodeError) as e:
@@ -197,12 +189,7 @@ def _read_identities(path: Path) -> Identities:
 
 
 def _expiry(certificate: Path) -> str:
-    """Return a warning if the certificate expires soon, or an empty string.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file does not contain a certificate.
-    """
+    """Return a warning if the certificate expires soon, or an empty string. Raises OSError or ValueError."""
     days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
         return ""

@@ -143,11 +143,7 @@ class EtcdStore(Records):
         self._is_leading = False
 
     def take(self, found: Iterable[KeyValue]) -> None:
-        """Replace the records in memory with the given content of etcd.
-
-        Raises:
-            Damaged: If a record cannot be parsed.
-        """
+        """Replace the records in memory with the given content of etcd. Raise Damaged if a record cannot be parsed."""
         rows: list[KeyValue] = []
         foreign: list[bytes] = []
         sets: defaultdict[bytes, defaultdict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))

@@ -50,11 +50,7 @@ def dump(leader: Leader) -> bytes:
 
 
 def parse(raw: bytes) -> Leader:
-    """Parse the output of dump(). Unknown fields are ignored.
-
-    Raises:
-        ValueError: If `raw` is malformed.
-    """
+    """Parse the output of dump(), ignoring unknown fields. Raise ValueError if `raw` is malformed."""
     try:
         document = json.loads(raw)
         return Leader(

@@ -110,7 +110,7 @@ class Records(ABC):
 
     @abstractmethod
     def _write(self, changes: Sequence[Change]) -> None:
-        """Write all changes, or queue them and hold back later output until then. Raise an error if neither works."""
+        """Write all changes, or queue them for writing and hold back later output. Raise an error if neither works."""
 
     @abstractmethod
     def _damaged(self, key: bytes, what: str) -> WrongState:

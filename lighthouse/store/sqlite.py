@@ -237,11 +237,7 @@ def put_row(db: sqlite3.Connection, key: bytes, value: bytes) -> None:
 
 
 def default_path() -> Path:
-    """Return the default path of the journal.
-
-    Raises:
-        InvalidRequest: If the user has no home directory.
-    """
+    """Return the default path of the journal. Raise InvalidRequest if the user has no home directory."""
     return state_folder("--journal") / "journal.sqlite"
 
 

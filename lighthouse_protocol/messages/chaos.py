@@ -1,7 +1,7 @@
 """Faults that `lighthouse chaos` injects into a running job, and their limits. No protobuf.
 
 The lighthouse sends a FaultOrder to the manager of the target group. The manager begins the fault and reports that, or
-refuses it. It ends the fault after its duration, even if it has lost the lighthouse by then.
+refuses it. It ends the fault after its duration, even if it has lost its connection to the lighthouse by then.
 """
 
 from dataclasses import dataclass

@@ -25,7 +25,7 @@ class PreemptionNotice:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """Notice about a replica group, from its manager to the lighthouse, or about a host, from there to host 0."""
+    """Notice about a replica group, sent to the lighthouse, or about a host, sent by its supervisor to host 0."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
 

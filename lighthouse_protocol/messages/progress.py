@@ -233,7 +233,7 @@ class RankView:
 
     @property
     def progress_age_s(self) -> float:
-        """Seconds since the last known mark of the rank."""
+        """Seconds since the rank is known to have made progress."""
         return self.sample.still_s + self.beat_age_s
 
     @property
@@ -246,7 +246,7 @@ class RankView:
 
         Args:
             by_s: Seconds to add to the age of the last heartbeat.
-            still_by_s: Seconds to add to the time without a mark.
+            still_by_s: Seconds to add to the time without progress.
         """
         beat_age_s = self.beat_age_s + by_s  # dataclasses.replace() is too slow for thousands of ranks
         sample = replace(self.sample, still_s=self.sample.still_s + still_by_s) if still_by_s else self.sample

@@ -61,7 +61,7 @@ class RankId:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """Settings of a run. All its ranks must send the same ones."""
+    """Settings of a run. All ranks of the run must send the same settings."""
 
     world_size: WorldSize = 1  # ranks, including spares
     active: WorldSize | None = None  # maximum number of ranks that train, the others are spares; None for all

@@ -34,7 +34,7 @@ from lighthouse_protocol.refusals import LighthouseError
 
 
 class HoldState(StrEnum):
-    """Which steps a manager may grant its ranks under the standing quorum that it holds."""
+    """State of a manager's standing quorum, which determines the steps that the manager may grant its ranks."""
 
     STANDING = "standing"  # grants further steps
     RECALLED = "recalled"  # grants no step beyond its highest grant

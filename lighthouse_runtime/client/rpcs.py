@@ -300,7 +300,7 @@ def checkpoint_address(
         group_rank: The rank.
         step: Step at which the rank must be, or None for any.
         quorum_id: Quorum to which the caller belongs.
-        secret: Secret of that quorum, with which the caller proves that it belongs to it.
+        secret: Secret of that quorum, which proves the caller's membership.
         timeout_s: Timeout in seconds.
     """
     proof = prove(secret, ADDRESS_WORD, quorum_id, group_rank)

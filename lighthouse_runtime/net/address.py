@@ -172,8 +172,8 @@ def resolves(host: str) -> bool:
 def is_own_address(ip: str) -> bool:
     """Return whether `ip` is an address of this host.
 
-    To reach one of its own addresses, a host uses the same address as the source. Binding to `ip` would prove nothing,
-    because ip_nonlocal_bind allows any address.
+    The routing table is queried: on the route to one of its own addresses, a host uses the same address as the source.
+    Binding to `ip` would prove nothing, because ip_nonlocal_bind allows any address.
     """
     return _source_address(ip) == ip
 

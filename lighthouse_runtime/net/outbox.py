@@ -20,7 +20,7 @@ MAX_BYTES_TO_ALL = 128 * 1024 * 1024
 class WriteGate:
     """Limits the total size of large messages being written. Messages enter in order of arrival.
 
-    A message that is larger than the limit enters when it is the only one.
+    A message that is larger than the limit enters when no other message is being written.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES_UNDER_WAY, parent: "WriteGate | None" = None) -> None:

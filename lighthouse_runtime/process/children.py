@@ -153,7 +153,7 @@ class ServerProcess:
 
         Args:
             serve: Python source that runs the console command.
-            options: Options of the verb `serve`.
+            options: Options of the command `serve`.
             on_end: Called with the exit status if the child exits before stop() is called.
             name: Name of the daemon in errors.
             variables: Extra environment variables, for values that must not appear in a command line.

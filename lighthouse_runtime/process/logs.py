@@ -1,7 +1,7 @@
 """Logging of all our processes to standard error, as text or as JSON.
 
-The message of a line tells a person everything. Programs should read the fields (lighthouse_runtime/log_event.py)
-instead of the message. Times are UTC in ISO 8601.
+People need only the message of a line. Programs should read the line's fields (lighthouse_runtime/log_event.py) instead
+of its message. Times are UTC in ISO 8601.
 """
 
 import json

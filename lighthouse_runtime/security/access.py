@@ -251,7 +251,7 @@ class FixedAccess(Access):
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names for Caller.names. DNS names with a slash are dropped, because they could mimic SPIFFE ids."""
+    """Combine the names in a client certificate. Drop DNS names with a slash, because they could mimic SPIFFE ids."""
     return (*spiffe, *(name for name in dns if "/" not in name))
 
 

@@ -54,7 +54,7 @@ def variables_of(files: TlsFiles) -> dict[str, str]:
 
 
 def known_tls(coordinator: Coordinator) -> ClientTls | None:
-    """Return what fetch_tls() would return, or None if that requires reading a file or contacting the server."""
+    """Return the result of fetch_tls() if it is known without reading a file or contacting the server, or else None."""
     roots = _roots.get(coordinator.ca_pin) if coordinator.files == NO_FILES else None
     return None if roots is None else ClientTls(roots, SERVER_NAME)
 

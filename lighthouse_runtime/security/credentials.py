@@ -74,7 +74,6 @@ class Tokens:
         return tokens
 
     def write(self, folder: Path) -> None:
-        """Write the tokens to a folder. Raise OSError if that fails."""
         content = {role.value: list(tokens) for role, tokens in self.by_role.items()}
         write_private(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
 

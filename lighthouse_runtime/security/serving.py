@@ -27,7 +27,7 @@ _FILE = re.compile(r"serving-(\d{1,5})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Where this user's processes find a lighthouse's credentials. `ca_pin` is empty without TLS or with an own PKI."""
+    """Location of a lighthouse's credentials on this host. `ca_pin` is empty without TLS or with the user's own PKI."""
 
     ca_pin: str
     credentials: Path
@@ -56,7 +56,7 @@ def write_serving_file(port: int, serving: Serving | None) -> None:
 
 
 def read_serving_file(port: int) -> Serving | None:
-    """Return where to find the credentials of the lighthouse on `port`, or None if this user has no valid file."""
+    """Return the location of the credentials of the lighthouse on `port`, or None if this user has no valid file."""
     try:
         path = _path(port)
         with open(path, "rb") as file:

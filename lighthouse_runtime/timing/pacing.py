@@ -1,4 +1,4 @@
-"""Backoff, rate-limited warnings, blocking reads with a deadline, cached views, and a clock that counts suspensions."""
+"""Backoff, rate-limited warnings, blocking reads with a deadline, cached values, a clock that counts suspensions."""
 
 import asyncio
 import logging
@@ -118,7 +118,7 @@ class Snapshots(Generic[K, V]):
         self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
     def get(self, key: K) -> V:
-        """Return the value for a key. A value that is slow to build is reused for a time in proportion to that."""
+        """Return the value for a key. A value that is slow to build is reused, for a time proportional to the delay."""
         began_at = self._clock()
         kept = self._kept.get(key)
         if kept is not None and began_at < kept[1]:

@@ -105,7 +105,7 @@ class _Logins:
 
 
 class HttpGuard:
-    """Access control for all HTTP routes: checks the host name and the role, and for actions also the web page."""
+    """Access control for all HTTP routes: checks the host name and the role, and the origin of actions."""
 
     def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
         """Store the access rules. `names` are host names of this daemon in addition to the host's own."""

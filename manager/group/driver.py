@@ -133,7 +133,7 @@ class RankNotices:
             log.info("%s", line, extra=event("quorum_wait"))
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Begin or end the wait for a quorum. If others still wait after some were answered, a new one begins."""
+        """Begin or end the wait for a quorum. A new wait also begins if only some of the requests were answered."""
         if is_waiting:
             self._wait.begin(self._clock())
             self._timer.set_after(CHECKED_EVERY_S)
@@ -215,7 +215,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """Exclude a pause of this process of `by_s` seconds from all ages. Call this before the next verdict."""
+        """Subtract a pause of this process, which lasted `by_s` seconds, from all ages. Call this before a verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -410,7 +410,7 @@ class GroupDriver:
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Make the group leave the job at the request of a rank. Raise WrongState if the manager does not watch it."""
+        """Make the group leave the job at the request of a rank. Raise WrongState if its process is not watched."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")

@@ -18,7 +18,7 @@ from lighthouse_protocol.refusals import LighthouseError
 class QuorumRequest:
     """A rank's request for a quorum.
 
-    If the caller does not send them, `rank_incarnation` is an empty string and `tag_quorum_id` is None.
+    `rank_incarnation` is empty, and `tag_quorum_id` is None, if the caller does not send them.
     """
 
     call: int
@@ -215,7 +215,7 @@ class RankGivenUp:
 
     @property
     def is_expected(self) -> bool:
-        """Return whether the loss is not a failure."""
+        """Return whether the loss is no failure, because the rank exited normally or is being restarted."""
         return self.has_left or self.is_started
 
 

@@ -114,7 +114,7 @@ class LighthouseLink:
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether the lighthouse answers, even if it refuses the group. `error` then contains the reason."""
+        """Return whether the lighthouse answers. It may refuse the group, in which case `error` has the reason."""
         return self._was_reachable is True
 
     async def run(

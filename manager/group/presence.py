@@ -59,7 +59,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return why the group cannot train now, which is empty if it can, and the missing ranks."""
+        """Return the reason why the group cannot train now, or an empty string if it can, and the missing ranks."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -114,7 +114,7 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that the process of a watch will exit normally once the other ranks in `mates` do not need its data.
+        """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
 
         Return whether it is the rank's current process. An older process may exit immediately.
         """

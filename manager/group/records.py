@@ -207,7 +207,7 @@ class Attempt:
 
 
 class ReplicaGroup:
-    """All records of one replica group. `me` describes the group, without the fields that each join sets anew."""
+    """All records of one replica group. `me` describes the group, except for the fields that each join sets."""
 
     def __init__(self, me: Participant) -> None:
         self.me = me

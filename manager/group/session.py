@@ -80,8 +80,8 @@ class _Join:
 class SessionMachine:
     """State machine of the manager's sessions with the lighthouse.
 
-    `progress` provides the views for heartbeats. `secret` is a random string by which the lighthouse recognizes
-    this manager when it opens another session.
+    `progress` selects the progress that heartbeats carry. `secret` is a random string by which the lighthouse
+    recognizes this manager when it opens another session.
     """
 
     def __init__(self, progress: ProgressReporter | None = None, secret: str = "") -> None:
@@ -168,7 +168,7 @@ class SessionMachine:
         self._next_heartbeat_at = min(self._next_heartbeat_at, now + self._interval_s)
 
     def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
-        """Record an acknowledgement. Return when its heartbeat was sent, or None if it was not sent on this session."""
+        """Record an acknowledgement. Return when its heartbeat was sent, or None if that heartbeat is unknown."""
         self._received_at, self._unanswered = now, 0
         self._interval_s = ack.heartbeat_interval_s
         sent_at = self._sent_at.pop(ack.number, None)

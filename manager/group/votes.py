@@ -72,7 +72,7 @@ class Votes:
                 rank.vote = None
 
     def note_loss(self, group_rank: int) -> bool | None:
-        """Discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
+        """Decide to discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
         attempt = self._group.attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:
             return None
@@ -184,7 +184,7 @@ class Votes:
         return attempt
 
     def _find(self, vote: PendingVote) -> Attempt | bool:
-        """Return the attempt that a vote belongs to, or the decision if it is an earlier attempt.
+        """Return the attempt to which a vote belongs, or the decision if that is an earlier attempt.
 
         Raise WrongState if the vote is for a different step or quorum than the current attempt.
         """

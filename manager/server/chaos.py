@@ -28,7 +28,7 @@ class Ranks(Protocol):
     """Interface to the group's supervisor, which sends signals to its ranks."""
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if it is not running."""
+        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if none is running."""
         ...
 
 
@@ -78,7 +78,7 @@ class FaultInjector:
     def between(
         self, driver: GroupDriver
     ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[], None]]:
-        """Return the callbacks for LighthouseLink.run."""
+        """Return callbacks for LighthouseLink.run that pass the session's events on to `driver`."""
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session

@@ -285,7 +285,7 @@ class GroupAccess(LocalOperatorAccess):
 
 
 def secret_from(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the group's secret from the environment, or an empty string. Raise InvalidRequest if it is too weak."""
+    """Return the group's secret from the environment, or an empty string. Raise InvalidRequest if it is malformed."""
     secret = variables.get(MANAGER_SECRET_VARIABLE, "")
     if secret and not _SECRET.fullmatch(secret):
         raise InvalidRequest(

@@ -73,7 +73,7 @@ class WorkerHosts:
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def send(self, host: int, message: hosts.ToHost) -> None:
-        """Send a message to a host. If the host is not connected, drop the message, because its loss is reported."""
+        """Send a message to a host, or drop it if the host is not connected. The host's loss is reported anyway."""
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
@@ -201,7 +201,7 @@ class SupervisedStore:
         self._is_over = False
 
     def check(self) -> None:
-        """Check that the store can start. Raises InvalidRequest."""
+        """Raise InvalidRequest if the store cannot start."""
         check_torch(self._python)
         check_port(self._port)
 
