@@ -114,7 +114,7 @@ class Outcome:
     incident: str = ""
     next_commit_s: float | None = None
     is_survived: bool = False  # a later step was committed, and the target's group trains
-    is_verified: bool = False  # then all groups have compared their states at a later step
+    is_verified: bool = False  # after that, all groups have compared their states at a later step
 
 
 class Watcher:

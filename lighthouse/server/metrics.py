@@ -78,7 +78,7 @@ class Scrape(Collector):
     now: float = 0.0  # on the clock of the accounts
     phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by job and phase, over all ranks so far
     incidents: IncidentTimes = field(default_factory=IncidentTimes)
-    jobs: Collection[str] = ()  # whose incidents are counted from zero
+    jobs: Collection[str] = ()  # jobs whose series of incidents start at zero
     candidate: CandidateStatus | None = None  # None without a shared store
 
     def collect(self) -> Iterator[Metric]:

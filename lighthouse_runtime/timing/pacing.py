@@ -98,8 +98,8 @@ class BackgroundRead(Generic[T]):
             self._outcomes.put((None, e))
 
 
-# Views that many clients request, such as the status. Building them takes up to a share LOOP_SHARE of the loop's time:
-# a view that is cheap to build is built for each request, and an expensive one is reused for a while.
+# Values that many clients request, such as the status. Building them takes at most the share LOOP_SHARE of the loop's
+# time: a value that is cheap to build is built for each request, and an expensive one is reused for a while.
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")

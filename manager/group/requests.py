@@ -298,7 +298,7 @@ def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
     if last is None or last.rank_incarnation != request.rank_incarnation:
         return None
     # Compare the held states: while a rank is catching up, its request's step is later than its state's, and may fall
-    # back to it. Besides, a quorum since the last request may have made the rank heal to an older state than its own.
+    # back to it. Also, a quorum since the last request may have made the rank heal to an older state than its own.
     held, was_held = request.holds.step, last.holds.step
     since, lowest = rank.lowest or (last.holds, was_held)
     if held >= (min(was_held, lowest) if since == last.holds else was_held):
