@@ -1,4 +1,4 @@
-"""Address lists and join strings, which tell a client how to connect to a lighthouse, and the search for the leader.
+"""Address lists and join strings, with which clients connect to a lighthouse, and the search for the leader.
 
 No I/O. A text has one of these forms:
 

@@ -343,7 +343,7 @@ class SharedStore:
             if is_written:
                 self.records.written()
             else:
-                self._refuse("another lighthouse leads: the leader's key is not this one's any more")
+                self._refuse("another lighthouse leads: the leader's key no longer belongs to this one")
 
     async def _write_batch(self, batch: store.Batch) -> bool:
         names = self.records.keys

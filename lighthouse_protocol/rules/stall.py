@@ -286,7 +286,7 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
     """Return those of `ranks` that are ahead of no other in the `shared` phases. All must be at the same step.
 
-    Unless `are_behind` says that all of `ranks` are behind, return only those that are behind another one.
+    With `are_behind`, all of `ranks` are known to be behind. Otherwise, return only ranks that are behind another one.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]

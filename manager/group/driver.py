@@ -413,7 +413,7 @@ class GroupDriver:
         """Make the group leave the job at the request of a rank. Raise WrongState if its process is not watched."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
-            raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
+            raise WrongState(f"rank {group_rank}: its process is not watched, so it cannot drain the group")
         log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
         self.drain(reason)
 
@@ -430,8 +430,8 @@ class GroupDriver:
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
-                f"quorum_id: where {self.machine.group.me.replica_id} serves its state is told to members of its "
-                "quorum alone, and the caller does not prove that it is one"
+                f"quorum_id: only members of its quorum may learn where {self.machine.group.me.replica_id} serves its "
+                "state, and the caller does not prove that it is a member"
             )
 
     def _with_secret(self, assignment: Assignment) -> Assignment:

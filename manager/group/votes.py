@@ -100,7 +100,7 @@ class Votes:
     def give_up_rank(self, group_rank: int, reason: str) -> None:
         """Refuse the waiting votes if this lost rank may have received an earlier manager's decision on the step.
 
-        That decision can no longer be determined, and no other rank may receive a different one.
+        The decision can no longer be determined, and no other rank may receive a different one.
         """
         attempt, rank = self._group.attempt, self._group.ranks[group_rank]
         if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:

@@ -148,7 +148,7 @@ class WorkerHosts:
         match message:
             case hosts.HostRankEnded(rank, attempt, status, cause):
                 if self._head.plan.layout.host_of(rank) != host:
-                    raise InvalidRequest(f"{rank} is none of host {host}", field="rank")
+                    raise InvalidRequest(f"rank {rank} does not run on host {host}", field="rank")
                 self._head.feed(RankEnded(rank, attempt, status, cause))
             case hosts.HostCheckFailed(reason):
                 self._head.feed(CheckFailed(host, reason))
@@ -166,7 +166,7 @@ class WorkerHosts:
             case hosts.HostHeartbeat():
                 pass
             case hosts.HostHello():
-                raise InvalidRequest("came twice", field="hello")
+                raise InvalidRequest("was sent twice", field="hello")
 
 
 async def _send_heartbeats(host: int, connected: _Host) -> None:

@@ -229,7 +229,7 @@ class Launch:
 
     @property
     def serves_store(self) -> bool:
-        """Return whether this supervisor runs the store. Of several with one master, only the one with slot 0 does."""
+        """Return whether this supervisor runs the store. With --master-addr, only the supervisor of slot 0 does."""
         settings = self.settings
         return self.config.store == "auto" and (settings.master_addr is None or settings.slot_offset == 0)
 
