@@ -117,7 +117,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request failed. The store may have executed it in spite of that."""
+    """A request failed, but the store may have executed it."""
 
     number: int
     reason: str

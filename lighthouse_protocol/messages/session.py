@@ -217,7 +217,7 @@ class QuorumChanged:
 
 @dataclass(frozen=True, slots=True)
 class JoinRejected:
-    """The lighthouse refuses a join or the hello."""
+    """The lighthouse refuses a join, or the session's hello."""
 
     join: Count  # 0 for the hello, after which the session ends
     error: LighthouseError

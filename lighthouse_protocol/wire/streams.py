@@ -43,7 +43,7 @@ class Stream(Generic[M]):
     """Codec of the messages in one direction of a stream."""
 
     def __init__(self, union: Any, schema: type[Message], advisory: Iterable[type[Any]] = ()) -> None:
-        """Compile the codec of a message with one oneof, whose fields are the classes of `union`.
+        """Compile the codec of `schema`, a message with a single oneof. Its fields are the classes of `union`.
 
         Invalid messages of the `advisory` classes are read as None instead of raising InvalidRequest.
         """

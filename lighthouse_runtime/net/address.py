@@ -101,8 +101,8 @@ def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = F
 def listening_host(advertised: str) -> str:
     """Return the address to listen on so that the server can be reached at `advertised` only.
 
-    If `advertised` is not a single address of this host, return an empty string, which means all addresses. It may be
-    a name that resolves to a loopback address here, or an address outside a NAT.
+    If `advertised` is not a single address of this host, return an empty string, which means all addresses. Examples
+    are a name that resolves to a loopback address here, and an address outside a NAT.
     """
     address = Address(advertised, None)
     if address.is_loopback:

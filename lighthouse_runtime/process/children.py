@@ -1,4 +1,4 @@
-"""Child processes that exit with their parent, even if it is killed, and inspection of other processes."""
+"""Child processes that exit with their parent, even if the parent is killed, and inspection of other processes."""
 
 import asyncio
 import contextlib

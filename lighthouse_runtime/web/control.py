@@ -255,7 +255,7 @@ def refused(error: LighthouseError) -> web.Response:
 
 
 def _caller(caller: Caller, token: str) -> Caller:
-    """Return a copy of the caller that has `token`, which may be a join string that contains the token.
+    """Return a copy of the caller with `token`, or with the token in it if `token` is a join string.
 
     A malformed join string is used as the token itself, which is then invalid.
     """

@@ -472,7 +472,7 @@ class QuorumRequests:
             self._end_when_done(standing)
 
     def voted(self, vote: PendingVote) -> bool:
-        """Record a rank's vote. Return True if the group was too late to heal and now all its ranks have voted."""
+        """Record a rank's vote. Return True if it is the last vote of a group that was too late to heal."""
         standing, ranks = self._group.standing, self._group.ranks
         ranks[vote.group_rank].wants_next = vote.wants_next
         if standing is None or (vote.quorum_id, vote.step) != (standing.quorum.quorum_id, standing.granted):

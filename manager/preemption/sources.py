@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
 
 async def fetch(http: aiohttp.ClientSession, method: str, url: str, headers: Mapping[str, str]) -> Answer:
-    """Send a request and return the answer. Raise ValueError above MAX_ANSWER_BYTES. Redirects are not followed."""
+    """Return the answer to a request, without following redirects. Raise ValueError if it exceeds MAX_ANSWER_BYTES."""
     async with http.request(method, url, headers=headers, allow_redirects=False) as response:
         body = bytearray()
         async for chunk in response.content.iter_any():

@@ -112,7 +112,7 @@ class LocalHost:
                 self._guard.halt(check, 0.0)
 
     def pass_on(self, number: int) -> None:
-        """Forward a signal that the supervisor received to the ranks that handle it."""
+        """Send a signal that the supervisor has received to the ranks that have a handler for it."""
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)

@@ -29,7 +29,7 @@ class Torchrun:
 
 
 class Failure(NamedTuple):
-    """Failure of one of torchrun's ranks, from torchrun's output."""
+    """Failure of one of torchrun's ranks, as torchrun reports it in its output."""
 
     rank: int
     status: int
