@@ -16,8 +16,8 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS, verbs
 
-# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest, of the simulator, of the long run, of etcd, of protoc,
-# of torchft, of click.
+# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest, of the simulator, of the long run, of
+# etcd, of protoc, of torchft, of click.
 OTHERS = {
     "--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check",
     "--random-order", "--random-order-seed", "--standalone", "--rdzv-backend", "--rdzv-endpoint", "--scenario",
