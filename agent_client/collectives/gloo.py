@@ -276,8 +276,8 @@ class GlooGroup:
     def all_gather(self, row: torch.Tensor, timeout_s: float) -> torch.Tensor:
         """Return the rows of all ranks, stacked by rank. All rows must have the same shape and dtype.
 
-        This is faster for small rows than gloo's own all_gather, which takes `size` - 1 rounds: here each rank sends
-        its row to all others at once.
+        Each rank sends its row to all others at the same time. For small rows, this is faster than gloo's own
+        all_gather, which takes `size` - 1 rounds.
         """
         options: Any = AllToAllOptions()
         options.timeout = timedelta(seconds=timeout_s)

@@ -83,7 +83,7 @@ class ScheduleReplay:
         for name, other in self._others.items():
             other.load_state_dict(copy.deepcopy(self.saved[name]))
             if name not in now:
-                between[name] = 1  # a Replayable does not count; the script changes it once after each step
+                between[name] = 1  # a Replayable counts no steps, but the script changes it once after each step
         for group, settings in zip(self._groups, self._settings, strict=True):
             group.update(copy.deepcopy(settings))
         return StepCounts(between, inside)

@@ -54,7 +54,7 @@ def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
 
     def log_progress() -> None:
         now = time.monotonic()
-        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal can track several ranks, but here is only one
+        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal could track several ranks
         while line := heal.next_line(now):
             log.info("%s", line)
 
@@ -230,7 +230,7 @@ class Healing:
         self._server.withdraw()
 
     def release(self, *, is_committed: bool) -> None:
-        """Wait until no peer is reading the state in place. After a discarded step, disconnect the readers at once."""
+        """Wait until no peer is reading the state in place. After a discarded step, disconnect readers immediately."""
         if self._is_read_in_place:
             self._server.withdraw(self._timeout_s if is_committed else 0.0)
             self._is_read_in_place = False
