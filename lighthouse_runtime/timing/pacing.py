@@ -110,20 +110,22 @@ MAX_KEPT = 16
 
 
 class Snapshots(Generic[K, V]):
-    """Cache of views by key. `build` creates a view; an exception that it raises is not cached."""
+    """Cache of views by key."""
 
-    def __init__(self, build: Callable[[K], V], clock: Callable[[], float] = time.monotonic) -> None:
-        self._build = build
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
-    def get(self, key: K) -> V:
-        """Return the view of a key. An expensive view may be old, in proportion to the time that building it takes."""
+    def get(self, key: K, build: Callable[[], V]) -> V:
+        """Return the view of a key, which `build` creates. An exception that it raises is not cached.
+
+        An expensive view may be old, in proportion to the time that building it takes.
+        """
         began_at = self._clock()
         kept = self._kept.get(key)
         if kept is not None and began_at < kept[1]:
             return kept[0]
-        value = self._build(key)
+        value = build()
         now = self._clock()
         self._kept.pop(key, None)
         if now - began_at > CHEAP_S:

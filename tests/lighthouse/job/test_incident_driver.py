@@ -15,7 +15,7 @@ from lighthouse.job.incidents import OnStall
 from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig, RunConfig
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import Ports, RunDriver
+from lighthouse.job.run_driver import JobsPort, Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.incident import (
     EvidenceAsked,
@@ -377,15 +377,21 @@ class Slot(Listener):
         self.say(RankHeartbeat(step, "running", ProgressSample(step, still_s=still_s, times=times)))
 
 
+@dataclass
+class RunsOf(JobsPort):
+    wrapped: "WrappedJob"
+
+    def handle_run_message(self, job: str) -> None:
+        self.wrapped.driver.handle_run_message()
+
+
 class WrappedJob:
     """Three ranks of run r, without Agents."""
 
     def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
         self.loop, self.registry = loop, registry
         machine = RunMachine(RunConfig(run="r"))
-        self.run = RunDriver(
-            ("j", "r"), machine, MemoryStore(), Ports(loop, time.time), moved=lambda: self.driver.handle_run_message()
-        )
+        self.run = RunDriver(("j", "r"), machine, MemoryStore(), Ports(loop, time.time), RunsOf(self))
         quorum = QuorumMachine(QuorumConfig())
         self.driver = JobDriver("j", quorum, Ports(loop, time.time), registry, runs=lambda: [self.run])
         self.slots = [Slot(self, slot) for slot in range(3)]

@@ -69,7 +69,7 @@ def incidents() -> IncidentRegistry:
 
 def jobs_of(memory: MemoryStore, incidents: IncidentRegistry | None = None) -> JobRegistry:
     loop = asyncio.get_running_loop()
-    return JobRegistry(lambda first_id: QuorumConfig(), Ports(loop, time.time), memory, incident_registry=incidents)
+    return JobRegistry(QuorumConfig(), Ports(loop, time.time), memory, incident_registry=incidents)
 
 
 @pytest.fixture
