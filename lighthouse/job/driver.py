@@ -340,14 +340,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
     ) -> None:
         """Create the driver and continue with the machine's restored state.
 
-        Args:
-            job: Name of the job.
-            machine: The job's state machine.
-            ports: Shared by all drivers.
-            incident_registry: Shared by all jobs.
-            store: Storage of the record. None for a store in memory.
-            runs: Lists the runs of the job.
-            secret: Secret of the quorum of an earlier lighthouse.
+        `runs` lists the runs of the job. `secret` is that of the quorum of an earlier lighthouse.
         """
         super().__init__(machine, ports)
         self.job = job
@@ -484,7 +477,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             text = str(preemption_status(group, now))
             self.add_timeline_entry(TimelineKind.NOTICE, (replica_id,), text)
             log.info("%s %s", replica_id, text, extra=event("preempted", job=self.job, replica_id=replica_id))
-            self._ports.preempted(self.job, replica_id, notice)
+            if notice != reports.announced:
+                reports.announced = notice
+                self._ports.preempted(self.job, replica_id, notice)
         self._answer_notices()
 
     def _answer_notices(self) -> None:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -290,12 +290,6 @@ class IncidentRegistry:
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
-    stop_runs: Callable[[str, str, str], Iterable[str]] = lambda job, reason, requested_by: ()
-    """Stops the job's runs and returns their names. Arguments: job, reason, requested_by."""
-    restart_ranks: Callable[[str, str, Collection[int], str], bool] = lambda job, name, ranks, reason: False
-    """Restarts the function of the ranks that are behind, and of all ranks that run it together with them. Arguments:
-    job, name, ranks, reason. Returns False if these ranks do not run in a Wrapper.
-    """
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
     ledger: Ledger = field(default_factory=Ledger)
@@ -378,16 +372,7 @@ class IncidentDriver:
         owner: JobPort,
         progress: ProgressDriver,
     ) -> None:
-        """Start without incidents.
-
-        Args:
-            job: Name of the job.
-            state: Its replica groups.
-            ports: Shared by all drivers.
-            registry: Shared by all jobs.
-            owner: The job's driver.
-            progress: Progress of the job's ranks.
-        """
+        """Start without incidents. `ports` and `registry` are shared by all jobs."""
         self._job = job
         self._state = state
         self._registry = registry
@@ -662,15 +647,18 @@ class IncidentDriver:
     def _stop_job(self, id: str) -> str:
         text = self._registry.archive.get_incident(id).summary.text
         reason = cut_reason(f"incident {id}: nothing moves: {text}")
-        runs = list(self._registry.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
+        runs = [run for run in self._owner.list_runs() if not (run.is_quiet or run.is_over)]
+        for run in runs:
+            run.request_stop(reason, f"--on-stall stop-run, incident {id}")
         if runs:
-            return f"stopped the run {', '.join(runs)}"
+            return f"stopped the run {', '.join(run.run_id for run in runs)}"
         members = sorted(member.replica_id for member in self._members())
         return f"killed {', '.join(members)}: the job has no run to stop" + self._kill_groups(members, reason)
 
     def _restart_groups(self, id: str, decision: Decision) -> str:
         reason, groups = cut_reason(f"incident {id}: {decision.text}"), decision.groups
-        killed = [name for name in groups if not self._registry.restart_ranks(self._job, name, groups[name], reason)]
+        runs = self._owner.list_runs()
+        killed = [name for name in groups if not any(run.fail_ranks(name, groups[name], reason) for run in runs)]
         return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill_groups(killed, reason, groups)
 
     def _kill_groups(

@@ -5,7 +5,7 @@ driver continues from it. After `close`, the registries refuse new work until th
 """
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -329,18 +329,6 @@ class RunRegistry:
     def stopped_status(self) -> tuple[RunStatus, ...]:
         """Return the last status of stopped runs whose processes have exited, the newest last."""
         return tuple(self._stopped.values())
-
-    def stop_all(self, job: str, reason: str, who: str) -> list[str]:
-        """Stop the job's runs that have processes and are not over. Return the names of the runs."""
-        machines = {driver: driver.machine for driver in self.runs_of_job(job) if not driver.is_quiet}
-        live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
-        for driver in live:
-            driver.request_stop(reason, who)
-        return [driver.name[1] for driver in live]
-
-    def fail_ranks_of(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
-        """Call `RunDriver.fail_ranks` on the job's runs until one has these ranks. Return whether a run has them."""
-        return any(driver.fail_ranks(name, ranks, reason) for driver in self.runs_of_job(job))
 
     def forget_quiet(self) -> None:
         for driver in [driver for driver in self if driver.is_quiet]:

@@ -290,8 +290,7 @@ KEY_WRITES_AT_ONCE = 1000
 class JobsPort:
     """The jobs, as their runs use them. Without a registry, runs have no job."""
 
-    def record_run_incident(self, incident: Incident) -> None:
-        """Record an incident that is new or has changed."""
+    def record_run_incident(self, incident: Incident) -> None: ...
 
     def handle_run_message(self, job: str) -> None:
         """Handle that a rank of one of the job's runs has sent a message other than a hello."""
@@ -316,15 +315,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         ports: Ports,
         jobs: JobsPort | None = None,
     ) -> None:
-        """Create the driver.
-
-        Args:
-            name: Job and run.
-            machine: The run's state machine.
-            store: Storage of the record and keys.
-            ports: Shared by all drivers.
-            jobs: Registry of the jobs.
-        """
+        """Create the driver of a run, whose record and keys are in `store`."""
         super().__init__(machine, ports)
         self.name = name
         self.machine = machine
@@ -410,7 +401,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
     ) -> bool:
         """Return whether the supervisor's request would change anything."""
-        if self.machine.stop is not None or self.machine.completed is not None:
+        if self.is_over:
             return False
         if isinstance(asked, supervisor.StopAsked):
             return True
@@ -444,6 +435,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     @property
     def has_ranks(self) -> bool:
         return not self.machine.generations.ranks.has_no_live_rank
+
+    @property
+    def is_over(self) -> bool:
+        return self.machine.stop is not None or self.machine.completed is not None
 
     @property
     def run_id(self) -> str:

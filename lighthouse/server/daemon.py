@@ -149,12 +149,7 @@ class LighthouseDaemon:
 
     def _make_incident_registry(self, folder: Path | None) -> IncidentRegistry:
         files = None if folder is None else IncidentFiles(folder)
-        return IncidentRegistry(
-            OnStall(self._config.on_stall),
-            files,
-            lambda *asked: self._runs.stop_all(*asked),
-            lambda *asked: self._runs.fail_ranks_of(*asked),
-        )
+        return IncidentRegistry(OnStall(self._config.on_stall), files)
 
     def _scrape(self, service: LighthouseService) -> Scrape:
         jobs = list(self._jobs)
