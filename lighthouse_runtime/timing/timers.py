@@ -59,10 +59,10 @@ class SustainedNotice:
     """Reports when a condition has lasted for `after_s`, and when it has ended. A text describes the condition."""
 
     def __init__(self, timers: Timers, report: Callable[[str], None], after_s: float) -> None:
-        """Create a notice without a condition.
+        """Create a notice for a condition that does not hold yet.
 
-        `report` is called once with each text that has been set for `after_s`, and with an empty text when a reported
-        condition has ended.
+        `report` is called with the text of a condition that has lasted for `after_s` seconds, and with an empty text
+        when such a condition has ended.
         """
         self._report = report
         self._after_s = after_s
@@ -71,7 +71,7 @@ class SustainedNotice:
         self._timer = DeadlineTimer(self._report_lasting, timers)
 
     def set(self, text: str) -> None:
-        """Set the text of the present condition, or clear it with an empty text."""
+        """Set the text that describes the current condition. An empty text means that the condition has ended."""
         if text == self._text:
             return
         self.close()
@@ -181,7 +181,7 @@ LATE_AFTER_S = 0.75
 class LoopLag:
     """Detects pauses of the event loop and reports them to listeners.
 
-    A listener must not count a pause as silence of its peers, whose messages could not be read in that time.
+    A listener must not count a pause as silence of its peers, because their messages could not be read meanwhile.
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:
