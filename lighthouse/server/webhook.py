@@ -17,30 +17,23 @@ log = logging.getLogger(__name__)
 ANSWERED_WITHIN_S = 5.0
 POSTED_WITHIN_S = 60.0
 MAX_PENDING = 256
-KEPT = 4096
 
 
 class PreemptionWebhook:
-    """Posts each notice once, as JSON. Repeats a failed request for up to POSTED_WITHIN_S, then logs the failure."""
+    """Posts notices as JSON. Repeats a failed request for up to POSTED_WITHIN_S, then logs the failure."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         parts = urlsplit(url)
         self._shown = f"{parts.scheme}://{parts.hostname}"  # the path may contain a secret
-        self._posted: dict[tuple[str, str, PreemptionNotice], None] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
-        """Begin to post a notice, unless the same one was posted before."""
-        if (job, replica_id, notice) in self._posted:
-            return
+        """Begin to post a notice."""
         if len(self._tasks) >= MAX_PENDING:
             log.error("%s: %d requests are pending; the notice of %s is not posted", self._shown, MAX_PENDING,
                       replica_id, extra=event("webhook_full"))  # fmt: skip
             return
-        self._posted[job, replica_id, notice] = None
-        while len(self._posted) > KEPT:
-            del self._posted[next(iter(self._posted))]
         task = asyncio.create_task(self._post(job, replica_id, notice), name="webhook")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
