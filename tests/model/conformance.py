@@ -209,6 +209,8 @@ class Conformance:
 
     def _ask(self, g: int, participant: Participant) -> Join:
         follower, group = self._groups[g], self.world.groups[g]
+        if participant.ranks_disagree and not group.is_torn:
+            self._break_heal(g)
         if group.work:
             if group.work[2] == HAS_SUM and participant.step == group.work[1] + 1:
                 self._do("commit", g)
@@ -228,9 +230,21 @@ class Conformance:
         tag = self._tag(participant, group)
         if follower.before_heal is not None and (participant.step, tag) == follower.before_heal[:2]:
             group.step, group.tag, group.content = follower.before_heal  # it has not healed in the end
-        self._expect("the step of its state", participant.step, group.step)
-        self._expect("the tag of its state", self._tag(participant, group), group.tag)
+        self._expect("whether its ranks hold different states", participant.ranks_disagree, group.is_torn)
+        if not group.is_torn:
+            self._expect("the step of its state", participant.step, group.step)
+            self._expect("the tag of its state", self._tag(participant, group), group.tag)
         return group.join()
+
+    def _break_heal(self, g: int) -> None:
+        """Some of its ranks have not healed: what the model's group did since its heal has not happened."""
+        follower, group = self._groups[g], self.world.groups[g]
+        if follower.before_heal is None:
+            self._refuse("its ranks hold different states, and it has not healed")
+            return
+        group.step, group.tag, group.content = follower.before_heal
+        group.work, follower.before_heal = (group.quorum, self.world.quorums[group.quorum].start, HEALS), None
+        self._do("break_heal", g)
 
     def _tag(self, participant: Participant, group: Group) -> int:
         """Return the model's id of the quorum in the tag. A manager whose ranks send none has the model's."""
@@ -404,6 +418,11 @@ class Conformance:
             self._do_hidden("arrive", min(waiting)[1])
             if is_so():
                 return True
+            arrived = self.world
+            self.world = World(arrived.freeze())
+            if self._do_hidden("review", 0) and is_so():
+                return True
+            self.world = arrived
         self.world = kept
         for follower, arriving in zip(self._groups, before, strict=True):
             follower.arriving = arriving
@@ -445,8 +464,9 @@ class Conformance:
             self._arrive(g, kind, content)
             return True
         if name == "review":
+            before = self._leader.phase
             self.model.review(world, self._leader)
-            return self._leader.phase != STANDS
+            return self._leader.phase != before
         if name == "lose":
             self.model.do(world, "cut", g)
             is_lost = self._try("lose", 0, g)
