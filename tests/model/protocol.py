@@ -233,15 +233,16 @@ class Model:
         w.groups[g].mode = REVOKED if w.groups[g].mode != NO_QUORUM else NO_QUORUM
 
     def can_break_heal(self, w: World, g: int) -> bool:
-        return self.can_heal(w, g)
+        work = w.groups[g].work
+        return bool(work) and work[2] == HEALS
 
     def break_heal(self, w: World, g: int) -> None:
         """A heal fails during the install, or for some of the ranks: the group holds no state."""
-        if "broken_heal_unnoticed" in self.weak:
-            self.heal(w, g)
-            w.groups[g].content = 0
-            return
         group = w.groups[g]
+        if "broken_heal_unnoticed" in self.weak and self.can_heal(w, g):
+            self.heal(w, g)
+            group.content = 0
+            return
         group.step, group.tag, group.content, group.is_torn = 0, 0, 0, True
         self.fail(w, g)
 

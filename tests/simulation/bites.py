@@ -1,24 +1,22 @@
 """Measure how many mutants drawn faults find: `python -m tests.simulation.bites --sample 60 --seeds 0:100`.
 
-Each mutant is planted in a process of its own, which runs seeds until one fails. Unlike planted.py, this changes no plan.
+Each mutant is planted in a process of its own, which runs seeds until one fails. No plan is changed.
 """
 
 import argparse
 import json
 import logging
+import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Sequence
-from importlib.machinery import SourceFileLoader
-from itertools import cycle
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
-from tests.mutants.catalogue import ROOT, Mutant, load
+from tests.mutants.catalogue import Mutant, load
+from tests.simulation.planted import planted
+from tests.simulation.simulators import run_guarded
 
 OF_RUNS = ("lighthouse/job/generations.py", "lighthouse/job/restarts.py")
 OF_QUORUMS = tuple(
@@ -38,33 +36,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", default="0:100", metavar="FROM:TO")
     parser.add_argument("--scenarios", default="", help="comma-separated: seeds use them in turn; default: as drawn")
     parser.add_argument("--results", type=Path, help="file of outcomes: mutants that it has as found are not run again")
-    parser.add_argument("--plant", metavar="NAME", help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
+    logging.disable()
     first, last = map(int, given.seeds.split(":"))
-    scenarios = given.scenarios.split(",") if given.scenarios else [""]
     mutants = {mutant.name: mutant for mutant in load()}
-    if given.plant:
-        print(json.dumps(_find(mutants[given.plant], range(first, last), scenarios)))
-        return
-    known = {}
+    known: dict[str, Any] = {}
     if given.results and given.results.exists():
         known = {row["name"]: row for row in map(json.loads, given.results.read_text().splitlines())}
     names = given.names or sample(given.sample, given.draw)
     for name in names:
-        if known.get(name, {}).get("seed") is not None or known.get(name, {}).get("tried", 0) >= last:
+        before = known.get(name, {"tried": first, "seed": None, "cpu_s": 0.0})
+        if before["seed"] is not None or before["tried"] >= last:
             continue
-        options = ["--plant", name, "--seeds", given.seeds, "--scenarios", given.scenarios]
-        child = [sys.executable, "-m", "tests.simulation.bites", *options]
-        done = subprocess.run(child, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-        row = json.loads(done.stdout) if done.returncode == 0 else {"name": name, "error": done.stderr[-300:]}
+        seeds = range(before["tried"], last)
+        row = in_a_fork(lambda: find(mutants[name], seeds, given.scenarios.split(",")))  # noqa: B023
+        row = {**row, "cpu_s": round(row["cpu_s"] + before["cpu_s"], 1)}
         known[name] = row
         print(json.dumps(row), flush=True)
         if given.results:
             with given.results.open("a") as file:
                 file.write(json.dumps(row) + "\n")
     rows = [known[name] for name in names]
-    found = sum(row.get("seed") is not None for row in rows)
-    cpu_s = sum(row.get("cpu_s", 0.0) for row in rows)
+    found = sum(row["seed"] is not None for row in rows)
+    cpu_s = sum(row["cpu_s"] for row in rows)
     print(f"{found} of {len(rows)} found ({found / len(rows):.0%}), {cpu_s:.0f} s of CPU time")
 
 
@@ -78,36 +72,37 @@ def sample(count: int, draw: int) -> list[str]:
     return random.Random(f"bites {draw}").sample(names, count)
 
 
-def plant(mutant: Mutant) -> None:
-    """Let this process import the mutant's modules with its changes."""
-    changed = {str(ROOT / module): source for module, source in mutant.sources().items()}
-    get_code = SourceFileLoader.get_code
+def in_a_fork(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what `act` returns in a child of this process, which a mutant may leave in any state."""
+    reads, writes = os.pipe()
+    if not (child := os.fork()):
+        with os.fdopen(writes, "w") as pipe:
+            pipe.write(json.dumps(act()))
+            pipe.flush()
+            os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
 
-    def get_planted_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
-        source = changed.pop(str(loader.path), None)
-        return get_code(loader, fullname) if source is None else compile(source, str(loader.path), "exec")
 
-    SourceFileLoader.get_code = get_planted_code  # type: ignore[method-assign]
-
-
-def _find(mutant: Mutant, seeds: range, scenarios: Sequence[str]) -> dict[str, Any]:
+def find(mutant: Mutant, seeds: range, scenarios: Sequence[str]) -> dict[str, Any]:
     """Run seeds until one fails."""
-    plant(mutant)
-    from tests.simulation.simulators import run_guarded
-
-    logging.disable()
     simulator = "runs" if mutant.module in OF_RUNS else "quorums"
     row: dict[str, Any] = {"name": mutant.name, "module": mutant.module, "tried": seeds.start, "seed": None}
     began_at = time.process_time()
-    for seed, scenario in zip(seeds, cycle(scenarios), strict=False):
-        signal.signal(signal.SIGVTALRM, _give_up)
-        signal.setitimer(signal.ITIMER_VIRTUAL, SEED_CPU_S)
-        options = {"scenario": scenario} if scenario and simulator == "quorums" else {}
-        result = run_guarded(simulator, seed, **options)
-        row["tried"] = seed + 1
-        if result.violation:
-            row |= {"seed": seed, "scenario": scenario, "violation": result.violation[:200]}
-            break
+    signal.signal(signal.SIGVTALRM, _give_up)
+    with planted(mutant):
+        for seed in seeds:
+            scenario = scenarios[seed % len(scenarios)]
+            signal.setitimer(signal.ITIMER_VIRTUAL, SEED_CPU_S)
+            options = {"scenario": scenario} if scenario and simulator == "quorums" else {}
+            result = run_guarded(simulator, seed, **options)
+            row["tried"] = seed + 1
+            if result.violation:
+                row |= {"seed": seed, "scenario": scenario, "violation": result.violation[:200]}
+                break
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return {**row, "cpu_s": round(time.process_time() - began_at, 1)}
 
