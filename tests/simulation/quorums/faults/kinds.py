@@ -17,6 +17,8 @@ BURST_SHARE = 0.15
 FOCUSED_SHARE = 0.5
 BURST_S = (0.001, 0.02, 0.3)
 SHORT_S = (0.05, 0.3, 1.0, 2.5, 5.0)
+ALL_SHARE = 0.15
+FIXED_S = (0.007, 0.5, 2.0)  # connections that end together, the longest back-off, a keepalive
 
 KINDS = Kinds()
 fault = KINDS.fault
@@ -38,6 +40,8 @@ def draw_mix(r: "Random", most: int) -> tuple[str, ...]:
 
 def draw_faults(simulation: "QuorumSimulation") -> list[Fault]:
     plan, r = simulation.plan, simulation.world.random
+    if plan.is_tight:
+        return _draw_overlapping(plan, r)
     faults: list[Fault] = []
     at = FIRST_FAULT_S + r.random()
     while at < plan.faults_s:
@@ -45,6 +49,32 @@ def draw_faults(simulation: "QuorumSimulation") -> list[Fault]:
         is_burst = not plan.one_at_a_time and r.random() < BURST_SHARE
         at += r.choice(BURST_S) * r.random() if is_burst else r.expovariate(1 / plan.fault_every_s)
     return faults
+
+
+def _draw_overlapping(plan: "QuorumPlan", r: "Random") -> list[Fault]:
+    """Draw one to three faults at a time, each about a deadline after the last one or at once; or one for all."""
+    faults: list[Fault] = []
+    at = FIRST_FAULT_S + r.random()
+    while at < plan.faults_s:
+        whom, what, strikes_all = r.randrange(plan.groups), r.choice(plan.mix), r.random() < ALL_SHARE
+        for number in range(plan.groups if strikes_all else r.choice((1, 2, 2, 3))):
+            faults.append(Fault(at, what, (whom + number * strikes_all) % plan.groups, _draw_deadline(plan, r)))
+            if strikes_all:
+                at += 0.1 * r.choice(BURST_S) * r.random()
+            else:
+                at += r.choice((r.choice(BURST_S) * r.random(), _draw_deadline(plan, r)))
+                what, whom = r.choice(plan.mix), r.choice((whom, r.randrange(plan.groups)))
+        at += r.expovariate(1 / plan.fault_every_s)
+    return faults
+
+
+def _draw_deadline(plan: "QuorumPlan", r: "Random") -> float:
+    """Draw a time of about one of the timeouts, or of two of them in a row."""
+    config = plan.config
+    lease_s, silence_s = config.lease_s, config.heartbeat_timeout_s
+    interval_s = min(1.0, lease_s / 4, silence_s / 4)
+    deadlines_s = (lease_s, 0.8 * lease_s, silence_s, config.join_timeout_s, interval_s, plan.step_s, *FIXED_S)
+    return sum(r.sample(deadlines_s, r.choice((1, 1, 1, 2)))) * r.uniform(0.9, 1.15)
 
 
 def _draw_duration(plan: "QuorumPlan", r: "Random") -> float:
