@@ -253,7 +253,7 @@ def _tight(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     )
 
 
-TIGHT = ("restart_lighthouse", "close_shortly", "stranger_ahead", "kill_group", "drain")
+TIGHT = ("restart_lighthouse", "close_shortly", "kill_group", "drain")
 TIGHT_FAULTS_S = 25.0
 FAULTS_IN_TURN, MISFITS_IN_TURN = 6, 10
 MAX_STEP_S, MAX_DELAY_S, MAX_HEAL_S = 1.0, 0.01, 0.3

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults import Fault, Kinds
+from tests.simulation.faults import BURST_S, Fault, Kinds, draw_overlapping
 
 if TYPE_CHECKING:
     from random import Random
@@ -12,12 +12,10 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 300.0
 FIRST_FAULT_S = 3.0
-# Some faults follow the last one within the delay of a message, or within a step or two.
+# Some faults follow the last one within BURST_S.
 BURST_SHARE = 0.15
 FOCUSED_SHARE = 0.5
-BURST_S = (0.001, 0.02, 0.3)
 SHORT_S = (0.05, 0.3, 1.0, 2.5, 5.0)
-ALL_SHARE = 0.15
 FIXED_S = (0.007, 0.5, 2.0)  # connections that end together, the longest back-off, a keepalive
 
 KINDS = Kinds()
@@ -41,7 +39,7 @@ def draw_mix(r: "Random", most: int) -> tuple[str, ...]:
 def draw_faults(simulation: "QuorumSimulation") -> list[Fault]:
     plan, r = simulation.plan, simulation.world.random
     if plan.is_tight:
-        return _draw_overlapping(plan, r)
+        return draw_overlapping(r, plan, plan.groups, deadlines_s(plan))
     faults: list[Fault] = []
     at = FIRST_FAULT_S + r.random()
     while at < plan.faults_s:
@@ -51,30 +49,11 @@ def draw_faults(simulation: "QuorumSimulation") -> list[Fault]:
     return faults
 
 
-def _draw_overlapping(plan: "QuorumPlan", r: "Random") -> list[Fault]:
-    """Draw one to three faults at a time, each about a deadline after the last one or at once; or one for all."""
-    faults: list[Fault] = []
-    at = FIRST_FAULT_S + r.random()
-    while at < plan.faults_s:
-        whom, what, strikes_all = r.randrange(plan.groups), r.choice(plan.mix), r.random() < ALL_SHARE
-        for number in range(plan.groups if strikes_all else r.choice((1, 2, 2, 3))):
-            faults.append(Fault(at, what, (whom + number * strikes_all) % plan.groups, _draw_deadline(plan, r)))
-            if strikes_all:
-                at += 0.1 * r.choice(BURST_S) * r.random()
-            else:
-                at += r.choice((r.choice(BURST_S) * r.random(), _draw_deadline(plan, r)))
-                what, whom = r.choice(plan.mix), r.choice((whom, r.randrange(plan.groups)))
-        at += r.expovariate(1 / plan.fault_every_s)
-    return faults
-
-
-def _draw_deadline(plan: "QuorumPlan", r: "Random") -> float:
-    """Draw a time of about one of the timeouts, or of two of them in a row."""
+def deadlines_s(plan: "QuorumPlan") -> tuple[float, ...]:
     config = plan.config
     lease_s, silence_s = config.lease_s, config.heartbeat_timeout_s
     interval_s = min(1.0, lease_s / 4, silence_s / 4)
-    deadlines_s = (lease_s, 0.8 * lease_s, silence_s, config.join_timeout_s, interval_s, plan.step_s, *FIXED_S)
-    return sum(r.sample(deadlines_s, r.choice((1, 1, 1, 2)))) * r.uniform(0.9, 1.15)
+    return lease_s, 0.8 * lease_s, silence_s, config.join_timeout_s, interval_s, plan.step_s, *FIXED_S
 
 
 def _draw_duration(plan: "QuorumPlan", r: "Random") -> float:
