@@ -246,6 +246,7 @@ def _tight(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
         torchft=0,
         mix=_leave_out(tuple(r.sample((*drawn, *TIGHT), r.randint(3, 6))), NEED_RANKS * (width == 1)),
         is_tight=True,
+        delay_s=min(plan.delay_s, config.lease_s / 100),
         faults_s=TIGHT_FAULTS_S,
         fault_every_s=r.choice((1.0, 2.0, 4.0)),
         step_s=min(plan.step_s, 0.25),
