@@ -57,6 +57,7 @@ class Follower:
     arriving: deque[tuple[str, Any, int]] = field(default_factory=deque[tuple[str, Any, int]])
     orders: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
     before_heal: tuple[int, int, int, bool] | None = None
+    is_refused: bool = False  # the deadline of its last join has passed, unless the join came on another session, too
 
 
 class Conformance:
@@ -272,10 +273,8 @@ class Conformance:
                 self.world.groups[g].has_lease = True
             case session.JoinRejected(0, error) if not isinstance(error, Unreachable | Superseded):
                 self._refuse_hello(g)
-            case session.JoinRejected(number) if number:  # its deadline has passed
-                while self._leader.joins[g] is None and any(kind == "join" for kind, _, _ in follower.arriving):
-                    self._do_hidden("arrive", g)
-                self._leader.joins[g] = None
+            case session.JoinRejected(number) if number:
+                follower.is_refused = True
             case session.QuorumOrder():
                 self._ordered(g, message)
             case session.JoinAccepted(_, quorum):
@@ -332,6 +331,7 @@ class Conformance:
             self.model.hear(world, g, content)
         elif kind == "join" and self._leader.session[g] == content.incarnation:  # its process may have died meanwhile
             self.model.deliver(world, 0, g, content)
+            self._groups[g].is_refused = False
         elif group.link == NOTHING or self._leader.session[g] != group.incarnation:
             return  # of a session that is over
         elif kind == "beat":
@@ -395,7 +395,9 @@ class Conformance:
                 self._do_hidden("arrive", g)
             if is_in and leader.untold[g]:
                 self._come_back(g)
-            if leader.joins[g] is not None and not is_in:
+            if leader.joins[g] is not None and not is_in and follower.is_refused:
+                leader.joins[g] = None
+            elif leader.joins[g] is not None and not is_in:
                 self._do_hidden("lose", g)
 
     def _come_back(self, g: int) -> None:
