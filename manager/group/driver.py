@@ -303,6 +303,7 @@ class _Call:
     watch: Watch | None = None  # watch on which the vote arrived; the call ends with it
     vote: int = 0  # number of the vote on its watch
     expiry: Timer | None = None
+    event: QuorumRequest | PendingVote | None = None
 
     def answer(self, value: Any) -> None:
         """Send `value` as the answer, or as a refusal if it is an error."""
@@ -362,6 +363,7 @@ class GroupDriver:
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
+        self._logged_quorum_id: int | None = None
         self._preemption: PreemptionReport | None = None
         self._lag.listen(self.was_late)
 
@@ -577,6 +579,7 @@ class GroupDriver:
         if self._closed is not None:
             call.answer(self._closed)
             return number
+        call.event = event
         self._calls[number] = call
         self._feed(event)
         if number in self._calls:  # false after a grant, which is answered immediately
@@ -619,8 +622,11 @@ class GroupDriver:
                     if not assignment.revoked:  # if it is, other ranks may already be waiting for the next quorum
                         self._notices.answered()
                     self._progress.answered(assignment)
+                    self._log_quorum(assignment)
                     self._answer(call, (replace(self._with_secret(assignment), world=self._notices.world), quorum))
                 case VoteAnswer(call, outcome):
+                    if isinstance(outcome, Decision) and log.isEnabledFor(logging.DEBUG):
+                        self._log_decision(call, outcome)
                     if isinstance(outcome, Decision) and outcome.next is not None:
                         outcome = Decision(outcome.commit, self._with_secret(outcome.next))
                     self._answer(call, outcome)
@@ -673,6 +679,22 @@ class GroupDriver:
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._report(effect)
         self._timer.set(self.machine.deadline())
+
+    def _log_quorum(self, assignment: Assignment) -> None:
+        """Log each quorum once. `lighthouse check-history` reads this line, and that of `_log_decision`."""
+        quorum_id, step, size = assignment.quorum_id, assignment.max_step, assignment.replica_world_size
+        if quorum_id != self._logged_quorum_id:
+            self._logged_quorum_id = quorum_id
+            fields = event("quorum_received", quorum_id=quorum_id, step=step, participants=size)
+            log.info("received quorum %d of %d groups: step %d", quorum_id, size, step, extra=fields)
+
+    def _log_decision(self, call: int, decision: Decision) -> None:
+        vote = self._calls[call].event if call in self._calls else None
+        if isinstance(vote, PendingVote) and vote.quorum_id is not None:
+            said, answer = "yes" if vote.vote else "no", "commit" if decision.commit else "discard"
+            fields = event("decision", rank=vote.group_rank, quorum_id=vote.quorum_id, step=vote.step, answer=answer)
+            text = "step %d of quorum %d: rank %d votes %s and is told to %s"
+            log.debug(text, vote.step, vote.quorum_id, vote.group_rank, said, answer, extra=fields)
 
     def _answer(self, call: int, value: object) -> None:
         if (answered := self._calls.pop(call, None)) is not None:
