@@ -66,7 +66,7 @@ def cause_of(group: Group) -> Cause:
         return Cause.HEAL
     if group.is_participant:
         return Cause.WAIT if group.reports.counts is not None else Cause.COMPUTE  # torchft's managers do not count
-    return Cause.RESTART if group.last_assignment is None else Cause.IDLE  # a restarted group may wait to be admitted
+    return Cause.RESTART if group.call is None and group.last_assignment is None else Cause.IDLE
 
 
 @dataclass(slots=True)

@@ -64,7 +64,7 @@ def seconds(ledger: Ledger, now: float) -> dict[str, float]:
         ({"is_participant": True}, Cause.WAIT),
         ({"is_participant": True, "heal": Heal(5, catches_up=False)}, Cause.HEAL),
         ({}, Cause.RESTART),
-        ({"call": 3}, Cause.RESTART),
+        ({"call": 3}, Cause.IDLE),
         ({"last_assignment": LastAssignment(1, 0, None)}, Cause.IDLE),
     ],
 )
