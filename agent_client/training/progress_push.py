@@ -63,7 +63,7 @@ def push_progress(agent: "Agent", to: str | Send, *, every_s: float = 30.0, step
         raise ConfigurationError(f"every_s: {every_s} is not a positive number of seconds")
     if steps is not None and steps < 1:
         raise ConfigurationError(f"steps: {steps} is not at least 1")
-    if to in ("wandb", "mlflow"):
+    if isinstance(to, str) and to in ("wandb", "mlflow"):
         if importlib.util.find_spec(to) is None:
             raise ConfigurationError(f"{to} is not installed: pip install {to}")
     elif not (is_http_url(to) if isinstance(to, str) else callable(to)):
