@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agent_client.training.hsdp import replicate
     from agent_client.training.local_sgd import DiLoCo, LocalSGD
     from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
+    from agent_client.training.progress_push import push_progress
     from agent_client.training.sampler import StepSampler
     from agent_client.training.step_loader import StepLoader
     from lighthouse_runtime.client.clients import (
@@ -61,6 +62,7 @@ _LAZY = {
     "agent_client.training.hsdp": ("replicate",),
     "agent_client.training.local_sgd": ("DiLoCo", "LocalSGD"),
     "agent_client.training.optimizer": ("FaultTolerantOptimizer", "FaultTolerantScheduler"),
+    "agent_client.training.progress_push": ("push_progress",),
     "agent_client.training.sampler": ("StepSampler",),
     "agent_client.training.step_loader": ("StepLoader",),
     "lighthouse_runtime.client.clients": (
@@ -105,6 +107,7 @@ __all__ = [
     "Wrapper",
     "fork_and_monitor",
     "observe",
+    "push_progress",
     "replicate",
 ]
 

@@ -10,6 +10,7 @@ from lighthouse.server import webhook
 from lighthouse.server.webhook import PreemptionWebhook
 from lighthouse_protocol.messages.preemption import PreemptionNotice
 from lighthouse_runtime.net.address import is_http_url
+from lighthouse_runtime.web import webhook as posting
 
 
 class Server:
@@ -45,7 +46,7 @@ def notice(reason: str = "spot") -> PreemptionNotice:
 
 
 async def test_a_notice_is_repeated_until_it_is_taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(webhook, "ANSWERED_WITHIN_S", 0.2)
+    monkeypatch.setattr(posting, "ANSWERED_WITHIN_S", 0.2)
     server.statuses = [500, 0, 302]
     hook, first = PreemptionWebhook(server.url), notice()
     hook.post("j", "a", first)
