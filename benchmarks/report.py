@@ -51,6 +51,7 @@ def lose(cluster: Cluster) -> tuple[float, float]:
 def measure(faults: int) -> dict[str, Any]:
     with Children() as children:
         cluster = Cluster(children, OURS, 5.0)
+        cluster.wait_training()
         first = read_report(cluster.lighthouse.address)
         losses = [lose(cluster) for _ in range(faults)]
         last = read_report(cluster.lighthouse.address)
