@@ -143,7 +143,7 @@ class Progress:
         return self._traced(_describe(number, operation, shape, within_group=within_group), inside)
 
     def enter_torch_collective(self, operation: str, shape: Shape) -> TorchCollective:
-        """Mark the start of a collective of torch's modules. Its end is not traced: torch does not report it."""
+        """Mark the start of a collective that torch itself calls. torch does not report its end, so that is not traced."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.activity.enter(entered)
         if self.trace is not None:

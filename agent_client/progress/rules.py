@@ -164,7 +164,7 @@ class PhaseTimes:
 
 
 class Entry(NamedTuple):
-    """Position of a collective in the order of this process, independent of the quorum."""
+    """Position of a collective in the sequence of this process. A new quorum does not restart the count."""
 
     over_groups: int
     """Number of collectives over the replica groups so far. If this is one of them, it is included."""
