@@ -418,6 +418,7 @@ class Internals:
     def end_backward(self) -> None:
         """Record that a backward pass has reduced all of its gradients."""
         self.machine.is_in_backward = False
+        self.progress.leave_reduction()
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
@@ -451,6 +452,10 @@ class Internals:
             self._reduce_again()
         for part in self.parts:
             part.end_step(is_committed=is_committed)
+        last, progress = self.runner.last, self.progress
+        has_healed = last is not None and (last.heals or last.catches_up)
+        counts = {"is_committed": is_committed, "has_healed": has_healed}
+        progress.compute.end_step(progress.clock(), len(machine.share.microbatches), **counts)
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()

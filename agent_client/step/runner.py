@@ -450,6 +450,23 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of finite numbers may overflow
 
 
+class ReductionFuture(Future[torch.Tensor]):
+    """Result of a reduction. Waiting for it does not count as compute time."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        if self.done():
+            return super().result(timeout)
+        self._progress.enter_reduction()
+        try:
+            return super().result(timeout)
+        finally:
+            self._progress.leave_reduction()
+
+
 class BackgroundThread:
     """Runs tasks in order on a daemon thread, which does not prevent the interpreter from exiting."""
 
@@ -460,8 +477,8 @@ class BackgroundThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, task: Callable[[], T]) -> "Future[T]":
-        done: Future[T] = Future()
+    def submit(self, task: Callable[[], T], done: "Future[T] | None" = None) -> "Future[T]":
+        done = Future() if done is None else done
         with self._lock:
             self._unfinished += 1
         self._tasks.put((task, done))
