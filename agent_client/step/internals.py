@@ -80,6 +80,10 @@ class Internals:
 
         If this raises ConfigurationError, nothing was opened.
         """
+        if config.share_by_speed and place.group_world_size > 1:
+            raise ConfigurationError(
+                f"share_by_speed: this group has {place.group_world_size} ranks; only groups of one rank can share"
+            )
         self._agent = agent
         """Referenced so that the Agent stays alive as long as its threads, and is closed when the interpreter exits."""
         self.state = state

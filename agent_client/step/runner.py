@@ -33,6 +33,7 @@ from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.comparison import Flag, join_names
 from agent_client.step.rules.machine import StepMachine
 from agent_client.step.rules.news import Loss, Patience, StepNews
+from agent_client.step.rules.world_size import SHARE_EVERY
 from agent_client.step.script_check import may_skip
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.chaos import FaultKind
@@ -96,6 +97,7 @@ class StepRunner:
         self.progress.numbers.begin_quorum(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
+        has_changed = is_first or (self.last is not None and self.last.contributors != assignment.contributors)
         self.last = assignment
         comparison.begin_step(assignment, is_first=is_first)
         if self.catch_up is not None:
@@ -119,6 +121,8 @@ class StepRunner:
             if comparison.is_on and machine.failure is None:
                 compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
                 attempt.run("comparing", compare)
+            if self._shares_by_speed(assignment) and (has_changed or assignment.max_step % SHARE_EVERY == 0):
+                attempt.run("comparing speeds", lambda: comparison.agree_on_shares(assignment, is_first=is_first))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
             line = self._news.heal_begins(assignment.max_step, healing, time.monotonic())
@@ -127,6 +131,10 @@ class StepRunner:
         if not assignment.catches_up:
             self._heal(assignment)
         return None
+
+    def _shares_by_speed(self, assignment: Assignment) -> bool:
+        can_share = self.comparison.is_on and self.machine.failure is None
+        return self.config.share_by_speed and can_share and assignment.contributors <= self.machine.world_size.size
 
     def _request_quorum(self) -> Assignment | LighthouseError:
         """Request the quorum, and retry while the manager is unreachable.

@@ -4,8 +4,8 @@
    computed in it. A rank that waits for a slow one therefore does not look slow itself.
 2. The peers of a rank are the ranks at the same position (`group_rank`) of the other groups in the quorum. With fewer
    than MIN_PEERS, no rank is judged.
-3. All ranks are compared every `slow_after_s / COMPARISONS`. In each comparison, the time of a microbatch since the last
-   one is compared with the median of the peers. A rank without a new step is not judged.
+3. All ranks are compared every `slow_after_s / COMPARISONS`, by the time of a microbatch since the last comparison. A
+   rank without a new step is not judged.
 4. A rank becomes slow if it takes SLOW_FACTOR times the median, and MIN_EXCESS_S longer, in COMPARISONS consecutive
    comparisons. It recovers after as many comparisons below RECOVERED_FACTOR. So a single long step, for example with a
    checkpoint in it, changes nothing.

@@ -1,4 +1,4 @@
-"""Four groups of real processes: the rank that is slow is named with its stack, and none that waits or has restarted."""
+"""Four groups of real processes: a slow rank is named with its stack, and none that waits or has restarted."""
 
 import re
 from pathlib import Path

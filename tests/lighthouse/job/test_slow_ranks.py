@@ -97,6 +97,13 @@ def test_a_thousand_equal_steps_and_one_that_takes_90_s_raise_nothing():
     assert job.go(300) == []
 
 
+def test_a_rank_that_is_slow_in_every_other_comparison_is_not_slow():
+    job = Job({"a": 0.2, "b": 0.2, "c": 0.2})
+    for turn in range(20):
+        job.compute_s["b"] = 0.2 if turn % 4 == 3 else 0.4
+        assert job.go(EVERY_S) == []
+
+
 def test_less_than_the_noise_of_a_busy_host_is_not_slow():
     job = Job({"a": 0.004, "b": 0.004 + 0.9 * MIN_EXCESS_S, "c": 0.004})
     assert job.go(300) == []
