@@ -155,12 +155,10 @@ def test_shares_that_do_not_fit_are_not_used(size: int, contributors: int, count
 def test_only_a_group_of_one_rank_with_a_constant_batch_shares_by_speed(train_state: TrainState) -> None:
     with pytest.raises(ConfigurationError, match="^share_by_speed: not with dynamic"):
         AgentConfig(share_by_speed=True)
-    config, unused = (
-        AgentConfig(share_by_speed=True, world_size_mode="constant_batch", world_size=4),
-        cast("Any", object()),
-    )
+    config = AgentConfig(share_by_speed=True, world_size_mode="constant_batch", world_size=4)
+    place = GroupPlace(0, 2, cast("Any", object()))
     with pytest.raises(ConfigurationError, match="^share_by_speed: this group has 2 ranks"):
-        Agent("127.0.0.1:1", state=train_state, config=config, place=GroupPlace(0, 2, unused))
+        Agent("127.0.0.1:1", state=train_state, config=config, place=place)
 
 
 @given(modes, sizes, st.integers(1, 5), st.integers(0, 4))
