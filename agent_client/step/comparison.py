@@ -43,7 +43,7 @@ from agent_client.step.rules.comparison import (
     to_words,
 )
 from agent_client.step.rules.machine import StepMachine
-from agent_client.step.rules.world_size import decide_shares
+from agent_client.step.rules.world_size import SHARE_AGAIN, SHARE_EVERY, decide_shares
 from lighthouse_protocol.messages.membership import Assignment, DistrustKind, Tag
 from lighthouse_protocol.messages.progress import ComputeTotals, StateDigest
 
@@ -158,6 +158,8 @@ class Comparison:
         self._announces_ahead = False
         """True if `_may_announce_ahead` is true at all participants."""
         self._divergences = Divergences()
+        self.shares_due = 0
+        """Step in which the speeds are exchanged again. It is the same at all participants."""
         self._measured = NO_TOTALS
         """Totals at the last exchange of speeds."""
         self._microbatch_us = 0
@@ -204,6 +206,7 @@ class Comparison:
         times_us = [time_us for place, time_us, *_ in sorted(row.payload for row in rows) if place]
         before = () if is_first else machine.shares
         machine.divide(decide_shares(before, times_us, machine.world_size.size))
+        self.shares_due = assignment.max_step + (SHARE_EVERY if all(times_us) else SHARE_AGAIN)
         if machine.shares != before:
             log.info("microbatches of a step, by group: %s", ", ".join(map(str, machine.shares)))
 

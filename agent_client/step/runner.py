@@ -33,7 +33,6 @@ from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.comparison import Flag, join_names
 from agent_client.step.rules.machine import StepMachine
 from agent_client.step.rules.news import Loss, Patience, StepNews
-from agent_client.step.rules.world_size import SHARE_EVERY
 from agent_client.step.script_check import may_skip
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.chaos import FaultKind
@@ -121,7 +120,7 @@ class StepRunner:
             if comparison.is_on and machine.failure is None:
                 compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
                 attempt.run("comparing", compare)
-            if self._shares_by_speed(assignment) and (has_changed or assignment.max_step % SHARE_EVERY == 0):
+            if self._shares_by_speed(assignment) and (has_changed or assignment.max_step >= comparison.shares_due):
                 attempt.run("comparing speeds", lambda: comparison.agree_on_shares(assignment, is_first=is_first))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]

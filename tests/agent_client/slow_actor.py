@@ -13,7 +13,7 @@ def crawl(seconds: float) -> None:
 
 
 class SlowActor(training_kinds.Ddp):
-    microbatch_s = 0.03
+    microbatch_s = 0.005
 
     def loss(self, microbatch: int = 0) -> Tensor:
         crawl(self.microbatch_s)
@@ -26,7 +26,7 @@ class SlowActor(training_kinds.Ddp):
 class SlowModel(nn.Module):
     """Sleeps in each forward pass."""
 
-    microbatch_s = 0.01
+    microbatch_s = 0.02
 
     def __init__(self) -> None:
         super().__init__()

@@ -91,6 +91,8 @@ class WorldSize:
 
 SHARE_EVERY = 16
 """Number of steps after which the shares are decided again under the same quorum."""
+SHARE_AGAIN = 4
+"""The same, while the speed of a contributor is unknown."""
 MIN_GAIN = 0.05
 """Part of a step's time that other shares must save. Otherwise the present ones stay."""
 
