@@ -12,7 +12,7 @@
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group reports this in every join until it has healed, but it counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
-6. A slow rank is an incident until it recovers or leaves the quorum, at most once in SLOW_AGAIN_S. Its stacks are
+6. A slow rank is an incident until it recovers or its group is lost, at most once in SLOW_AGAIN_S. Its stacks are
    collected while it is slow, after each of the next MAX_LOOKS comparisons. The policy for stalls does not apply.
 7. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
    and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.

@@ -352,10 +352,10 @@ class JobProgress:
         return None
 
     def find_slow(self, now: float) -> dict[RankName, SlowRank] | None:
-        """Return the slow ranks, or None if the ranks of the quorum's members need not be compared yet."""
+        """Return the slow ranks of live groups, or None if the ranks need not be compared yet."""
         if not self.slow_ranks.is_due(now):
             return None
-        return self.slow_ranks.compare((v for group, v in self._views if group.is_participant and group.is_alive), now)
+        return self.slow_ranks.compare((view for group, view in self._views if group.is_alive), now)
 
     @property
     def observed(self) -> list[str]:

@@ -2,8 +2,8 @@
 
 1. Ranks report totals: the compute time of their committed steps, without waits, and the number of microbatches
    computed in it. A rank that waits for a slow one therefore does not look slow itself.
-2. The peers of a rank are the ranks at the same position (`group_rank`) of the other groups in the quorum. With fewer
-   than MIN_PEERS, no rank is judged.
+2. The peers of a rank are the ranks at the same position (`group_rank`) of the other live groups. With fewer than
+   MIN_PEERS, no rank is judged.
 3. All ranks are compared every `slow_after_s / COMPARISONS`, by the time of a microbatch since the last comparison. A
    rank without a new step is not judged.
 4. A rank becomes slow if it takes SLOW_FACTOR times the median, and MIN_EXCESS_S longer, in COMPARISONS consecutive
@@ -87,7 +87,7 @@ class _Rank:
 
 
 class SlowRanks:
-    """Compute times of a job's ranks. Memory is constant per rank; ranks outside the quorum are forgotten."""
+    """Compute times of a job's ranks. Memory is constant per rank; ranks of lost groups are forgotten."""
 
     def __init__(self, slow_after_s: float = SLOW_AFTER_S) -> None:
         self._every_s = slow_after_s / COMPARISONS
@@ -98,7 +98,7 @@ class SlowRanks:
         return now >= self._compared_at + self._every_s
 
     def compare(self, views: Iterable[GroupView], now: float) -> dict[RankName, SlowRank]:
-        """Compare the ranks of the quorum's members, and return the slow ones. Call this when `is_due`."""
+        """Compare the ranks of the live groups, and return the slow ones. Call this when `is_due`."""
         before, self._ranks, self._compared_at = self._ranks, {}, now
         positions: dict[int, list[_Rank]] = {}
         for view in views:

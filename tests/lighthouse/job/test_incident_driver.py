@@ -339,11 +339,11 @@ class TestASlowRank:
         asked = [each for manager in job.managers.values() for each in manager.told(EvidenceRequest)]
         assert {each.group_ranks for each in asked} == {(0,)}
         assert not any(manager.told(KillRequest) for manager in job.managers.values())
-        job.managers["b"].job.driver.end_session(job.managers["b"].session)
+        job.driver.end_session(job.managers["b"].session)
         for _ in range(20):
             job.loop.go(1)
             job.managers["a"].beat(130, waiting("a"))
-        assert job.newest.summary.over_s is not None, "it has left the quorum"
+        assert job.newest.summary.over_s is not None, "its group is lost"
 
 
 class TestALoss:
