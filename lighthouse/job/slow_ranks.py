@@ -123,7 +123,7 @@ class SlowRanks:
 
     def slowness(self, name: RankName) -> Slowness:
         rank = self._ranks.get(name)
-        return Slowness() if rank is None else Slowness(*rank.ratios, rank.is_slow)
+        return Slowness() if rank is None else Slowness(rank.ratios[0], rank.ratios[1], rank.is_slow)
 
     def all(self) -> list[Slowness]:
         return [self.slowness(name) for name in self._ranks]

@@ -43,7 +43,8 @@ class SlowBatchActor(batch_training.BatchActor):
 
     def build(self, manager: str, *, events: str, **options: Any) -> None:
         super().build(manager, events=events, **options)
-        self.module.microbatch_s *= 3 if "b-rank" in events else 1
+        if "b-rank" in events:
+            self.module.microbatch_s = 3 * SlowModel.microbatch_s
 
     def make_module(self) -> nn.Module:
         return SlowModel()
