@@ -124,6 +124,8 @@ class TestShares:
         assert before == (6, 6, 6, 2)
         for noise in range(-4, 5):
             assert decide_shares(before, [100 - noise, 100, 100 + noise, 300 + noise], 20) == before
+        assert shares_of([100, 98, 100, 100], 13) == (3, 4, 3, 3)
+        assert decide_shares((4, 3, 3, 3), [100, 98, 100, 100], 13) == (4, 3, 3, 3)
 
     def test_shares_change_when_that_saves_time(self) -> None:
         assert decide_shares((6, 6, 6, 2), [100, 100, 100, 100], 20) == (5, 5, 5, 5)
