@@ -100,20 +100,20 @@ MIN_GAIN = 0.05
 def shares(times_us: Sequence[int], total: int) -> tuple[int, ...]:
     """Divide the microbatches of a step so that the last contributor finishes as early as possible.
 
-    Each contributor gets one. Each further microbatch goes to the contributor that finishes it first, the earlier one
-    if two are equal. Integers, so all participants compute the same.
+    Each contributor gets one. Each further microbatch goes to the contributor that finishes it first; of several, to
+    the fastest, then to the first. Times are integers, so all participants compute the same.
 
     Args:
         times_us: Time of a microbatch at each contributor, at least 1.
         total: Number of microbatches, at least one per contributor.
     """
     counts = [1] * len(times_us)
-    finishes = [(2 * time_us, place) for place, time_us in enumerate(times_us)]
+    finishes = [(2 * time_us, time_us, place) for place, time_us in enumerate(times_us)]
     heapify(finishes)
     for _ in range(total - len(times_us)):
-        _, place = finishes[0]
+        _, time_us, place = finishes[0]
         counts[place] += 1
-        heapreplace(finishes, ((counts[place] + 1) * times_us[place], place))
+        heapreplace(finishes, ((counts[place] + 1) * time_us, time_us, place))
     return tuple(counts)
 
 
