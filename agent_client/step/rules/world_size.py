@@ -5,22 +5,15 @@ groups that count, divided by `divisor`. *Contributors* are the participants tha
 compute. A group that does not count still computes one microbatch and contributes zeros, because the other groups wait
 for it in their collectives.
 
-<<<<<<< HEAD
-    mode                 computed by                                      microbatches, divisor
-    DYNAMIC              every contributor its own                        contributors
-    FIXED_WITH_SPARES    the first `size` contributors; the rest spare    min(size, contributors)
-    CONSTANT_BATCH       assigned to the contributors in turn             size
+    mode                 who computes a microbatch                        number of microbatches, divisor
+    DYNAMIC              each contributor                                 contributors
+    FIXED_WITH_SPARES    the first `size` contributors; others: spares    min(size, contributors)
+    CONSTANT_BATCH       the contributors in turn                         size
                          or in proportion to their speeds (`shares`)
 
 With `share_by_speed`, the participants exchange how long a microbatch takes at each contributor, and all compute the
 same `shares` from the same numbers. They do so in the first step under a quorum, so a group that joins or heals needs
 no earlier shares.
-=======
-    mode                 who computes a microbatch                        number of microbatches, divisor
-    DYNAMIC              each contributor                                 contributors
-    FIXED_WITH_SPARES    the first `size` contributors; others: spares    min(size, contributors)
-    CONSTANT_BATCH       the contributors in turn                         size
->>>>>>> main
 """
 
 from collections.abc import Sequence
