@@ -32,6 +32,7 @@ from agent_client.step.observer import stop_observing
 from agent_client.step.rendezvous import ALONE, GroupPlace, rendezvous
 from agent_client.step.rules.machine import Phase
 from agent_client.step.rules.world_size import WorldSizeMode
+from agent_client.step.runner import ReductionFuture
 from agent_client.step.script_check import refuse_optimizer
 from agent_client.step.stop_signals import uninterrupted
 from lighthouse_protocol.limits import MAX_COUNT
@@ -442,7 +443,8 @@ class Agent:
         entry = internals.progress.numbers.over()
         following = followed_by if len(internals.parts) < 2 else ()  # the buckets of two modules may interleave
         return self._thread.submit(
-            in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name, following))
+            in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name, following)),
+            ReductionFuture(internals.progress),
         )
 
     @never_compiled
@@ -582,7 +584,9 @@ class Agent:
                 metrics = agent.evaluate_on_rank0(lambda: validate(model))
             ```
         """
-        return evaluation.evaluate_on_rank0(self.internals, evaluate, what, whole_group, within_s)
+        result = evaluation.evaluate_on_rank0(self.internals, evaluate, what, whole_group, within_s)
+        self.internals.progress.compute.restart(self.internals.progress.clock())  # only rank 0 has computed
+        return result
 
     def check_equal(self, what: str, value: object, *, within_s: float = 600.0) -> None:
         """Check that a value is the same on all ranks.

@@ -80,6 +80,10 @@ class Internals:
 
         If this raises ConfigurationError, nothing was opened.
         """
+        if config.share_by_speed and place.group_world_size > 1:
+            raise ConfigurationError(
+                f"share_by_speed: this group has {place.group_world_size} ranks; only groups of one rank can share"
+            )
         self._agent = agent
         """Keeps the Agent alive as long as its threads, so that it is closed when the interpreter exits."""
         self.state = state
@@ -418,6 +422,7 @@ class Internals:
     def end_backward(self) -> None:
         """Record that a backward pass has reduced all of its gradients."""
         self.machine.is_in_backward = False
+        self.progress.leave_reduction()
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
@@ -451,6 +456,10 @@ class Internals:
             self._reduce_again()
         for part in self.parts:
             part.end_step(is_committed=is_committed)
+        last, progress = self.runner.last, self.progress
+        has_healed = last is not None and (last.heals or last.catches_up)
+        counts = {"is_committed": is_committed, "has_healed": has_healed}
+        progress.compute.end_step(progress.clock(), len(machine.share.microbatches), **counts)
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()

@@ -45,6 +45,11 @@ def test_step_overhead(ran: Ran) -> None:
     assert 1 <= standing["round_trips"] < 2
 
 
+def test_stragglers(ran: Ran) -> None:
+    equal, by_speed = ran("stragglers")["results"]
+    assert by_speed["step_s"] < equal["step_s"]
+
+
 def test_torchrun(ran: Ran) -> None:
     (loss,) = ran("torchrun")["losses"]
     assert 0 < loss["recovered_s"] < 60

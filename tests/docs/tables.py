@@ -293,6 +293,7 @@ def _lighthouse_scrape() -> bytes:
         runs=[run_status(("default", "default"), RunMachine(), 0.0)],
         accounts={"default": _trained()},
         phase_s={"default": {"step": 1.0}},
+        slowness={"default": []},
         incidents=times,
     )
     return render(scrape)[0]
