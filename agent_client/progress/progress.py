@@ -153,7 +153,7 @@ class Progress:
         return self._traced(_describe(number, operation, shape, within_group=within_group), inside)
 
     def enter_torch_collective(self, operation: str, shape: Shape) -> TorchCollective:
-        """Mark the start of a collective that torch itself calls. torch does not report its end, so that is not traced."""
+        """Mark the start of a collective that torch calls. torch does not report its end, so no end is traced."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.activity.enter(entered)
         if self.trace is not None:
