@@ -1,0 +1,86 @@
+"""A rank that trains a network with dropout, and records each committed step with a digest of its whole state.
+
+    python -m benchmarks.support.kept_rank FOLDER [--steps N] [--width N] [--pace SECONDS]
+
+Each event is one line in FOLDER/REPLICA_GROUP-RANK: the time (CLOCK_MONOTONIC, the same in all processes), what
+happened, the step, and the digest or, for `starts`, the number of this start.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import time
+from pathlib import Path
+
+BEGAN_AT = time.monotonic()
+
+import torch  # noqa: E402  the import is timed
+from torch import nn  # noqa: E402
+
+from agent_client import (  # noqa: E402
+    Agent,
+    DistributedDataParallel,
+    FaultTolerantOptimizer,
+    GroupDrained,
+    StepSampler,
+    TrainState,
+)
+
+SAMPLES, FEATURES = 512, 16
+
+
+def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    found = hashlib.sha256()
+    for parameter in model.parameters():
+        for tensor in (parameter.detach(), *(optimizer.state[parameter][name] for name in ("exp_avg", "exp_avg_sq"))):
+            found.update(tensor.numpy().data)
+    return found.hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--steps", type=int, default=10**9)
+    parser.add_argument("--width", type=int, default=32)
+    parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--no-digest", action="store_true")
+    options = parser.parse_args()
+    name = f"{os.environ['REPLICA_GROUP_ID']}-{os.environ.get('RANK', '0')}"
+    events = os.open(options.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def record(what: str, step: int, more: object) -> None:
+        os.write(events, (json.dumps([time.monotonic(), what, step, more]) + "\n").encode())
+
+    attempt = int(os.environ.get("LIGHTHOUSE_ATTEMPT", "0"))
+    os.write(events, (json.dumps([BEGAN_AT, "starts", 0, attempt]) + "\n").encode())
+    record("imported", 0, attempt)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    torch.set_num_threads(1)
+    torch.manual_seed(1000 + int(os.environ.get("RANK", "0")))
+    inputs = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(7))
+    width = options.width
+    model = nn.Sequential(nn.Linear(FEATURES, width), nn.Dropout(0.1), nn.Linear(width, width), nn.Linear(width, 1))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(adam, 0.999)
+    with Agent.from_env(state=TrainState(model, adam, scheduler=scheduler)) as agent:
+        replicated, optimizer = DistributedDataParallel(model, agent), FaultTolerantOptimizer(adam, agent)
+        for batch in StepSampler(SAMPLES, 8, agent, steps=options.steps):
+            began_at = time.monotonic()
+            optimizer.zero_grad()
+            replicated(inputs[batch]).square().mean().backward()
+            if optimizer.step():
+                scheduler.step()
+                record("commit", agent.current_step, "" if options.no_digest else digest_of(model, adam))
+            else:
+                record("discard", agent.current_step, "")
+            time.sleep(max(0.0, began_at + options.pace - time.monotonic()))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(GroupDrained):
+        main()
