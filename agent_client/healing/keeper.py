@@ -51,6 +51,8 @@ class Keeper:
         self._last: Tag | None = None
         self._thread: threading.Thread | None = None
         self._is_awaited = threading.Event()
+        self._was_late = False
+        """True if the last copy was not complete before the vote. The next one then takes no rests."""
         self._reads_in_place = False
         self._problem = ""
         self.was_asked = False
@@ -84,6 +86,7 @@ class Keeper:
         thread, self._thread = self._thread, None
         if thread is None:
             return
+        self._was_late = thread.is_alive()
         self._is_awaited.set()
         thread.join()
         if self._reads_in_place and not self._state.stands_still:
@@ -124,12 +127,12 @@ class Keeper:
             return f"two copies need {missing >> 20} MiB more, and {available_bytes() >> 20} MiB are available"
         os.posix_fallocate(slot, 0, size)
         # With a lower priority, the thread could be starved while the rank waits for it before its vote.
-        digest, at, pace = xxh3_64(), HEADER_BYTES, Pace(niceness=0)
+        digest, at, pace, was_late = xxh3_64(), HEADER_BYTES, Pace(niceness=0), self._was_late
         for chunk in encoding:
             digest.update(chunk)
             _write_all(slot, chunk, at)
             at += len(chunk)
-            if not self._is_awaited.is_set():
+            if not (self._is_awaited.is_set() or was_late):
                 pace.rest()
         step, quorum_id = tag
         write_header(slot, SlotHeader(self._owner, step, quorum_id or 0, encoding.length, digest.hexdigest()))

@@ -3,7 +3,7 @@
     python -m benchmarks.support.kept_rank FOLDER [--steps N] [--width N] [--pace SECONDS]
 
 Each event is one line in FOLDER/REPLICA_GROUP-RANK: the time (CLOCK_MONOTONIC, the same in all processes), what
-happened, the step, and the digest or, for `starts`, the number of this start.
+happened, the step, and a digest, or the number of this start or of its process.
 """
 
 import argparse
@@ -46,7 +46,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=10**9)
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--pace", type=float, default=0.0)
+    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--no-digest", action="store_true")
+    parser.add_argument("--alternate", type=int, default=0, help="Keep only in every second block of so many steps.")
     options = parser.parse_args()
     name = f"{os.environ['REPLICA_GROUP_ID']}-{os.environ.get('RANK', '0')}"
     events = os.open(options.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
@@ -57,6 +59,7 @@ def main() -> None:
     attempt = int(os.environ.get("LIGHTHOUSE_ATTEMPT", "0"))
     os.write(events, (json.dumps([BEGAN_AT, "starts", 0, attempt]) + "\n").encode())
     record("imported", 0, attempt)
+    record("pid", 0, os.getpid())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     torch.manual_seed(1000 + int(os.environ.get("RANK", "0")))
@@ -69,13 +72,16 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(adam, 0.999)
     with Agent.from_env(state=TrainState(model, adam, scheduler=scheduler)) as agent:
         replicated, optimizer = DistributedDataParallel(model, agent), FaultTolerantOptimizer(adam, agent)
-        for batch in StepSampler(SAMPLES, 8, agent, steps=options.steps):
+        keeper = agent.internals.keeper
+        for batch in StepSampler(SAMPLES, options.batch, agent, steps=options.steps):
             began_at = time.monotonic()
             optimizer.zero_grad()
             replicated(inputs[batch]).square().mean().backward()
             if optimizer.step():
                 scheduler.step()
                 record("commit", agent.current_step, "" if options.no_digest else digest_of(model, adam))
+                if options.alternate:
+                    agent.internals.keeper = None if agent.current_step // options.alternate % 2 else keeper
             else:
                 record("discard", agent.current_step, "")
             time.sleep(max(0.0, began_at + options.pace - time.monotonic()))

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from agent_client.healing import keeper as keeper_module
 from agent_client.healing.keeper import Keeper
+from agent_client.state import train_state
 from agent_client.state.train_state import TrainState
 from lighthouse_protocol.messages.membership import Tag
 from lighthouse_runtime.process.slots import (
@@ -30,6 +31,14 @@ from lighthouse_runtime.process.slots import (
 OWNER = owner_name("job", "a", "f00d", 0, 1)
 START = Tag(0, 0)
 QUORUM = 7
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_search_for_schedulers() -> Iterator[None]:
+    """It looks at every object of this process, for each rank that starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_state, "live_objects", lambda *kinds: [])
+        yield
 
 
 class Rank:
