@@ -3,9 +3,10 @@
 The supervisor only owns the memory. The ranks write and read it (agent_client/healing/keeper.py).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from lighthouse_runtime.process.slots import SLOTS, make_slot, slot_path
+from lighthouse_protocol.messages.hosts import KeptState
+from lighthouse_runtime.process.slots import SLOTS, make_slot, read_header, slot_path
 from manager.supervisor.rules.plan import LaunchPlan
 
 
@@ -27,3 +28,14 @@ class Keepers:
         chosen = self._slots.values() if self._is_torchrun else [self._slots[rank]]
         paths = [slot_path(slot) for slots in chosen for slot in slots]
         return {"LIGHTHOUSE_KEEP_EVERY": str(self._every), "LIGHTHOUSE_KEEPER": ":".join(paths)}
+
+    def kept(self) -> tuple[KeptState, ...]:
+        """Return the newest state of each rank, from the headers of its slots."""
+        return tuple(_newest(rank, slots) for rank, slots in self._slots.items())
+
+
+def _newest(rank: int, slots: Sequence[int]) -> KeptState:
+    headers = [header for header in map(read_header, slots) if header is not None]
+    newest = max(headers, key=lambda header: (header.quorum_id, header.step), default=None)
+    problem = next((header.problem for header in headers if header.problem), "")
+    return KeptState(rank, newest.step, newest.length, problem) if newest is not None else KeptState(rank)
