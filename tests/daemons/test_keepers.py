@@ -2,22 +2,25 @@
 
 import json
 import os
+import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from examples.ports import free_port
+from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.daemons.supervisors import Supervisor
-from tests.processes import ROOT, Lighthouse, eventually
+from tests.processes import MANAGER_CODE, ROOT, Lighthouse, eventually, run_cli
 
 pytest.importorskip("torch")
 pytestmark = pytest.mark.slow
 
 SCRIPT = "benchmarks.support.kept_rank"
 STEPS = 120
+SECRET = "known_to_both_groups_and_to_these_tests"
 
 
 class Event(NamedTuple):
@@ -34,14 +37,23 @@ def own_lighthouse() -> Iterator[Lighthouse]:
         yield process
 
 
-def group(address: str, folder: Path, name: str, *options: str, steps: int = STEPS, ranks: int = 1) -> Supervisor:
+def group(
+    address: str,
+    folder: Path,
+    name: str,
+    *options: str,
+    steps: int = STEPS,
+    ranks: int = 1,
+    script: Sequence[str] = (),
+    prefix: Sequence[str] = (),
+) -> Supervisor:
     folder.mkdir(exist_ok=True)
     port = free_port()
     chosen = ("--store", "auto", "--master-port", str(port), "--restart-delay", "50ms", "--max-restarts", "99")
     chosen += ("--max-startup-failures", "0", "--group-world-size", str(ranks), "--nproc-per-node", str(ranks))
-    command = ["-m", SCRIPT, str(folder), "--steps", str(steps), "--pace", "0.03"]
-    env = {"MASTER_PORT": str(port), "PYTHONPATH": str(ROOT)}
-    return Supervisor(address, *chosen, *options, command=command, replica_id=name, env=env)
+    command = ["-m", SCRIPT, str(folder), "--steps", str(steps), "--pace", "0.03", *script]
+    env = {"MASTER_PORT": str(port), "PYTHONPATH": str(ROOT), MANAGER_SECRET_VARIABLE: SECRET}
+    return Supervisor(address, *chosen, *options, command=command, replica_id=name, env=env, prefix=list(prefix))
 
 
 def events(folder: Path, what: str = "commit") -> list[list[Event]]:
@@ -115,3 +127,55 @@ def test_after_a_kill_of_all_ranks_one_step_is_lost_at_most_and_the_weights_are_
     found = digests(folder)
     assert found.keys() == set(range(1, STEPS + 1))
     assert found == undisturbed(tmp_path, ranks)
+
+
+def test_if_the_memory_of_a_host_is_lost_its_group_heals_from_one_that_has_kept_the_state(
+    own_lighthouse: Lighthouse, tmp_path: Path
+) -> None:
+    folder, address, keep = tmp_path / "killed", own_lighthouse.address, ("--keep-every", "1")
+    with group(address, folder, "a", *keep) as a:
+        with group(address, folder, "b", *keep) as b:
+            trains(folder, 2)
+            b.kill()
+            kill_all(a)
+            eventually(b.gone, "the host of b is lost")
+        reached = max(event.step for commits in events(folder) for event in commits)
+        with group(address, folder, "b", *keep) as b:
+            assert (a.wait(), b.wait()) == (0, 0), a.log() + b.log()
+            assert "which this host has kept in memory" in a.log()
+            assert "which this host has kept in memory" not in b.log()
+    after = [event.step for event in events(folder)[1] if event.at > events(folder, "starts")[1][-1].at]
+    assert reached <= after[0] <= reached + 1, "b goes on where a does, one step is repeated at most"
+    found = digests(folder)
+    assert found.keys() == set(range(1, STEPS + 1))
+    assert found == undisturbed(tmp_path)
+
+
+def test_without_memory_training_goes_on_and_the_status_says_why_nothing_is_kept(
+    own_lighthouse: Lighthouse, tmp_path: Path
+) -> None:
+    """Under a limit of 1 MB for a file, the memory of 3 MB cannot be had."""
+    folder, address, options = tmp_path / "short", own_lighthouse.address, ("--keep-every", "1")
+    large, limit = ("--width", "512"), ("prlimit", "--fsize=1000000")
+    with (
+        group(
+            own_lighthouse.address,
+            folder,
+            "a",
+            *options,
+            steps=10**6,
+            script=large,
+            prefix=limit,
+        ) as a,
+        group(address, folder, "b", *options, steps=10**6, script=large) as b,
+    ):
+        trains(folder, 2)
+        assert "File too large" in kept_row(a)
+        assert re.fullmatch(r"step \d+ in memory, 3 MiB of each rank", kept_row(b)), kept_row(b)
+        assert a.log().count("is not kept in memory") == 1
+
+
+def kept_row(supervisor: Supervisor) -> str:
+    address = supervisor.wait_for_log(r"serves on (\S+);")[1]
+    shown = run_cli(MANAGER_CODE, "status", "--manager", address, env={MANAGER_SECRET_VARIABLE: SECRET}).stdout
+    return next(line.removeprefix("keeps").strip() for line in shown.splitlines() if line.startswith("keeps"))
