@@ -182,12 +182,14 @@ class CheckpointFolder:
     def resume(self) -> bool:
         """Load the newest checkpoint that all ranks of the group have.
 
+        If the ranks' supervisors keep their state in memory (`--keep-every`) and it is newer, load that instead.
+
         Call this on every rank of the group before the first step. Damaged checkpoints are skipped with a warning. The
         number of ranks may differ from that at the time of the save. A rank for which the checkpoint has no part keeps
         the current state of its random number generators.
 
         Returns:
-            True if a checkpoint was loaded, False if there is none yet.
+            True if a state was loaded, False if there is no checkpoint yet.
 
         Raises:
             AgentError: There are checkpoints, but none that all ranks can use. The message gives the reasons.

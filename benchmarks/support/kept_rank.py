@@ -40,6 +40,11 @@ def digest_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
     return found.hexdigest()[:16]
 
 
+def hold(path: Path | None, step: int) -> None:
+    while path is not None and path.exists() and int(path.read_text() or 0) <= step:
+        time.sleep(0.01)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -47,10 +52,12 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--pace", type=float, default=0.0)
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--hold", type=Path, help="File with a step that is not passed while the file exists.")
     parser.add_argument("--no-digest", action="store_true")
     parser.add_argument("--alternate", type=int, default=0, help="Keep only in every second block of so many steps.")
     options = parser.parse_args()
     name = f"{os.environ['REPLICA_GROUP_ID']}-{os.environ.get('RANK', '0')}"
+    is_first = name.startswith("a-")
     events = os.open(options.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     def record(what: str, step: int, more: object) -> None:
@@ -77,6 +84,8 @@ def main() -> None:
             began_at = time.monotonic()
             optimizer.zero_grad()
             replicated(inputs[batch]).square().mean().backward()
+            if is_first:  # this group waits within the step, the others before it
+                hold(options.hold, agent.current_step)
             if optimizer.step():
                 scheduler.step()
                 record("commit", agent.current_step, "" if options.no_digest else digest_of(model, adam))
@@ -84,6 +93,8 @@ def main() -> None:
                     agent.internals.keeper = None if agent.current_step // options.alternate % 2 else keeper
             else:
                 record("discard", agent.current_step, "")
+            if not is_first:
+                hold(options.hold, agent.current_step)
             time.sleep(max(0.0, began_at + options.pace - time.monotonic()))
 
 

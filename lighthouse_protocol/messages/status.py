@@ -176,4 +176,4 @@ class ManagerStatus:
     @property
     def kept_step(self) -> int:
         """Newest step that all ranks keep in memory, or 0 if there is none."""
-        return min(each.step for each in self.kept) if len(self.kept) == self.group_world_size else 0
+        return min((each.step for each in self.kept), default=0) if len(self.kept) == self.group_world_size else 0
