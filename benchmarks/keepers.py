@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -91,6 +92,10 @@ class Job:
 
         wait_until(is_done, TIMEOUT_S, f"{steps} steps of {', '.join(NAMES)}")
 
+    def end(self) -> None:
+        for supervisor in self._supervisors:
+            supervisor.end()
+
     def kill(self) -> Killed:
         """Kill all ranks, and wait until all groups train again."""
         pids = [int(next(e for e in reversed(self.events(name)) if e.what == "pid").more) for name in NAMES]
@@ -134,16 +139,28 @@ def measure_kills(children: Children, every: int, kills: int) -> tuple[list[Kill
         found.append(job.kill())
     killed = job.digests()
     steps = max(killed)
-    for child in job._supervisors:
-        child.end()
+    job.end()
     whole = Job(children, children.folder / f"undisturbed-{every}", script=("--steps", str(steps)))
     whole.wait_for(steps)
+    whole.end()
     wanted = whole.digests()
     return found, sum(killed.get(step) != wanted[step] for step in range(1, steps + 1))
 
 
-def measure_cost(children: Children, blocks: int, width: int, batch: int) -> tuple[list[float], list[float]]:
-    """Return the seconds of each block of steps without and with a kept state."""
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Seconds of each block of steps without and with a kept state, and what the rank has waited for it in each."""
+
+    without_s: list[float]
+    kept_s: list[float]
+    waited_s: list[float]
+
+    @property
+    def share_waited(self) -> float:
+        return statistics.median(self.waited_s) / statistics.median(self.without_s)
+
+
+def measure_cost(children: Children, blocks: int, width: int, batch: int) -> Cost:
     folder = children.folder / "cost"
     folder.mkdir()
     lighthouse = start_lighthouse(children, "lighthouse-ft", 1, 5.0)
@@ -154,16 +171,17 @@ def measure_cost(children: Children, blocks: int, width: int, batch: int) -> tup
     )
     path = folder / "a-0"
 
-    def commits() -> list[Event]:
+    def events(what: str) -> dict[int, Event]:
         supervisor.check()
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
-        return [event for event in (Event(*json.loads(line)) for line in lines) if event.what == "commit"]
+        return {event.step: event for event in (Event(*json.loads(line)) for line in lines) if event.what == what}
 
-    wait_until(lambda: len(commits()) >= steps - 1, 20 * TIMEOUT_S, "the steps of one rank")
-    at = {event.step: event.at for event in commits()}
+    wait_until(lambda: len(events("commit")) >= steps - 1, 20 * TIMEOUT_S, "the steps of one rank")
+    at, waited = events("commit"), events("kept")
     # The state of step n is copied during the next step, and the script keeps from step 2 * BLOCK * i.
-    spans = [at[first + BLOCK] - at[first] for first in range(2 * BLOCK, BLOCK * 2 * (blocks + 1), BLOCK)]
-    return spans[1::2], spans[0::2]
+    firsts = range(2 * BLOCK, BLOCK * 2 * (blocks + 1), BLOCK)
+    spans = [at[first + BLOCK].at - at[first].at for first in firsts]
+    return Cost(spans[1::2], spans[0::2], [float(waited[first + 1].more) for first in firsts[0::2]])
 
 
 @benchmark("3 kills, and the cost with 64 MiB.")
@@ -191,14 +209,15 @@ def main(kills: int, blocks: int, quick: bool, check: bool, path: Path | None) -
                 Bar(f"steps that differ from an undisturbed run, k = {every}", different, 0),
             ]
     with Children() as children:
-        without, kept = measure_cost(children, blocks, width, 8 if quick else 96)
-        report["cost"] = {"without_s": without, "kept_s": kept, "width": width}
+        cost = measure_cost(children, blocks, width, 8 if quick else 96)
+        report["cost"] = cost
     header = ["k", "kills", "steps lost (most by one)", "s until training again", "s of import", "steps that differ"]
-    costs = spread([100 * (one / other - 1) for one, other in zip(kept, without, strict=True)])
-    step_s = spread([each / BLOCK for each in without])
-    text = f"{table(header, rows)}\n\n1 GiB of state, k = {BLOCK}: a step takes {step_s.text()} s without, "
-    text += f"{costs.text()} % more with a keeper"
-    bars.append(Bar(f"cost of keeping, k = {BLOCK}", costs.median, 0.5, "%"))
+    size = "64 MiB" if quick else "1 GiB"
+    step_s = spread([each / BLOCK for each in cost.without_s])
+    more = spread([100 * (one / other - 1) for one, other in zip(cost.kept_s, cost.without_s, strict=True)])
+    text = f"{table(header, rows)}\n\n{size} of state, k = {BLOCK}: a step takes {step_s.text()} s without a keeper. "
+    text += f"Steps with one take {more.text(1)} % more. The rank waits {spread(cost.waited_s).text(3)} s for a copy."
+    bars.append(Bar(f"share of the time that a rank waits for copies, k = {BLOCK}", 100 * cost.share_waited, 0.5, "%"))
     finish(text, report, bars, is_checked=check, path=path)
 
 

@@ -13,11 +13,13 @@ import json
 import logging
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 BEGAN_AT = time.monotonic()
 
 import torch  # noqa: E402  the import is timed
+import torch._dynamo  # noqa: E402  otherwise the first optimizer imports it
 from torch import nn  # noqa: E402
 
 from agent_client import (  # noqa: E402
@@ -45,6 +47,20 @@ def hold(path: Path | None, step: int) -> None:
         time.sleep(0.01)
 
 
+waited_s: list[float] = []
+
+
+def timed(call: Callable[..., None]) -> Callable[..., None]:
+    """Add the time of each call to `waited_s`."""
+
+    def run(*given: object) -> None:
+        began_at = time.monotonic()
+        call(*given)
+        waited_s.append(time.monotonic() - began_at)
+
+    return run
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
@@ -58,7 +74,7 @@ def main() -> None:
     options = parser.parse_args()
     name = f"{os.environ['REPLICA_GROUP_ID']}-{os.environ.get('RANK', '0')}"
     is_first = name.startswith("a-")
-    events = os.open(options.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    events = os.open(options.folder / name, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def record(what: str, step: int, more: object) -> None:
         os.write(events, (json.dumps([time.monotonic(), what, step, more]) + "\n").encode())
@@ -80,8 +96,10 @@ def main() -> None:
     with Agent.from_env(state=TrainState(model, adam, scheduler=scheduler)) as agent:
         replicated, optimizer = DistributedDataParallel(model, agent), FaultTolerantOptimizer(adam, agent)
         keeper = agent.internals.keeper
+        if options.alternate and keeper is not None:
+            keeper.keep, keeper.finish = timed(keeper.keep), timed(keeper.finish)
         for batch in StepSampler(SAMPLES, options.batch, agent, steps=options.steps):
-            began_at = time.monotonic()
+            began_at, random_state = time.monotonic(), torch.get_rng_state()
             optimizer.zero_grad()
             replicated(inputs[batch]).square().mean().backward()
             if is_first:  # this group waits within the step, the others before it
@@ -90,9 +108,12 @@ def main() -> None:
                 scheduler.step()
                 record("commit", agent.current_step, "" if options.no_digest else digest_of(model, adam))
                 if options.alternate:
+                    record("kept", agent.current_step, sum(waited_s))
+                    waited_s.clear()
                     agent.internals.keeper = None if agent.current_step // options.alternate % 2 else keeper
             else:
                 record("discard", agent.current_step, "")
+                torch.set_rng_state(random_state)  # so that the repeated step has the same result
             if not is_first:
                 hold(options.hold, agent.current_step)
             time.sleep(max(0.0, began_at + options.pace - time.monotonic()))
