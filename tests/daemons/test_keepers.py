@@ -89,7 +89,8 @@ def digests(folder: Path) -> dict[int, set[object]]:
 
 
 def kill_all(*supervisors: Supervisor) -> None:
-    for pid in [pid for supervisor in supervisors for pid in supervisor.below if pid not in supervisor.stores()]:
+    ranks = [pid for supervisor in supervisors for pid in sorted({*supervisor.below} - {*supervisor.stores()})]
+    for pid in ranks:
         os.kill(pid, signal.SIGKILL)
 
 
@@ -126,8 +127,8 @@ def test_after_a_kill_of_all_ranks_one_step_is_lost_at_most_and_the_weights_are_
     ):
         for step in (10, 21, 32):
             reached(folder, step, 2 * ranks)
-            hold(tmp_path, step + 11)
             kill_all(a, b)
+            hold(tmp_path, step + 11)
         assert (a.wait(WITHIN_S), b.wait(WITHIN_S)) == (0, 0), a.log() + b.log()
         logs = a.log() + b.log()
     assert logs.count("which this host has kept in memory") == 3 * 2 * ranks
