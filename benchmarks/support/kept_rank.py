@@ -1,4 +1,4 @@
-"""A rank that trains a network with dropout, and records each committed step with a digest of its whole state.
+"""A rank that trains a network, and records each committed step with a digest of its whole state.
 
     python -m benchmarks.support.kept_rank FOLDER [--steps N] [--width N] [--pace SECONDS]
 
@@ -85,10 +85,9 @@ def main() -> None:
     record("pid", 0, os.getpid())
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
-    torch.manual_seed(1000 + int(os.environ.get("RANK", "0")))
     inputs = torch.randn(SAMPLES, FEATURES, generator=torch.Generator().manual_seed(7))
     width = options.width
-    model = nn.Sequential(nn.Linear(FEATURES, width), nn.Dropout(0.1), nn.Linear(width, width), nn.Linear(width, 1))
+    model = nn.Sequential(nn.Linear(FEATURES, width), nn.Tanh(), nn.Linear(width, width), nn.Linear(width, 1))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.1, generator=torch.Generator().manual_seed(parameter.numel()))
     adam = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -99,7 +98,7 @@ def main() -> None:
         if options.alternate and keeper is not None:
             keeper.keep, keeper.finish = timed(keeper.keep), timed(keeper.finish)
         for batch in StepSampler(SAMPLES, options.batch, agent, steps=options.steps):
-            began_at, random_state = time.monotonic(), torch.get_rng_state()
+            began_at = time.monotonic()
             optimizer.zero_grad()
             replicated(inputs[batch]).square().mean().backward()
             if is_first:  # this group waits within the step, the others before it
@@ -113,7 +112,6 @@ def main() -> None:
                     agent.internals.keeper = None if agent.current_step // options.alternate % 2 else keeper
             else:
                 record("discard", agent.current_step, "")
-                torch.set_rng_state(random_state)  # so that the repeated step has the same result
             if not is_first:
                 hold(options.hold, agent.current_step)
             time.sleep(max(0.0, began_at + options.pace - time.monotonic()))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from agent_client.healing import keeper as keeper_module
 from agent_client.healing.keeper import Keeper
 from agent_client.state import train_state
+from agent_client.state.random_state import restore_random
 from agent_client.state.train_state import TrainState
 from lighthouse_protocol.messages.membership import Tag
 from lighthouse_runtime.process.slots import (
@@ -104,18 +105,16 @@ def weights_of(kept: Any) -> list[float]:
 
 def test_the_newest_state_comes_back_with_its_position_and_its_random_numbers(rank: Rank) -> None:
     weights = trained(rank, 5)
-    drawn = torch.rand(3)
     rank.train(6)
-    torch.rand(2)
+    drawn = torch.rand(3)
     rank.keeper.finish()
     rank.start()
     kept = rank.restore()
     assert kept["agent"] == {"step": 6, "tag_quorum_id": QUORUM, "batches_committed": 12}
     assert weights_of(kept) not in weights.values()
     rank.state.load_state_dict(kept["train"])
-    keeper_random = kept["random"]["torch"]
-    torch.set_rng_state(keeper_random)
-    assert not torch.equal(torch.rand(3), drawn)
+    restore_random(kept["random"])
+    assert torch.equal(torch.rand(3), drawn)
     assert rank.adam.state[rank.model.weight]["step"] == 6
 
 
