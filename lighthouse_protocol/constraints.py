@@ -73,7 +73,7 @@ def check_offset(value: float, field: str) -> float:
 class IntRange:
     """Checks that an integer is in a range.
 
-    The error reads "is 9; ranks are 0 to 7", where `what` is "ranks are".
+    `what` begins the description of the range in errors, for example "ranks are" in "is 9; ranks are 0 to 7".
     """
 
     def __init__(self, least: int, most: int, what: str) -> None:

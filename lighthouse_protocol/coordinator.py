@@ -1,6 +1,6 @@
-"""Text that names a lighthouse: an address list, or a join string with CA pin and token; and the search for the leader.
+"""Address lists and join strings, with which clients connect to a lighthouse, and the search for the leader.
 
-No I/O.
+No I/O. A text has one of these forms:
 
 lighthouse://CA-PIN.TOKEN@host:port[,host:port...]     TLS; CA-PIN is the SHA-256 of the CA certificate (DER)
 lighthouse://tls.TOKEN@host:port                       TLS; the client has the CA certificate in a file (--tls-ca)
@@ -153,7 +153,7 @@ def _addresses(text: str, field: str, default_port: int | None) -> tuple[Address
 
 
 class LeaderSearch:
-    """Choice of the lighthouse that a client calls next. `address` is the one to call now.
+    """Chooses the lighthouse that a client calls next: the one at `address`.
 
     - After a success, the client stays with that lighthouse.
     - A follower's refusal may name the leader. The client calls that address next, without a pause. If the named leader

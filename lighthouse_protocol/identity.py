@@ -39,7 +39,7 @@ def group_run(run: str, replica_id: str) -> str:
 
 
 def supervisor_name(replica_id: str, host: int, hosts: int) -> str:
-    """Return the name of the supervisor on the `host`-th of a group's `hosts` hosts, unique within its run."""
+    """Return a name, unique within a run, for the supervisor on the `host`-th of a group's `hosts` hosts."""
     return replica_id if hosts == 1 else f"{replica_id}/{host}"
 
 
@@ -53,9 +53,9 @@ def group_of_supervisor(name: str) -> str:
 
 @functools.lru_cache(maxsize=32768)
 def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
-    """Return (replica_id, incarnation) of a caller. Raises InvalidRequest.
+    """Return a caller's (replica_id, incarnation). Raises InvalidRequest if one of them is malformed.
 
-    `wire_id` may contain the incarnation, as torchft's name:uuid does. Other callers send it in a field of its own.
+    `wire_id` may contain the incarnation, as torchft's name:uuid does. Other callers send it separately.
     """
     name, implied = split_replica_id(check_name(wire_id))
     if incarnation and check_name(incarnation, "incarnation") != implied:
@@ -101,7 +101,7 @@ class Address:
 
 @functools.lru_cache(maxsize=32768)
 def parse_address(text: str, field: str) -> Address:
-    """Parse `host`, `host:port` or `[v6]:port`, with or without http:// in front. Raises InvalidRequest."""
+    """Parse `host`, `host:port` or `[v6]:port`, with or without http://. Raises InvalidRequest if it is malformed."""
     rest = text.removeprefix("http://").removeprefix("https://").rstrip("/")
     if len(text) > MAX_ADDRESS_CHARS:
         raise InvalidRequest(f"has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are allowed", field=field)

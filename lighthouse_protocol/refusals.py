@@ -30,7 +30,7 @@ class InvalidRequest(LighthouseError):
 
 
 class DuplicateReplica(LighthouseError):
-    """Two live callers use one replica_id."""
+    """Two live callers use the same replica_id."""
 
 
 class WrongState(LighthouseError):
@@ -50,7 +50,7 @@ class NotPermitted(LighthouseError):
 
 
 class NotServed(LighthouseError):
-    """The server does not implement this RPC. It is another program or another version."""
+    """The server does not implement this RPC, because it is another program or another version."""
 
 
 class Superseded(LighthouseError):

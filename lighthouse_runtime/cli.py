@@ -1,4 +1,4 @@
-"""Command-line infrastructure: settings of daemons, lazily imported verbs, durations and terminal output.
+"""Command-line infrastructure: settings of daemons, lazily imported commands, durations and terminal output.
 
 A frozen dataclass of settings defines options, environment variables and the reference documentation:
 
@@ -42,7 +42,10 @@ def drop_stdout() -> None:
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a verb so that a LighthouseError prints `Error: ...` and exits with 1. A closed pipe exits with 0."""
+    """Decorate a command so that a LighthouseError prints `Error: ...` and exits with 1.
+
+    If the reader of its output has closed the pipe, the command exits with 0.
+    """
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -73,7 +76,7 @@ _DURATION = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|)")
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration, such as 500ms or 2m, into seconds. Raises ValueError."""
+    """Parse a duration, such as 500ms or 2m, into seconds. Raises ValueError if it is malformed."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write for example 500ms, 5s or 2m")
@@ -132,7 +135,7 @@ _JSON = "lighthouse.json"
 
 
 def format_options(verb: F) -> F:
-    """Add --format and --json to a verb, as its parameter `output`: "table" or "json"."""
+    """Add the options --format and --json to a command, which receives "table" or "json" as its parameter `output`."""
     format_ = click.option(
         "--format",
         "output",
@@ -252,15 +255,15 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
 
 
 class LazyCommand(NamedTuple):
-    """Where to import a verb from, and its line in the help text."""
+    """Import path of a command, and its line in the help text."""
 
     where: str  # MODULE:NAME
-    text: str  # line in the list of verbs; a test compares it with the command's own
-    section: str = "Commands"  # heading in the list of verbs
+    text: str  # line in the list of commands; a test compares it with the command's own
+    section: str = "Commands"  # heading in the list of commands
 
 
 class LazyGroup(click.Group):
-    """A click group whose verbs are imported when they run. `--help` and shell completion import none of them."""
+    """A click group that imports a command only when it runs. `--help` and shell completion import no command."""
 
     def __init__(self, *args: Any, verbs: Mapping[str, LazyCommand], **more: Any) -> None:
         super().__init__(*args, **more)

@@ -39,5 +39,5 @@ class Peer(Protocol[M]):
     def send(self, message: M) -> None: ...
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """Close the stream after queued messages, with the status of `error` if given. Later calls do nothing."""
+        """Send the queued messages, then close the stream, with the status of `error` if given."""
         ...

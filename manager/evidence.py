@@ -1,8 +1,8 @@
 """Collects evidence of what each rank is doing, at the request of the lighthouse.
 
 All ranks are queried in parallel, each with a fixed time limit. A rank that can still run Python answers with its
-stacks and its latest collectives. If its process is on this host, it is also inspected from outside: its state always,
-from /proc, and its Python stacks by a signal if the rank does not answer. Other ranks do not receive the signal,
+stacks and its latest collectives. A process on this host is also inspected from outside. Its state is read from /proc.
+If the rank does not answer, a signal makes the process write its Python stacks. Other ranks do not receive the signal,
 because it may crash a process that is running Python. Missing evidence is reported with the reason. A rank whose watch
 has closed is inspected as well, because its process may still exist, for example stopped by a signal.
 
@@ -60,8 +60,6 @@ _NAMED = 4
 
 @dataclass(frozen=True, slots=True)
 class ThreadState:
-    """State of a thread."""
-
     tid: int
     name: str
     state: str
@@ -76,8 +74,6 @@ class ThreadState:
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """State of a process and its threads."""
-
     pid: int
     state: str
     caught: int  # bitmask of the signals that have a handler; bit 0 is signal 1
@@ -170,7 +166,7 @@ class NoStacksError(Exception):
 def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, within_s: float) -> str:
     """Make a process write its stacks, and return them. Block for at most `within_s` seconds. Raises NoStacksError.
 
-    `descriptor` is a pidfd. `offer` is the signal to send, and the file to which the process's handler writes.
+    `descriptor` is a pidfd. `offer` names the signal to send, and the file to which the process's handler writes.
     """
     if not offer.signal:
         raise NoStacksError("it has no handler that writes them")
@@ -189,7 +185,10 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
 
 @contextlib.contextmanager
 def _opened(pid: int, number: int) -> Generator[int, None, None]:
-    """Open the file of stacks. Check that it is still the same, because a script may have reused the descriptor."""
+    """Open the file to which a process writes its stacks, which is open there as descriptor `number`.
+
+    Raise NoStacksError if the descriptor now refers to another file, because a script may have reused it.
+    """
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(_FILE):
         raise NoStacksError("it has closed the file for them")
@@ -201,7 +200,7 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
 
 
 def _written(file: int, ends_at: float, within_s: float) -> str:
-    """Wait until the file of stacks has stopped growing, and return its content."""
+    """Wait until the file with the stacks has stopped growing, and return its content."""
     size, rests_at = 0, ends_at
     while (now := time.monotonic()) < min(ends_at, rests_at):
         if (grown := os.fstat(file).st_size) > size:
@@ -226,7 +225,10 @@ ProbeProcess = Callable[[WatchHello, bool], Coroutine[Any, Any, ProcessSnapshot]
 
 
 async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
-    """Inspect a process that no supervisor runs. Its output is therefore not available."""
+    """Inspect a rank's process that no supervisor has started, so that its output is not available.
+
+    If it does not run on this host (`is_here`), return only the reasons why evidence is missing.
+    """
     outside = await probe(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
 
@@ -266,7 +268,7 @@ def _probe(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
 
 
 async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the rank's last lines, and the reasons if they are missing."""
+    """Return the last lines of a rank's output, and the reason if they are missing."""
     try:
         async with asyncio.timeout(OUTPUT_WITHIN_S):
             output = await lines
@@ -334,7 +336,10 @@ class EvidenceCollector:
             answer.set_result(own)
 
     def collect(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """Send each rank's evidence as soon as it is found, then the progress. Concurrent requests share the work."""
+        """Send each rank's evidence as soon as it is found, then the ranks' progress, which `view` returns.
+
+        Concurrent requests share the work.
+        """
         task = asyncio.create_task(self._answer_request(request, view), name="evidence")
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
@@ -400,7 +405,7 @@ class EvidenceCollector:
         )
 
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
-        """Add the stacks of a rank that does not answer, by sending its process a signal."""
+        """Obtain the stacks of a rank that does not answer, by sending its process a signal."""
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()
         if found.is_stopped:

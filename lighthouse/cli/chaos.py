@@ -72,8 +72,8 @@ def chaos(
     """Inject faults into a running job, and check that its training survives them.
 
     The lighthouse and the managers of all targets must run with --allow-chaos. Ctrl-C ends the faults and prints the
-    result so far. Exits with status 1 if states have diverged, samples were not used once, the job has not recovered,
-    or --verify found nothing to compare.
+    result so far. Exits with status 1 if states have diverged, a sample was not used exactly once, the job has not
+    recovered, or --verify found nothing to compare.
     """
     seed = random.randrange(MAX_SEED) if seed is None else seed
     if not mtbf:
@@ -101,7 +101,7 @@ def _status(client: LighthouseClient, given: ClientOptions) -> JobStatus:
 
 
 class _Run:
-    """One run of the command. `run` returns the result."""
+    """Injects the planned faults and follows the job until it has recovered. `run` returns the result."""
 
     def __init__(self, given: ClientOptions, client: LighthouseClient, job: JobStatus, *, verifies: bool) -> None:
         self._given = given
@@ -135,7 +135,7 @@ class _Run:
         return watcher.document(verifies=self._verifies, is_complete=not self._stop.is_set())
 
     async def _watch_until(self, at: float, *, is_settling: bool = False) -> bool:
-        """Follow the job until `at`, or until it has recovered if `is_settling`. Return whether a signal has arrived.
+        """Poll the job until `at`, or until it has recovered if `is_settling`. Return whether a signal has arrived.
 
         Raises:
             LighthouseError: A fault was not permitted, or the lighthouse has not answered for SETTLED_WITHIN_S.

@@ -1,7 +1,7 @@
-"""The plan of `lighthouse chaos`, and the verdict on what came of it. No I/O.
+"""The plan of `lighthouse chaos`, and the evaluation of its result. No I/O.
 
-`plan` draws faults from a seed. `Watcher` follows the job's status: its speed without and with faults, the states that
-its ranks compare, and what each fault has cost. Its `document` is the result, for the table and for --json.
+`plan` draws faults from a seed. `Watcher` collects from the job's status its speed without and with faults, the states
+that its ranks compare, and what each fault has cost. Its method `document` returns the result for the table and --json.
 """
 
 import math
@@ -69,7 +69,7 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
 def plan(
     seed: int, kinds: Sequence[FaultKind], mtbf_s: float, duration_s: float, ranks: Sequence[Target]
 ) -> tuple[PlannedFault, ...]:
-    """Draw the faults. The same arguments give the same plan, and their order does not matter.
+    """Draw the faults. The same arguments give the same plan. The order of `kinds` and of `ranks` does not matter.
 
     Args:
         seed: The seed.
@@ -99,7 +99,7 @@ def ranks_of(job: JobStatus) -> tuple[Target, ...]:
 
 
 def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -> bool:
-    """Return whether another group holds the state, so that it survives the loss of `replica_id` and all `at_risk`."""
+    """Return whether another group holds the state, which then survives the loss of `replica_id` and all `at_risk`."""
     safe = {member.replica_id for member in job.members if member.state is MemberState.PARTICIPANT}
     return not safe <= {replica_id, *at_risk}
 
@@ -114,11 +114,11 @@ class Outcome:
     incident: str = ""
     next_commit_s: float | None = None
     is_survived: bool = False  # a later step was committed, and the target's group trains
-    is_verified: bool = False  # then all groups have compared their states at a later step
+    is_verified: bool = False  # after that, all groups have compared their states at a later step
 
 
 class Watcher:
-    """Follows the status of a job, from the start of the baseline to the end. `now` is monotonic time."""
+    """Evaluates the status of a job, from the start of the baseline to the end. `now` is monotonic time."""
 
     def __init__(self, job: JobStatus, now: float) -> None:
         self.job = job
@@ -145,7 +145,7 @@ class Watcher:
         return all(each.is_survived and (each.is_verified or not verifies) for each in done)
 
     def mark(self, now: float) -> None:
-        """Record the end of the baseline, then the end of the faults."""
+        """Record the end of the baseline at the first call, and the end of the faults at the second."""
         self._marks.append((now, self.step, self.job.discards))
 
     def update(self, job: JobStatus) -> None:
@@ -169,7 +169,7 @@ class Watcher:
             outcome.is_verified |= outcome.is_survived and is_back and min(compared.values()) > outcome.step
 
     def _compare(self) -> None:
-        """Compare the digests that the ranks have reported. The ranks themselves compare all; some are seen here."""
+        """Compare the digests that the status shows. These are only some of those that the ranks compare."""
         for rank in self.job.ranks:
             if (seen := rank.compared) is None:
                 continue
@@ -183,7 +183,7 @@ class Watcher:
             del self._digests[next(iter(self._digests))]
 
     def document(self, *, verifies: bool, is_complete: bool) -> dict[str, Any]:
-        """Return the result. `is_complete` means that the faults were not cut short."""
+        """Return the result. `is_complete` means that no signal has stopped the command early."""
         (start_at, start, _), (faults_at, begun, before), (ended_at, reached, after) = self._marks[:3]
         base = (begun - start) / (faults_at - start_at) if faults_at > start_at else 0.0
         rate = (reached - begun) / (ended_at - faults_at) if ended_at > faults_at else 0.0

@@ -34,7 +34,7 @@ class Commit:
     quorum_id: int
     at: float  # Unix time
     where: str  # file:line
-    follows_heal: bool  # or is the first of its process
+    follows_heal: bool  # or is the first commit of its process
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,17 +93,13 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
 
 
 def _place(address: Address, timeout_s: float) -> Place:
-    """Connect to an address and return the result.
-
-    Raises:
-        Unreachable: If the connection fails.
-    """
+    """Connect to an address and return the result. Raise Unreachable if the connection fails."""
     with connected(address, timeout_s) as connection:
         return Place(str(address), str(connection.getpeername()[0]))
 
 
 def _result(reading: BackgroundRead[T], failed: Callable[[str], T]) -> T:
-    """Return the result, or what `failed` makes of the error's text."""
+    """Return the result of `reading`, or call `failed` with the text of its LighthouseError."""
     try:
         return reading.result()
     except LighthouseError as e:

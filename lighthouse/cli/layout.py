@@ -104,7 +104,7 @@ def cut(text: str, width: int) -> str:
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:
-    """Divide `budget` evenly. An entry of `wants` below the even share gets what it wants, the others the rest."""
+    """Divide `budget` evenly, but give no entry more than its amount in `wants`. Return the shares in that order."""
     given = [0] * len(wants)
     left, remaining = max(0, budget), len(wants)
     for index in sorted(range(len(wants)), key=wants.__getitem__):

@@ -34,7 +34,7 @@ _PRICE = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(?:/h)?")
 
 
 class Moment(_ParamType):
-    """Click type for a local date, a date and time, or how long ago. The value is in Unix time."""
+    """Click type for a local date, a local date and time, or an age such as 7d. The value is a Unix time."""
 
     name = "moment"
 

@@ -65,7 +65,7 @@ def count_of(costs: Report) -> str:
 
 
 def model_text(costs: Report) -> str:
-    """Return the comparison with checkpoints, and its model."""
+    """Return a text that compares the cost of the faults with restarts from checkpoints, and explains the model."""
     if not costs.faults:
         return "There were no faults, so restarts from checkpoints would have cost nothing either."
     every, half, restart = map(_duration, (costs.checkpoint_every_s, costs.checkpoint_every_s / 2, costs.restart_s))
@@ -131,7 +131,7 @@ def _body(costs: Report) -> Iterator[str]:
 
 
 def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return a table of at most ROWS rows of HTML. Titles of columns with numbers begin with #."""
+    """Return an HTML table of at most ROWS rows. A title that begins with # marks a column of numbers."""
     classes = ["n" if title.startswith("#") else "name" for title in titles]
     head = "".join(f'<th class="{kind}">{title.lstrip("#")}' for kind, title in zip(classes, titles, strict=True))
     found = [zip(classes, row, strict=True) for row in rows]
@@ -160,7 +160,7 @@ def _bar(seconds: Seconds, height: int) -> str:
 
 
 def _over_time(costs: Report) -> str:
-    """Draw the mean number of groups by cause, in columns."""
+    """Return a bar chart of the mean number of groups by cause over time."""
     most = max(sum(seconds.values()) for seconds in costs.columns)
     column_s = (costs.until_unix_s - costs.since_unix_s) / len(costs.columns)
     parts: list[str] = []

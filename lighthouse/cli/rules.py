@@ -1,7 +1,7 @@
 """Rules of `lighthouse doctor`, which derive findings from facts. No I/O.
 
-- A problem that prevents this host from using the lighthouse is a failure. One that may do so later, or is merely
-  suspicious, is a warning.
+- A problem that prevents this host from using the lighthouse is a failure. A problem that may do so later, or that is
+  merely suspicious, is a warning.
 - A finding that is not OK contains the remedy.
 - A fact that is missing because of an earlier failure produces no finding.
 """
@@ -77,7 +77,7 @@ class ManagerSeen:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Everything that `gather` in doctor.py has found out."""
+    """All facts that `gather` in doctor.py has collected."""
 
     now: float
     places: tuple[Place, ...]
@@ -113,7 +113,7 @@ class Finding:
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return the findings, in an order in which earlier ones may explain later ones."""
+    """Return the findings, ordered so that earlier ones may explain later ones."""
     status = None if facts.asked is None else facts.asked.status
     findings = [_place(place, is_served=status is not None) for place in facts.places]
     if facts.asked is not None:

@@ -75,7 +75,7 @@ SILENCE_SHOWN_AFTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What `watch` shows: the newest status and the state of the connection."""
+    """Content of the screen of `watch`: the newest status and the state of the connection."""
 
     address: str
     asked_at: float  # Unix time of the newest request
@@ -227,9 +227,9 @@ class Poll:
 
 
 def _ticks(interval_s: float, count: int | None, check: Callable[[], None]) -> Iterator[None]:
-    """Yield when to poll: up to `count` times (None for no limit), until `check` raises.
+    """Yield whenever the status should be polled: every `interval_s`, `count` times, or forever if `count` is None.
 
-    A slow answer delays the next poll; missed polls are skipped.
+    `check` is called between the polls, and may raise to stop them. A slow answer delays the next poll.
     """
     for asked in itertools.count(1):
         next_at = time.monotonic() + interval_s

@@ -292,7 +292,7 @@ class LighthouseConfig:
         return StoreCredentials(self.store_ca, self.store_cert, self.store_key, self.store_user_file)
 
     def memory(self) -> Journal | MemoryStore:
-        """Return the journal, not yet claimed, or a store in memory if there is no journal.
+        """Return the journal, which the caller must still claim, or a store in memory if there is no journal.
 
         A lighthouse on port 0 has no journal by default. Its port changes at each restart, and with it the name of the
         default file.
@@ -317,7 +317,7 @@ class LighthouseConfig:
         return folder / f"credentials-{port}"
 
     def incident_folder(self, memory: Journal | MemoryStore) -> Path | None:
-        """Return the folder for incidents, or None to keep them in memory only. `memory` is the result of memory()."""
+        """Return the folder for incidents, or None if they stay in memory only. `memory` is the result of memory()."""
         if self.incident_dir is not None:
             return self.incident_dir
         _, port = split_bind(self.bind, "--bind")

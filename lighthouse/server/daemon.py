@@ -177,7 +177,7 @@ class LighthouseDaemon:
             self._webhook.post(job, replica_id, notice)
 
     def _status(self, service: LighthouseService) -> dict[str, Any]:
-        """Return the document for the dashboard and for GET /status, whose values must not be modified."""
+        """Return the status document for the dashboard and for GET /status. Callers must not modify its values."""
         status = service.status(has_ranks=True)
         shown = {name: getattr(status, name) for name in LighthouseStatus.__slots__}
         pace = {driver.job: driver.current_pace() for driver in self._jobs}

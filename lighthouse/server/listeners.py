@@ -81,7 +81,7 @@ class ListenerSecurity:
 
     @property
     def ca_pin(self) -> str:
-        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA signed its certificate."""
+        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA signed the server certificate."""
         return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
 
     def _port_security(self, bind: str) -> PortSecurity:
@@ -93,9 +93,10 @@ class ListenerSecurity:
         return PortSecurity(CredentialAccess(self._tokens, self.audit, self._identities), self._files)
 
     def announce(self, port: int) -> None:
-        """Write the serving file of the gRPC port, through which this user's other processes find the credentials.
+        """Write the file through which this user's other processes find the credentials for the gRPC port.
 
-        The port is also set for error messages to callers. The daemon calls this as soon as it knows the port.
+        Also store the port, so that error messages to callers can name it. The daemon calls this as soon as it knows
+        the port.
         """
         for port_security in (self.grpc, self.http):
             if isinstance(port_security.access, CredentialAccess):
@@ -169,11 +170,7 @@ class ListenerSecurity:
 
 
 def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> CertificateFiles:
-    """Load the certificate files.
-
-    Raises:
-        InvalidRequest: A file is unusable.
-    """
+    """Load the certificate files. Raise InvalidRequest if one is unusable."""
     certificate, key = config.tls_cert or credentials.certificate, config.tls_key or credentials.key
     try:
         return CertificateFiles(certificate, key, config.tls_client_ca)
@@ -184,11 +181,7 @@ def _certificate_files(config: LighthouseConfig, credentials: Credentials) -> Ce
 
 
 def _read_identities(path: Path) -> Identities:
-    """Read the file of --tls-identities, which maps certificate names to roles.
-
-    Raises:
-        InvalidRequest: The file cannot be read or parsed.
-    """
+    """Read the file of --tls-identities. Raise InvalidRequest if it cannot be read or parsed."""
     try:
         return parse_identities(path.read_text())
     except (OSError, UnicodeDecodeError) as e:
@@ -196,12 +189,7 @@ def _read_identities(path: Path) -> Identities:
 
 
 def _expiry(certificate: Path) -> str:
-    """Return a warning if the certificate expires soon, or an empty string.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file does not contain a certificate.
-    """
+    """Return a warning if the certificate expires soon, or an empty string. Raises OSError or ValueError."""
     days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
         return ""

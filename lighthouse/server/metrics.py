@@ -1,8 +1,8 @@
 """Prometheus metrics of the lighthouse.
 
-A `Scrape` holds everything that one scrape shows; the daemon makes one for each, on its event loop. `Counters` counts
-what the status does not contain. The number of series is bounded: apart from the names of jobs and runs, all label
-values come from fixed sets, and a job's series disappear with the job.
+A `Scrape` contains the values of all metrics. The daemon creates one for each scrape, on its event loop. `Counters`
+counts what the status does not contain. The number of series is bounded: apart from the names of jobs and runs, all
+label values come from fixed sets, and a job's series disappear with the job.
 """
 
 import time
@@ -78,7 +78,7 @@ class Scrape(Collector):
     now: float = 0.0  # on the clock of the accounts
     phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by job and phase, over all ranks so far
     incidents: IncidentTimes = field(default_factory=IncidentTimes)
-    jobs: Collection[str] = ()  # whose incidents are counted from zero
+    jobs: Collection[str] = ()  # jobs whose series of incidents start at zero
     candidate: CandidateStatus | None = None  # None without a shared store
 
     def collect(self) -> Iterator[Metric]:

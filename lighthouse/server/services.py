@@ -348,8 +348,8 @@ class IncidentService:
 class SessionFrames(Frames[ToManager]):
     """Serialiser of messages to managers.
 
-    Many sessions receive the same quorum, each with its own join number. The quorum is serialised once, only the number
-    for each session.
+    Many sessions receive the same quorum, each with its own join number. The quorum is serialised once, and only the
+    number is serialised for each session.
     """
 
     def __init__(self) -> None:
@@ -554,7 +554,7 @@ class LighthouseService:
         return self._jobs.get_job(job)
 
     async def _kill(self, address: str, msg: str, time_left_s: float) -> None:
-        """Kill a replica group without a session by calling its manager.
+        """Kill a replica group that has no session, by calling its manager.
 
         If the manager disconnects during the call, the group counts as killed.
         """

@@ -62,7 +62,7 @@ class PreemptionWebhook:
                       replica_id, self._shown, POSTED_WITHIN_S, error, extra=event("webhook_failed"))  # fmt: skip
 
     async def _try(self, http: aiohttp.ClientSession, job: str, replica_id: str, notice: PreemptionNotice) -> str:
-        """Send one request. Return an empty string, or the error."""
+        """Send one request. Return the error as text, or an empty string on success."""
         body = {"job": job, "replica_id": replica_id, **asdict(notice), "left_s": notice.left_s(time.time())}
         try:
             timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)

@@ -45,7 +45,7 @@ Request = (
 
 
 class CandidateHost(Protocol):
-    """The process in which a candidate runs: it sends the requests, and acts on the results of elections."""
+    """The process in which a candidate runs. It sends the candidate's requests and acts on the results of elections."""
 
     def send(self, request: Request) -> None:
         """Send a request to the store without blocking. The driver later receives the answer, or RequestFailed."""
@@ -60,7 +60,7 @@ class CandidateHost(Protocol):
         ...
 
     def leader_changed(self, leader: Leader | None) -> None:
-        """Act on the new leader, or on None if another lighthouse has stopped being the leader."""
+        """Act on a change of the leader. `leader` is None if another lighthouse has stopped being the leader."""
         ...
 
 
@@ -68,7 +68,7 @@ class ElectionListener(Protocol):
     """Receives the results of elections."""
 
     def lead(self) -> None:
-        """Start to serve. The records are loaded."""
+        """Start to serve. The records are already loaded."""
         ...
 
     def follow(self, refusal: NotLeader) -> None:
@@ -343,7 +343,7 @@ class SharedStore:
             if is_written:
                 self.records.written()
             else:
-                self._refuse("another lighthouse leads: the leader's key is not this one's any more")
+                self._refuse("another lighthouse leads: the leader's key no longer belongs to this one")
 
     async def _write_batch(self, batch: store.Batch) -> bool:
         names = self.records.keys
@@ -361,7 +361,7 @@ class SharedStore:
 
 
 def _reason(error: Exception) -> str:
-    """Return the text of a failed request's error. Log the traceback if the error is not a LighthouseError."""
+    """Return the error of a failed request as text. Log the traceback if the error is not a LighthouseError."""
     if isinstance(error, LighthouseError):
         return str(error)
     log.error("store: a request failed unexpectedly", exc_info=error, extra=event("store_request_failed"))

@@ -42,11 +42,7 @@ class EtcdAddress:
 
 
 def parse_etcd_address(text: str) -> EtcdAddress:
-    """Parse the value of `--store`.
-
-    Raises:
-        InvalidRequest: If `text` is not a valid address.
-    """
+    """Parse the value of `--store`. Raise InvalidRequest if `text` is not a valid address."""
     if not text.startswith(SCHEME):
         raise InvalidRequest(
             f"{text!r} is not a store; write etcd://HOST:{DEFAULT_PORT},HOST:{DEFAULT_PORT}", field=OPTION
@@ -143,7 +139,10 @@ class EtcdClient:
             await self._http.close()
 
     async def read(self, start: bytes, end: bytes | None, timeout_s: float) -> tuple[KeyValue, ...]:
-        """Read the keys from `start` up to but excluding `end`, or only `start` if `end` is None. Linearizable."""
+        """Read the keys from `start` up to but excluding `end`, or only `start` if `end` is None.
+
+        Reads are linearizable.
+        """
         answer = await self._call("kv/range", read_request(start, end), timeout_s)
         return _key_values(answer)
 
@@ -162,11 +161,7 @@ class EtcdClient:
         return Lease(int(answer["ID"]), float(answer["TTL"]))
 
     async def renew(self, lease: int, timeout_s: float) -> float:
-        """Renew a lease and return its new time to live in seconds.
-
-        Raises:
-            LeaseGone: If the lease has expired or was revoked.
-        """
+        """Renew a lease and return its new time to live in seconds. Raise LeaseGone if it has ended."""
         answer = (await self._call("lease/keepalive", {"ID": str(lease)}, timeout_s)).get("result", {})
         ttl_s = float(answer.get("TTL", 0))
         if ttl_s <= 0:
@@ -302,11 +297,7 @@ class StoreCredentials:
     user_file: Path | None = None  # one line, NAME:PASSWORD
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return the TLS settings, or None for plain HTTP.
-
-        Raises:
-            InvalidRequest: If a file is missing or unusable.
-        """
+        """Return the TLS settings, or None for plain HTTP. Raise InvalidRequest if a file is missing or unusable."""
         if self.ca is None:
             if self.cert is not None:
                 raise InvalidRequest("also needs --store-ca", field="--store-cert")
@@ -324,11 +315,7 @@ class StoreCredentials:
         return context
 
     def user(self) -> tuple[str, str] | None:
-        """Return the user's name and password, or None without `user_file`.
-
-        Raises:
-            InvalidRequest: If the file is unusable. The message does not contain the password.
-        """
+        """Return the user's name and password, or None without `user_file`. Raise InvalidRequest if it is unusable."""
         if self.user_file is None:
             return None
         try:

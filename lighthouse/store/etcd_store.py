@@ -78,7 +78,7 @@ def read_row(key: bytes, raw: bytes, sets: Mapping[str, Sequence[bytes]]) -> byt
 
     Args:
         key: Key of the row.
-        raw: Value in etcd: the row's own, or the name of a set of parts.
+        raw: Value in etcd. It is either the row's own value, or the name of a set of parts.
         sets: All parts of the row in etcd, by the name of their set.
 
     Raises:
@@ -143,11 +143,7 @@ class EtcdStore(Records):
         self._is_leading = False
 
     def take(self, found: Iterable[KeyValue]) -> None:
-        """Replace the records in memory with the given content of etcd.
-
-        Raises:
-            Damaged: If a record cannot be parsed.
-        """
+        """Replace the records in memory with the given content of etcd. Raise Damaged if a record cannot be parsed."""
         rows: list[KeyValue] = []
         foreign: list[bytes] = []
         sets: defaultdict[bytes, defaultdict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
@@ -271,6 +267,6 @@ def was_written(batch: Batch, leader: KeyValue | None) -> bool:
 
     Args:
         batch: The batch whose transaction was rejected.
-        leader: The leader's key as now in etcd.
+        leader: The current content of the leader's key in etcd.
     """
     return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

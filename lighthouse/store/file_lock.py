@@ -23,7 +23,7 @@ _POLL_S = 0.01
 
 
 class FileLock:
-    """Lock on the file `path`. `owner` describes this process, for the error of another process that wants the lock."""
+    """Lock on the file `path`. `owner` describes this process in the error of a process that cannot get the lock."""
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self._path = path
@@ -93,7 +93,7 @@ class FileLock:
     def leave_to_parent(self) -> None:
         """Close the lock file's descriptor in a forked child.
 
-        The parent keeps the lock. Unlocking would release it for both, because they share it.
+        The parent keeps the lock. Unlocking would release the lock for both, because they share it.
         """
         if self._fd is not None:
             os.close(self._fd)
@@ -108,7 +108,7 @@ def _is_name_of(path: Path, fd: int) -> bool:
 
 
 def _may_be_alive(holder: dict[str, object]) -> bool:
-    """Return whether the holder may be alive. This cannot be known, and is assumed, for a holder on another host."""
+    """Return whether the holder may be alive. A holder on another host cannot be checked and is assumed to be alive."""
     pid = holder.get("pid")
     if not isinstance(pid, int) or holder.get("host") != socket.gethostname():
         return "pid" in holder

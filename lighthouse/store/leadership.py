@@ -50,11 +50,7 @@ def dump(leader: Leader) -> bytes:
 
 
 def parse(raw: bytes) -> Leader:
-    """Parse the output of dump(). Unknown fields are ignored.
-
-    Raises:
-        ValueError: If `raw` is malformed.
-    """
+    """Parse the output of dump(), ignoring unknown fields. Raise ValueError if `raw` is malformed."""
     try:
         document = json.loads(raw)
         return Leader(
@@ -121,7 +117,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request failed. The store may have executed it in spite of that."""
+    """A request failed, but the store may have executed it."""
 
     number: int
     reason: str
@@ -209,7 +205,7 @@ class LeadershipEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another lighthouse has become the leader, or None is known."""
+    """Another lighthouse has become the leader. `leader` is None if no leader is known."""
 
     leader: Leader | None
 

@@ -1,7 +1,7 @@
-"""Files of the ledger: one per day (UTC), to which lines are appended. They lie beside the files of the incidents.
+"""Files of the ledger, one per day (UTC), to which lines are appended. They are in the folder of the incident files.
 
-A group takes about 130 bytes every five minutes: 300 groups fill MAX_FOLDER_BYTES in 6 weeks. Then the oldest days are
-deleted. Training does not depend on these files: an error is logged once.
+A group takes about 130 bytes every five minutes, so 300 groups fill MAX_FOLDER_BYTES in 6 weeks. Then the oldest days
+are deleted. Training does not depend on these files, so an error is only logged, once.
 """
 
 import logging
@@ -28,7 +28,7 @@ class LedgerFiles:
         self._has_failed = False
 
     def append(self, lines: Sequence[str], unix_s: float) -> None:
-        """Write lines to the file of the day. Blocks."""
+        """Append lines to the file of the day that contains `unix_s`. Blocks."""
         if not lines:
             return
         try:
@@ -47,13 +47,13 @@ class LedgerFiles:
             self._has_failed = True
 
     def read(self, page: str) -> tuple[list[str], str]:
-        """Return up to PAGE_BYTES of lines and the name of the next page, "" after the last one. Blocks.
+        """Return about PAGE_BYTES of lines, and the name of the next page, which is empty after the last page. Blocks.
 
         Args:
-            page: `next` of the page before, or a day to begin with, or "" for the oldest page.
+            page: Name of a page from an earlier call, the first day to read (20261129), or "" for the oldest page.
 
         Raises:
-            InvalidRequest: `page` has another form, or the files cannot be read.
+            InvalidRequest: `page` is malformed, or the files cannot be read.
         """
         named = _PAGE.fullmatch(page or "00000000")
         if named is None:

@@ -67,7 +67,7 @@ class Keys:
         return "/".join((self.prefix, *(quote(part, safe="") for part in parts))).encode()
 
     def parts(self, key: bytes) -> list[str]:
-        """Split a key into its unquoted parts, without the prefix. Return an empty list if it is not one of ours."""
+        """Split a key into its unquoted parts, without the prefix. Return an empty list if the key is malformed."""
         parts = [unquote(part) for part in key.decode(errors="replace").removeprefix(f"{self.prefix}/").split("/")]
         return parts if self._key(*parts) == key else []
 
@@ -99,7 +99,7 @@ Change = Put | Delete
 
 
 class Records(ABC):
-    """Implements RecordStore, except for what depends on the place where rows are kept."""
+    """Base class of the stores. Implements RecordStore, except for reading and writing the rows."""
 
     def __init__(self, keys: Keys) -> None:
         self.term = 0
@@ -110,7 +110,7 @@ class Records(ABC):
 
     @abstractmethod
     def _write(self, changes: Sequence[Change]) -> None:
-        """Write all changes, or queue them for a write that later output waits for. Raise an error if neither works."""
+        """Write all changes, or queue them for writing and hold back later output. Raise an error if neither works."""
 
     @abstractmethod
     def _damaged(self, key: bytes, what: str) -> WrongState:
@@ -176,7 +176,7 @@ class Records(ABC):
         self._runs[name] = replace(saved, keys=(*(old for old in saved.keys if old[:3] != row[:3]), row))
 
     def take_rows(self, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """Replace the records in memory by those in `rows`, which are in the order of their last change."""
+        """Replace the records in memory with those in `rows`, which must be in the order of their last change."""
         self._jobs, self._runs, self.forgotten_id = {}, {}, 0
         run_keys: dict[RunName, list[Row]] = {}
         for key, value in rows:

@@ -237,11 +237,7 @@ def put_row(db: sqlite3.Connection, key: bytes, value: bytes) -> None:
 
 
 def default_path() -> Path:
-    """Return the default path of the journal.
-
-    Raises:
-        InvalidRequest: If the user has no home directory.
-    """
+    """Return the default path of the journal. Raise InvalidRequest if the user has no home directory."""
     return state_folder("--journal") / "journal.sqlite"
 
 
@@ -332,7 +328,7 @@ class Journal(Records):
     def _copy_log(self, db: sqlite3.Connection) -> None:
         """Copy the write-ahead log into the file and truncate it.
 
-        While another program reads the file, this has to wait until a later commit. That is logged once.
+        If another program is reading the file, log that once. A later commit then copies the log.
         """
         is_busy = bool(db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0])
         if is_busy and not self._is_read:

@@ -1,7 +1,7 @@
 """Faults that `lighthouse chaos` injects into a running job, and their limits. No protobuf.
 
-The lighthouse orders a fault from the manager of its target. The manager reports that the fault begins, or refuses it.
-It ends the fault after its duration, even if nothing more arrives.
+The lighthouse sends a FaultOrder to the manager of the target group. The manager begins the fault and reports that, or
+refuses it. It ends the fault after its duration, even if it has lost its connection to the lighthouse by then.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class FaultKind(StrEnum):
 
 IN_RANK = frozenset({FaultKind.NAN, FaultKind.DISK})  # done by the rank's Agent
 ON_LINK = frozenset({FaultKind.CUT, FaultKind.SLOW})  # hit the manager, so there is no rank
-# A guard kills a process that has been stopped for 12 s, so that a fault of a longer time would be another one.
+# A guard kills a process that has been stopped for 12 s, so a longer STOP would become a KILL.
 MAX_STOP_S = 10.0
 MAX_FAULT_S = 60.0
 MAX_DELAY_S = 2.0
@@ -40,7 +40,7 @@ class FaultOrder:
     delay_s: Age = 0.0  # of each message, for SLOW
 
     def check(self) -> None:
-        """Raise InvalidRequest if the fault exceeds a limit, or has a target that its kind cannot have."""
+        """Raise InvalidRequest if the fault exceeds a limit, or its kind cannot have this target."""
         most_s = MAX_STOP_S if self.kind is FaultKind.STOP else MAX_FAULT_S
         if self.seconds > most_s:
             raise InvalidRequest(f"{self.seconds:g} s; {self.kind} may last up to {most_s:g} s", field="seconds")
@@ -61,7 +61,7 @@ class FaultCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """Answer to a FaultOrder: the fault begins, or is refused with an error."""
+    """Answer to a FaultOrder: the fault begins, or the manager refuses it with `error`."""
 
     number: Count
     step: Count = 0  # step at which the group was working

@@ -1,4 +1,7 @@
-"""Messages between the supervisors of a replica group on several hosts. Host 0's supervisor decides. No protobuf."""
+"""Messages between the supervisors of a replica group that spans several hosts. No protobuf.
+
+The supervisor on host 0 makes the decisions.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,7 @@
 """Incidents and the evidence that is collected for them. No protobuf.
 
 An incident records that training stalled, that replica groups were lost, or that a group's state became unusable.
-All offsets are seconds since the fault, by the lighthouse's clock. None means that the event has not happened.
+All offsets are seconds since the fault, by the lighthouse's clock, or None if the event has not happened.
 """
 
 import dataclasses

@@ -18,7 +18,7 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """A rank's request to heal while it trains, and how far it has come."""
+    """A rank's request to heal while it trains, and the progress of that heal."""
 
     is_wanted: bool = False  # heal while training
     held: Tag | None = None  # state that the rank has while it works at a later step
@@ -78,7 +78,7 @@ class Participant:
 
     @property
     def requested_step(self) -> int:
-        """The step for which the group requests a quorum, if it turns out not to be behind."""
+        """The step for which the group requests a quorum. A group that is behind will do a later step."""
         return self.step if self.works_at is None else self.works_at
 
     @property
@@ -165,7 +165,7 @@ class Assignment:
 
     @property
     def has_healing(self) -> bool:
-        """True if the participants must wait for another one to heal before this step."""
+        """True if this step begins only after some participants have healed."""
         return bool(self.healing)
 
 

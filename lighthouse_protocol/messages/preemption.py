@@ -1,6 +1,6 @@
 """Notices that a host will be taken away, and the messages that carry them. No protobuf.
 
-A notice contains a Unix time, because metadata services announce one. Hosts are assumed to keep time within a second.
+A notice contains a Unix time, as metadata services announce it. The clocks of hosts should agree within a second.
 """
 
 from dataclasses import dataclass
@@ -25,21 +25,21 @@ class PreemptionNotice:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """Notice for a replica group, sent by its manager; or for a host, sent by its supervisor to host 0."""
+    """Notice about a replica group, sent to the lighthouse, or about a host, sent by its supervisor to host 0."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNoted:
-    """The lighthouse's answer to a PreemptionReport, repeated when the first other group stays or the last one goes."""
+    """The lighthouse's answer to a PreemptionReport. Sent again when `others` falls to 0 or rises from 0."""
 
     others: Count  # connected replica groups that stay
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionChanged:
-    """Notice for a rank, from its manager."""
+    """Notice that a manager passes on to a rank."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
     should_save: bool = False  # no other group stays, so the rank saves a checkpoint before it exits

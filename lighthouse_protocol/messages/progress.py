@@ -1,6 +1,6 @@
 """Progress of ranks: samples that they send, views that managers and the lighthouse derive, and status. No protobuf.
 
-All times are ages in seconds when the sample or view was made, so the clocks of hosts need not agree.
+All times are ages in seconds at the moment when the sample or view was made, so the clocks of hosts need not agree.
 """
 
 from dataclasses import dataclass, replace
@@ -96,7 +96,7 @@ class PhaseTime:
 
 
 class PhaseCount(NamedTuple):
-    """How often a rank has entered a phase in its current step."""
+    """Number of times that a rank has entered a phase in its current step."""
 
     name: PhaseName
     entered: Count
@@ -142,7 +142,7 @@ class RejectedStep:
 
 @dataclass(frozen=True, slots=True)
 class DataUse:
-    """How many samples of a data set the committed steps of all groups have used."""
+    """Number of samples of a data set that the committed steps of all groups have used."""
 
     length: Count  # number of samples in the data set
     samples: Count  # number of samples used so far, over all epochs
@@ -205,7 +205,7 @@ class ProgressSample:
 
 
 class RankName(NamedTuple):
-    """Name of a rank. `replica_id` is empty where only one group is meant."""
+    """Name of a rank. `replica_id` is empty if all ranks in question belong to one group."""
 
     replica_id: Text
     group_rank: GroupRank
@@ -233,7 +233,7 @@ class RankView:
 
     @property
     def progress_age_s(self) -> float:
-        """Seconds since the last known mark of the rank."""
+        """Seconds since the rank is known to have made progress."""
         return self.sample.still_s + self.beat_age_s
 
     @property
@@ -242,11 +242,11 @@ class RankView:
         return not self.sample.is_inside and not self.sample.waits_for
 
     def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":
-        """Return a copy with ages that are higher, or lower if negative, by these seconds.
+        """Return a copy with seconds added to its ages, or subtracted if negative.
 
         Args:
             by_s: Seconds to add to the age of the last heartbeat.
-            still_by_s: Seconds to add to the time without a mark.
+            still_by_s: Seconds to add to the time without progress.
         """
         beat_age_s = self.beat_age_s + by_s  # dataclasses.replace() is too slow for thousands of ranks
         sample = replace(self.sample, still_s=self.sample.still_s + still_by_s) if still_by_s else self.sample
@@ -286,7 +286,7 @@ class RankState(StrEnum):
     LOST = "lost"  # the replica group or the process is not alive
     WAITING = "waiting"  # in a collective, or in a wait that its script has declared
     RUNNING = "running"
-    SPARE = "spare"  # in the present generation of its run
+    SPARE = "spare"  # in the current generation of its run
 
 
 @dataclass(frozen=True, slots=True)

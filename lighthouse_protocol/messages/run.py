@@ -61,7 +61,7 @@ class RankId:
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """Settings of a run. All its ranks must send the same ones."""
+    """Settings of a run. All ranks of the run must send the same settings."""
 
     world_size: WorldSize = 1  # ranks, including spares
     active: WorldSize | None = None  # maximum number of ranks that train, the others are spares; None for all
@@ -121,7 +121,7 @@ class RankHello:
 
     rank: RankId
     terms: RunTerms
-    attempt: int = 0  # how often the supervisor had started this rank before
+    attempt: int = 0  # how many times the supervisor had started this rank before
     host: Text = ""
     pid: Count = 0
     generation: Count | None = None  # last generation in which this process was active
@@ -166,7 +166,7 @@ class Key(NamedTuple):
 class Keys(NamedTuple):
     """The keys that the ranks of a run have set."""
 
-    generation: LastGeneration  # present generation
+    generation: LastGeneration  # current generation
     keys: tuple[Key, ...]
 
 
@@ -191,7 +191,7 @@ class RankHeartbeat:
 class ReadyReport:
     """The rank has stopped running the function and is ready for the next generation."""
 
-    generation: Count | None = None  # last one in which it was active
+    generation: Count | None = None  # last generation in which the rank was active
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +253,7 @@ class RankWelcome:
 class SlotGiven:
     """Slot that the lighthouse assigned to a rank of an elastic run.
 
-    The first message on the stream. It is not sent if the hello already named this slot.
+    This is the first message on the stream. It is omitted if the hello already named this slot.
     """
 
     slot: Slot
@@ -336,7 +336,7 @@ ToSupervisor = SupervisorWelcome | RunStopped | RunCompleted | HelloRejected
 class RankState(StrEnum):
     ACTIVE = "active"
     READY = "ready"  # waits for the next generation
-    SPARE = "spare"  # not in the present generation
+    SPARE = "spare"  # not in the current generation
     STARTING = "starting"  # connected but not ready
     FINISHED = "finished"
     LOST = "lost"

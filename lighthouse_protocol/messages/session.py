@@ -34,7 +34,7 @@ from lighthouse_protocol.refusals import LighthouseError
 
 
 class HoldState(StrEnum):
-    """Which steps a manager may grant its ranks under the standing quorum that it holds."""
+    """State of a manager's standing quorum, which determines the steps that the manager may grant its ranks."""
 
     STANDING = "standing"  # grants further steps
     RECALLED = "recalled"  # grants no step beyond its highest grant
@@ -55,7 +55,7 @@ class HeldQuorum:
 
 
 class QuorumPhase(StrEnum):
-    """State of a standing quorum at the lighthouse. The managers must act on it."""
+    """State of a standing quorum at the lighthouse, which determines what its managers must do."""
 
     NONE = "none"  # no standing quorum: every step requires a request to the lighthouse
     RETURNING = "returning"  # the lighthouse has restarted: holders may continue and must reconnect
@@ -217,7 +217,7 @@ class QuorumChanged:
 
 @dataclass(frozen=True, slots=True)
 class JoinRejected:
-    """The lighthouse refuses a join or the hello."""
+    """The lighthouse refuses a join, or the session's hello."""
 
     join: Count  # 0 for the hello, after which the session ends
     error: LighthouseError
@@ -348,7 +348,7 @@ class Revoked:
 class Waiting:
     """The reason why the group's requests for a quorum have not been answered yet."""
 
-    reason: Reason  # empty if nothing, or not for long
+    reason: Reason  # empty if no request waits, or none has waited for long
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,9 +370,9 @@ def is_same(shown: str, secret: str) -> bool:
 
 
 def prove(secret: str, *words: str | int) -> str:
-    """Return an HMAC-SHA256 in hexadecimal that proves knowledge of `secret`, or an empty string if it is empty.
+    """Return an HMAC-SHA256 in hexadecimal that proves knowledge of `secret`, or an empty string without a secret.
 
-    `words` are what the proof covers: its purpose (for example ADDRESS_WORD), then the request's values and nonces.
+    The proof covers `words`: its purpose (for example ADDRESS_WORD), then the request's values and nonces.
     """
     if not secret:
         return ""

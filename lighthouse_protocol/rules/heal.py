@@ -74,7 +74,7 @@ class _RankHeal:
 
 
 class GroupHeal:
-    """Tracks the heal of one replica group, or of one rank. The times passed to its methods must not decrease."""
+    """Tracks the heal of a replica group or of a single rank. The times passed to its methods must not decrease."""
 
     def __init__(self, settled_s: float = SETTLED_S, *, is_beside: bool = False) -> None:
         """Create a tracker for a group that is not healing.

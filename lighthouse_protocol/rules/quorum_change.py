@@ -102,7 +102,7 @@ RETRIED_WITHIN_S = 2.0
 
 
 class QuorumWait:
-    """A group's wait for a quorum. The caller passes all times, from one monotonic clock."""
+    """Tracks a group's wait for a quorum and writes its log lines. All times are from one monotonic clock."""
 
     def __init__(self) -> None:
         self._since: float | None = None

@@ -14,7 +14,7 @@ from enum import StrEnum
 from lighthouse_protocol.messages.run import RunTerms
 from lighthouse_protocol.refusals import LimitReached
 
-# Restart budget: how often a function that fails in its process runs again, and after what delay.
+# Restart budget: how many times a function that fails in its process runs again, and after what delay.
 #
 # 1. A run ends when it has more failures within the window than the budget allows.
 # 2. The next generation starts at once if the last one made progress. Otherwise (no step and a short life) it waits,

@@ -76,16 +76,16 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings for the time that a rank may take between two marks."""
+    """Settings for the time that a rank may spend without progress."""
 
     floor_s: float = FLOOR_S  # minimum for every phase
     factor: float = FACTOR  # multiple of the longest healthy time in the phase
     first_s: float = FIRST_S  # minimum for an unmeasured phase, and in the first step of a process
 
     def limit_s(self, longest_s: float, *, is_first: bool) -> float:
-        """Return how many seconds a rank may stay in a phase without a mark.
+        """Return how many seconds a rank may spend in a phase without progress.
 
-        `longest_s` is the longest time without a mark that was healthy in this phase, or 0 if unknown.
+        `longest_s` is the longest healthy time without progress in this phase so far, or 0 if unknown.
         `is_first` means that the process has not finished its first step.
         """
         known_s = max(self.floor_s, self.factor * longest_s)
@@ -104,11 +104,11 @@ class StallVerdict:
 
 
 def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_complete: bool = True) -> StallVerdict | None:
-    """Return why training has stalled, or None if it is moving or the cause is unknown.
+    """Return why training has stalled, or None if it has not stalled or the cause is unknown.
 
     Args:
         ranks: The ranks to compare.
-        floor_s: Seconds without a mark after which ranks that all wait have stalled.
+        floor_s: Seconds without progress after which training has stalled if all ranks wait.
         is_complete: `ranks` includes every rank that takes part in their collectives. If False, a rank may be waiting
             for a rank that is not in `ranks`.
     """
@@ -123,7 +123,7 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
 
 
 def time_left_s(ranks: Sequence[RankView], floor_s: float = FLOOR_S) -> float:
-    """Return the seconds until the ranks count as stalled (rule 2) if none of them moves.
+    """Return the seconds until the ranks count as stalled (rule 2) if none of them makes progress.
 
     The result is negative if they count as stalled already.
     """
@@ -214,9 +214,9 @@ def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[
 
 
 def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the suspects by rule 4's first comparison, in the process groups that the scripts made.
+    """Return the ranks that are behind in the process groups that the scripts made (first part of rule 4).
 
-    A suspect is behind another rank in some group, and ahead of no rank in any.
+    Such a rank is behind another one in some process group, and ahead of no rank in any process group.
     """
     if not any(rank.sample.calls for rank in ranks):
         return []
@@ -260,7 +260,7 @@ def _meeting(rank: RankView) -> tuple[Circle, Order]:
 
 
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the suspects by rule 4's second comparison: the ranks furthest behind by collective, step and phase."""
+    """Return the ranks that are furthest behind by newest collective, step and phase (second part of rule 4)."""
     least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
     suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
     if not suspectable:
@@ -275,7 +275,7 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
 
 
 def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
-    """Return whether the rank can be a suspect (the exceptions of rule 4).
+    """Return whether a rank can count as behind. Rule 4 in the module docstring gives the exceptions.
 
     `least` is the newest collective that all ranks have entered, or None if not all ranks are known.
     """
@@ -284,9 +284,9 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return the ranks, all of the same step, that are ahead of no other in the `shared` phases.
+    """Return those of `ranks` that are ahead of no other in the `shared` phases. All must be at the same step.
 
-    Unless they are known to be behind (`are_behind`), return only ranks that are behind another of `ranks`.
+    With `are_behind`, all of `ranks` are known to be behind. Otherwise, return only ranks that are behind another one.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
@@ -320,7 +320,7 @@ def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
 
 
 def is_behind_in_phases(sample: ProgressSample, other: ProgressSample, shared: frozenset[str]) -> bool:
-    """Return whether `sample` is behind `other` in a shared phase and ahead in none. Both are in the same step."""
+    """Return whether `sample` is behind `other` in a shared phase and ahead in none. Both must be at the same step."""
     mine, theirs = _phases_of(sample, shared), _phases_of(other, shared)
     return mine != theirs and all(have <= others for have, others in zip(mine, theirs, strict=True))
 
@@ -423,7 +423,7 @@ class GroupProgress:
         self._pauses.add_pause(by_s, now)
 
     def limit_s(self, sample: ProgressSample) -> float:
-        """Return how many seconds a rank may stay in its phase without a mark."""
+        """Return how many seconds a rank may spend in its phase without progress."""
         return self._limits.limit_s(self._longest.get(sample.innermost.name, 0.0), is_first=sample.is_first)
 
     def ranks(self, now: float) -> tuple[RankView, ...]:
@@ -431,7 +431,7 @@ class GroupProgress:
         return tuple(self._pauses.without_pauses(view, now) for view in views)
 
     def view(self, incarnation: str, now: float) -> GroupView:
-        """Return the group as sent to the lighthouse, with the times per phase summed over the ranks."""
+        """Return the progress that is sent to the lighthouse, with the times per phase summed over the ranks."""
         ranks = tuple(replace(rank, sample=replace(rank.sample, times=())) for rank in self.ranks(now))
         return GroupView(
             self._replica_id, incarnation, ranks, tuple(map(PhaseSeconds._make, sorted(self.seconds.items())))
@@ -450,7 +450,7 @@ class GroupProgress:
         return find_stall(self.ranks(now), floor_s=self._limits.floor_s, is_complete=is_complete)
 
     def left_s(self, now: float) -> float | None:
-        """Return the seconds until the group counts as stalled if no rank moves, or None without ranks.
+        """Return the seconds until the group counts as stalled if no rank makes progress, or None without ranks.
 
         The result is negative for a group that has stalled already.
         """

@@ -1,8 +1,8 @@
-"""Conversion between membership.py and the protobuf messages that torchft defined.
+"""Conversion between the classes in membership.py and the protobuf messages that torchft defined.
 
-There are two forms of each message: torchft's, and the native one with our additional fields. The lighthouse relays a
-member to callers of both forms. It relays a field that the caller's form lacks as an unknown field, and writes a field
-whose number differs under both numbers.
+There are two forms of each message: torchft's, and the native one with our additional fields. The lighthouse relays
+members to callers of both forms. A field that a caller's form lacks is relayed as an unknown field. A field that has
+different numbers in the two forms is written under both numbers.
 """
 
 from collections.abc import Callable, Iterable

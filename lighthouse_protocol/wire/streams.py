@@ -1,6 +1,6 @@
 """The message types of each stream, and serialised parts that many streams share.
 
-A message of an unknown type is read as None. Readers skip it.
+Messages of unknown types are read as None, and readers skip them.
 """
 
 import zlib
@@ -43,7 +43,7 @@ class Stream(Generic[M]):
     """Codec of the messages in one direction of a stream."""
 
     def __init__(self, union: Any, schema: type[Message], advisory: Iterable[type[Any]] = ()) -> None:
-        """Compile the codec of a message with one oneof, whose fields are the classes of `union`.
+        """Compile the codec of `schema`, a message with a single oneof. Its fields are the classes of `union`.
 
         Invalid messages of the `advisory` classes are read as None instead of raising InvalidRequest.
         """
@@ -91,7 +91,7 @@ def _inflate(message: Any) -> None:
 
 
 def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
-    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times, then all progress."""
+    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times or, if needed, all of it."""
     message = _HEARTBEAT.write(heartbeat)
     if heartbeat.progress is not None and message.progress.ByteSize() > MAX_PROGRESS_BYTES:
         for rank in message.progress.ranks:
@@ -118,9 +118,9 @@ def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str
 
 
 def accepted_for(shared: bytes, join: int) -> bytes:
-    """Return the JoinAccepted for the join with number `join`.
+    """Return the JoinAccepted for the join with number `join`, serialised.
 
-    Appends that number to the result of accepted_shared(): protobuf merges two serialised parts of one message.
+    `shared` is the result of accepted_shared(). The number is appended, since protobuf merges parts of a message.
     """
     own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
     return shared + own.SerializeToString()

@@ -1,7 +1,7 @@
 """Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
 
-Every method takes `timeout_s` and raises an exception from lighthouse_protocol/refusals.py. A client belongs to one job
-and one run, which it sends as metadata. Opening the first stream imports client/streams.py.
+Every method takes `timeout_s`. On failure it raises an exception of lighthouse_protocol/refusals.py. A client belongs
+to one job and one run, which it sends as metadata. Opening the first stream imports client/streams.py.
 """
 
 import time
@@ -62,7 +62,7 @@ class _LighthouseMethods:
 class LighthouseClient(_LighthouseMethods, SyncClient):
     """Client of a lighthouse, with a method for each call of the command line: `status`, `runs`, `drain`, `kill` etc.
 
-    Every method takes `timeout_s` (seconds) and raises a LighthouseError, whose message gives the reason and the
+    Every method takes `timeout_s` (seconds). On failure it raises a LighthouseError that gives the reason and the
     remedy. If there are several lighthouses, the client calls the leader. A call that is not answered is repeated at
     another lighthouse until its timeout, so it may take effect twice. A client is a context manager.
 
@@ -84,13 +84,13 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         run: str = DEFAULT_RUN,
         role: Role = Role.JOIN,
     ) -> None:
-        """Set the lighthouse. The first call connects.
+        """Create a client. Its first call connects.
 
         Args:
             lighthouse: Address, several addresses separated by commas, or a join string.
             job: Job on which the calls act.
             run: Run on which the calls act.
-            role: Role of the token to read from this user's files, if `lighthouse` is a loopback without a token.
+            role: Role of the token to read from this user's files, if `lighthouse` is a loopback address without one.
         """
         coordinator = _read(lighthouse)
         self._search = LeaderSearch(coordinator.addresses)
@@ -206,7 +206,7 @@ def manager_at(address: str, secret: str = "") -> Coordinator:
 class ManagerClient(_ManagerMethods, SyncClient):
     """Client of a replica group's manager, with a method for each of its calls.
 
-    Every method takes `timeout_s` (seconds) and raises a LighthouseError.
+    Every method takes `timeout_s` (seconds) and raises a LighthouseError on failure.
 
     Example:
         ```python
@@ -218,7 +218,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
     """
 
     def __init__(self, address: str, secret: str = "") -> None:
-        """Set the manager. The first call connects.
+        """Create a client. Its first call connects.
 
         Args:
             address: host:port of the manager.
@@ -227,9 +227,9 @@ class ManagerClient(_ManagerMethods, SyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
-        """Open a rank's watch, on which it receives events of the quorum.
+        """Open a rank's watch, the stream on which the manager sends it events of the quorum.
 
-        If the watch closes without a Leaving message, the manager counts the rank as lost.
+        If the watch closes and the rank has not sent Leaving, the manager counts the rank as lost.
         """
         from lighthouse_runtime.client.streams import WATCH
 

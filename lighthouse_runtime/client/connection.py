@@ -1,4 +1,4 @@
-"""Base classes of the typed clients: channel, metadata, execution of RPCs, and gRPC's errors as LighthouseErrors.
+"""Base classes of the typed clients. They open channels, execute RPCs and turn gRPC errors into LighthouseErrors.
 
 No torch. A client connects on its first call. If the server is down, a call with `wait_for_ready` waits up to its
 timeout and then raises Unreachable. With a join string, the first call also fetches the CA certificate, once per
@@ -167,9 +167,9 @@ def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.C
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
-    """Convert the gRPC error of a failed call or stream to or from `address`.
+    """Convert the gRPC error of a failed call or stream to a LighthouseError that names the server's `address`.
 
-    `asked` is the server with its TLS settings, which explain a failed handshake.
+    The TLS settings in `asked`, which describes the server, are used to explain a failed handshake.
     """
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
@@ -219,13 +219,13 @@ def _unreachable(address: str, details: str, asked: Coordinator | None) -> Unrea
 
 
 class SyncClient:
-    """Base class of synchronous clients. A forked child does not reuse its parent's channel (see above)."""
+    """Base class of synchronous clients. A forked child never uses its parent's channel."""
 
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Set the server, without connecting.
+        """Create a client without connecting.
 
-        If `coordinator` is a loopback without a token and `role` is given, read this user's files for a token
-        of that role.
+        If `coordinator` is a loopback address without a token and `role` is given, a token of that role is read
+        from this user's files.
         """
         self.address = str(coordinator)
         self._role = role
@@ -264,8 +264,8 @@ class SyncClient:
     def connect(self, timeout_s: float) -> None:
         """Wait until the server answers a health check. Raise Unreachable if it does not answer in time.
 
-        A call is used because watching the channel's state (channel_ready_future) makes forked children crash.
-        WrongProtocol is raised without waiting.
+        If another program serves the port, raise WrongProtocol at once. Watching the channel's state instead
+        (channel_ready_future) would make forked children crash.
         """
         try:
             self.invoke(rpcs.health(timeout_s=timeout_s))
@@ -277,7 +277,7 @@ class SyncClient:
             pass  # any refusal is an answer
 
     def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.Channel:
-        """Return a channel that this process can use, creating it if needed. Raises what fetch_tls() raises."""
+        """Return a channel that this process can use, creating it if needed. Raises the errors of fetch_tls()."""
         if os.getpid() != self._pid:
             self._channel, self._pid, self._lock = None, os.getpid(), threading.Lock()
         if self._channel is None or self._has_moved():
@@ -287,7 +287,7 @@ class SyncClient:
         return self._channel
 
     def _has_moved(self) -> bool:
-        """Return whether the credentials or their files have changed. Usually takes one stat() per file."""
+        """Return whether the credentials or their files have changed. This usually takes one stat() per file."""
         files = self._coordinator.files
         if self._coordinator.has_tls and files != NO_FILES and stamp_of_files(files) != self._files_stamp:
             return True
@@ -316,7 +316,7 @@ class SyncClient:
         return refusal(error, address, timeout_s, self._coordinator)
 
     def open(self, kind: "StreamKind[Sent, Received]", wait_for_ready: bool = False) -> "SyncStream[Sent, Received]":
-        """Open a stream. Blocks while the CA certificate is fetched. Reading from the stream raises any error."""
+        """Open a stream. Blocks while the CA certificate is fetched. Any error is raised when the stream is read."""
 
         def opened(messages: Iterator[bytes]) -> Any:
             channel = self._live_channel(OPENED_WITHIN_S, waits=wait_for_ready)
@@ -330,7 +330,7 @@ class SyncClient:
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Set the server. The arguments have the same meaning as in SyncClient, but a local token is read only once."""
+        """Create a client. The arguments are those of SyncClient, but a token of this user is read only once."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)
@@ -365,7 +365,7 @@ class AsyncClient:
             raise Unreachable(f"{self.address} does not answer within {timeout_s:g} s") from None
 
     async def _live_channel(self, timeout_s: float, *, waits: bool) -> grpc.aio.Channel:
-        """Return the channel, creating it if needed. Raises what fetch_tls() raises."""
+        """Return the channel, creating it if needed. Raises the errors of fetch_tls()."""
         if self._channel is None:
             tls = await asyncio.to_thread(fetch_tls, self._coordinator, timeout_s, waits=waits)
             self._channel = self._channel or async_channel(self._coordinator, tls)

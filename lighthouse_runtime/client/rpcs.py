@@ -31,7 +31,7 @@ MANAGER = "/manager.v1.ManagerService/"
 
 @dataclass(frozen=True, slots=True)
 class Rpc(Generic[T]):
-    """Description of a call. If the server is down, the call waits with `wait_for_ready`, or else fails at once."""
+    """Description of a call. If the server is down, the call fails at once, or waits if `wait_for_ready` is set."""
 
     path: str
     request: Message
@@ -46,7 +46,7 @@ def _nothing(_: Message) -> None:
 
 
 def health(*, timeout_s: float) -> Rpc[None]:
-    """Call gRPC's health check. Returns if the server answers, whatever its health."""
+    """Call gRPC's health check, and return as soon as the server answers. The reported health is ignored."""
     path = "/grpc.health.v1.Health/Check"
     return Rpc(path, HealthCheckRequest(), HealthCheckResponse, _nothing, timeout_s, wait_for_ready=True)
 
@@ -59,7 +59,7 @@ def is_serving(*, timeout_s: float) -> Rpc[bool]:
 
 
 def join(participant: Participant, *, timeout_s: float, wait_for_ready: bool = True) -> Rpc[Quorum]:
-    """Join the next quorum. Returns when it has formed."""
+    """Join the next quorum, wait until it has formed, and return it."""
     return Rpc(
         LIGHTHOUSE + "Quorum",
         lighthouse_pb2.LighthouseQuorumRequest(requester=documented.participant_to_native(participant)),
@@ -93,7 +93,7 @@ def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) 
 
 
 def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Ask a replica group to leave the job, after the step that the other groups expect of it."""
+    """Ask a replica group to leave the job once it has done the step that the other groups expect of it."""
     request = lighthouse_pb2.LighthouseDrainRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing, timeout_s)
 
@@ -215,7 +215,10 @@ def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tupl
 
 
 def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
-    """Collect evidence, such as stack traces, from ranks (b/1) or replica groups (b). Empty for the whole quorum."""
+    """Collect evidence, such as stack traces, from the named ranks (b/1) and replica groups (b).
+
+    If `ranks` is empty, collect from all ranks of the quorum.
+    """
     request = incident_pb2.StacksRequest(ranks=ranks)
     return Rpc(LIGHTHOUSE + "Stacks", request, incident_pb2.StacksResponse, codecs.GATHERED.read, timeout_s)
 
@@ -229,9 +232,9 @@ def inject(
     delay_s: float = 0.0,
     timeout_s: float = 90.0,
 ) -> Rpc[str]:
-    """Inject a fault into a rank or a replica group. Returns the id of its incident when the fault has ended.
+    """Inject a fault into a rank or a replica group, wait until it has ended, and return the id of its incident.
 
-    If the call is cancelled, the fault ends.
+    Cancelling the call ends the fault.
     """
     request = chaos_pb2.InjectRequest(
         replica_id=replica_id, group_rank=group_rank, kind=kind, seconds=seconds, delay_s=delay_s
@@ -256,7 +259,7 @@ def quorum(
     heals_first: bool | None = None,
     wait_for_ready: bool = True,
 ) -> Rpc[Assignment]:
-    """Request a quorum for one rank. Returns when all ranks of the group have requested it and the quorum has formed.
+    """Request a quorum for one rank. Wait until all ranks of the group have requested it and the quorum has formed.
 
     `rank_incarnation` identifies the rank's process and changes at every start.
     """
@@ -297,7 +300,7 @@ def checkpoint_address(
         group_rank: The rank.
         step: Step at which the rank must be, or None for any.
         quorum_id: Quorum to which the caller belongs.
-        secret: Secret of that quorum, with which the caller proves that it belongs to it.
+        secret: Secret of that quorum, which proves the caller's membership.
         timeout_s: Timeout in seconds.
     """
     proof = prove(secret, ADDRESS_WORD, quorum_id, group_rank)

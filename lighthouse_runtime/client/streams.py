@@ -70,8 +70,8 @@ class AsyncStream(Generic[S, M]):
     ) -> None:
         """Start the task that writes queued messages.
 
-        `call` is an open gRPC call, or a coroutine that opens it; the reader gets a LighthouseError that it
-        raises.
+        `call` is an open gRPC call, or a coroutine that opens one. If the coroutine raises a LighthouseError, the
+        reader of the stream gets it.
         """
         self._map_error = map_error
         self.address = address
@@ -186,7 +186,7 @@ class AsyncStream(Generic[S, M]):
 class SyncStream(Generic[S, M]):
     """A blocking stream: an iterator for a single reader, and a context manager. Any thread may send or cancel.
 
-    Forking the process does not affect it. See client/connection.py for the use of gRPC in a forked child.
+    Forking the process does not affect the stream. See client/connection.py for the use of gRPC in a forked child.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class SyncStream(Generic[S, M]):
         """Open the stream.
 
         Args:
-            open_: Opens the stream, given an iterator of messages to send. The reader gets a LighthouseError that it
-                raises.
+            open_: Opens the stream, given an iterator of messages to send. If it raises a LighthouseError, the reader
+                gets it.
             address: Address of the server, for errors.
             kind: Message types.
             map_error: Converts the gRPC error of a failed stream.
@@ -233,15 +233,15 @@ class SyncStream(Generic[S, M]):
         self._outbox.put(self._kind.write(message))
 
     def repeat(self, make: Callable[[], S | None], every_s: float) -> None:
-        """Send what `make` returns, now and every `every_s` seconds. Nothing is sent if it returns None.
+        """Call `make` now and every `every_s` seconds, and send the message that it returns, unless that is None.
 
-        gRPC's thread calls `make`. It must not raise, because an exception would close the stream.
+        `make` runs on gRPC's thread. It must not raise, because an exception would close the stream.
         """
         self._repeated = (make, every_s)
         self.repeat_now()
 
     def repeat_now(self) -> None:
-        """Send the message of repeat() now, without waiting for its interval. Does nothing without repeat()."""
+        """Send the message of repeat() now instead of after its interval. Does nothing if repeat() was not called."""
         self._outbox.put(_REPEATED)
 
     def _messages(self) -> Iterator[bytes]:
@@ -269,7 +269,7 @@ class SyncStream(Generic[S, M]):
         self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the stream. The iteration stops without an error. In a forked child this does nothing."""
+        """Cancel the stream. The iteration stops without an error. Does nothing in a forked child."""
         if self._pid == os.getpid():
             self._is_cancelled = True
             if self._call is not None:

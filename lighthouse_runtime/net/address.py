@@ -101,8 +101,8 @@ def interface_host(wanted: str, variable: str, peer: str, *, by_prefix: bool = F
 def listening_host(advertised: str) -> str:
     """Return the address to listen on so that the server can be reached at `advertised` only.
 
-    Return an empty string (listen on all) if `advertised` is not a single address of this host. It may be a name
-    that resolves to a loopback here, or an address outside of a NAT.
+    If `advertised` is not a single address of this host, return an empty string, which means all addresses. Examples
+    are a name that resolves to a loopback address here, and an address outside a NAT.
     """
     address = Address(advertised, None)
     if address.is_loopback:
@@ -172,8 +172,8 @@ def resolves(host: str) -> bool:
 def is_own_address(ip: str) -> bool:
     """Return whether `ip` is an address of this host.
 
-    The kernel uses a local destination as the source address, too. Binding to `ip` would be no proof, because
-    ip_nonlocal_bind allows any address.
+    The routing table is queried: on the route to one of its own addresses, a host uses the same address as the source.
+    Binding to `ip` would prove nothing, because ip_nonlocal_bind allows any address.
     """
     return _source_address(ip) == ip
 
@@ -242,7 +242,7 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
 
 
 def split_bind(text: str, option: str) -> tuple[str, int]:
-    """Split HOST:PORT, [V6]:PORT or :PORT (all addresses) into host and port. Raises InvalidRequest."""
+    """Split HOST:PORT, [V6]:PORT or :PORT into host and port. :PORT means all addresses. Raises InvalidRequest."""
     address = parse_address(f"[::]{text}" if text.startswith(":") and not text.startswith("::") else text, option)
     if address.port is None:
         raise InvalidRequest(f"{text!r} has no port; write host:port, or host:0 for a free one", field=option)

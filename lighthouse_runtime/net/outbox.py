@@ -20,7 +20,7 @@ MAX_BYTES_TO_ALL = 128 * 1024 * 1024
 class WriteGate:
     """Limits the total size of large messages being written. Messages enter in order of arrival.
 
-    A message that is larger than the limit enters when it is the only one.
+    A message that is larger than the limit enters when no other message is being written.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES_UNDER_WAY, parent: "WriteGate | None" = None) -> None:
@@ -84,7 +84,7 @@ class Outbox:
     """Send queue of one stream. A task must execute run(), which writes the messages."""
 
     def __init__(self, write: Callable[[bytes], Awaitable[object]], gate: WriteGate | None = None) -> None:
-        """Create an empty queue. `gate` limits large messages over all streams to the peer; None for no limit."""
+        """Create an empty queue. `gate`, if given, limits large messages over all streams to the same peer."""
         self._write = write
         self._gate = gate
         self._queue: deque[Body] = deque()
@@ -121,8 +121,8 @@ class Outbox:
     async def run(self) -> None:
         """Write messages until the queue is closed and empty.
 
-        Raise TimeoutError if writing a large message takes more than LARGE_WRITTEN_WITHIN_S, while others wait
-        for room.
+        Raise TimeoutError if the peer takes more than LARGE_WRITTEN_WITHIN_S to read a large message, because other
+        messages may be waiting for room.
         """
         while self._queue or not self._is_closed:
             if not self._queue:

@@ -1,4 +1,4 @@
-"""Child processes that exit with their parent, even if it is killed, and inspection of other processes."""
+"""Child processes that exit with their parent, even if the parent is killed, and inspection of other processes."""
 
 import asyncio
 import contextlib
@@ -32,7 +32,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Return an id of this boot and pid namespace. A pid means the same process to all processes with the same id."""
+    """Return an id of this boot and pid namespace. Processes with the same id can refer to each other by pid."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -153,8 +153,8 @@ class ServerProcess:
 
         Args:
             serve: Python source that runs the console command.
-            options: Options of the verb `serve`.
-            on_end: Called with the exit status if the child exits without a stop().
+            options: Options of the command `serve`.
+            on_end: Called with the exit status if the child exits before stop() is called.
             name: Name of the daemon in errors.
             variables: Extra environment variables, for values that must not appear in a command line.
 

@@ -57,7 +57,8 @@ def _reset_inherited_state() -> None:
 
     - Reopen closed standard streams, or the next socket would get their number.
     - Unblock signals, or they could not stop a daemon.
-    - Ignore SIGUSR1 and SIGUSR2 (Slurm's --signal=USR1@120), which would kill it. A supervisor handles them later.
+    - Ignore SIGUSR1 and SIGUSR2 (Slurm's --signal=USR1@120), which would kill this process. A supervisor handles them
+      later.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:

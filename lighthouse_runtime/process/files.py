@@ -10,9 +10,9 @@ from lighthouse_protocol.refusals import InvalidRequest
 
 
 def state_folder(option: str) -> Path:
-    """Return `lighthouse` in the user's state directory (XDG). The folder may not exist.
+    """Return the path of our folder in the user's state directory (XDG). The folder may not exist.
 
-    Raise InvalidRequest if the user has no home directory. The message names `option`, which can set another path.
+    Raise InvalidRequest if the user has no home directory. The message names `option`, which sets a path explicitly.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     try:
@@ -48,13 +48,14 @@ CHECKED_EVERY_S = 0.5
 
 
 class WatchedFile(Generic[T]):
-    """Parsed content of one or more files, at most CHECKED_EVERY_S old. If a new version is invalid, the old one stays.
+    """Parsed content of one or more files, at most CHECKED_EVERY_S old.
 
-    `error` is the reason why the newest version is not used, or empty.
+    If a new version of the files is invalid, the old content stays in use and `error` is the reason. Otherwise `error`
+    is empty.
     """
 
     def __init__(self, read: Callable[[], T], *paths: Path) -> None:
-        """Read the files with `read`, which parses them and raises InvalidRequest, OSError or ValueError."""
+        """Read the files. `read` returns their parsed content, or raises InvalidRequest, OSError or ValueError."""
         self._paths = paths
         self._read = read
         self._stamp = file_stamp(*paths)

@@ -1,7 +1,7 @@
 """Logging of all our processes to standard error, as text or as JSON.
 
-The message of a line is complete for people; the fields (lighthouse_runtime/log_event.py) are complete for programs.
-Times are UTC in ISO 8601.
+People need only the message of a line. Programs should read the line's fields (lighthouse_runtime/log_event.py) instead
+of its message. Times are UTC in ISO 8601.
 """
 
 import json
@@ -36,8 +36,7 @@ def set_up_logging(
 ) -> None:
     """Set up logging, replacing earlier settings.
 
-    `job` and `replica_group` become fields of every JSON line, unless empty. without_credentials() also removes the
-    `secrets`.
+    `job` and `replica_group` become fields of every JSON line, unless empty. `secrets` are removed from every line.
     """
     _secrets[:] = filter(None, secrets)
     handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]

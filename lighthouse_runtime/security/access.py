@@ -64,7 +64,7 @@ class Audit:
     """Writes audit records as JSON lines."""
 
     def __init__(self, path: Path | None) -> None:
-        """Set the file for actions, or None to write to the normal log only.
+        """Write actions to the file `path`, or only to the normal log if `path` is None.
 
         Refusals are written to a file next to it, for example `audit.refused.jsonl` for `audit.jsonl`. Only
         this user can read the files. They are rotated to `<path>.1` ... `<path>.GENERATIONS`.
@@ -169,7 +169,7 @@ class Access(ABC):
         """Identify the caller. Raise NotPermitted for an invalid credential."""
 
     def has_good_token(self, caller: Caller) -> bool:
-        """Return whether the caller has a valid token. Always False if the server does not use tokens."""
+        """Return whether the caller sent a valid token. Always False if the server does not use tokens."""
         return False
 
 
@@ -251,7 +251,7 @@ class FixedAccess(Access):
 
 
 def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str, ...]:
-    """Return the names for Caller.names. DNS names with a slash are dropped, because they could mimic SPIFFE ids."""
+    """Combine the names in a client certificate. Drop DNS names with a slash, because they could mimic SPIFFE ids."""
     return (*spiffe, *(name for name in dns if "/" not in name))
 
 

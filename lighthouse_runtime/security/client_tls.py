@@ -54,7 +54,7 @@ def variables_of(files: TlsFiles) -> dict[str, str]:
 
 
 def known_tls(coordinator: Coordinator) -> ClientTls | None:
-    """Return what fetch_tls() would return, or None if that requires reading a file or contacting the server."""
+    """Return the result of fetch_tls() if it is known without reading a file or contacting the server, or else None."""
     roots = _roots.get(coordinator.ca_pin) if coordinator.files == NO_FILES else None
     return None if roots is None else ClientTls(roots, SERVER_NAME)
 
@@ -154,7 +154,7 @@ _lock = threading.Lock()
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """Return the CA certificate of the coordinator's pin, as PEM. The first call fetches it, as in fetch_tls()."""
+    """Return the CA certificate that matches the coordinator's pin, as PEM. The first call fetches it."""
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
     while (roots := _roots.get(coordinator.ca_pin)) is None:
         try:
@@ -222,7 +222,7 @@ def connected(address: Address, timeout_s: float) -> socket.socket:
 
 @contextlib.contextmanager
 def _handshake(address: Address, context: ssl.SSLContext, ends_at: float) -> Generator[ssl.SSLSocket, None, None]:
-    """Connect, complete the TLS handshake, and yield the socket. `ends_at` is a time of time.monotonic()."""
+    """Connect, complete the TLS handshake before `ends_at` (a time.monotonic() value), and yield the socket."""
     context.set_alpn_protocols([_HTTP2])
     with connected(address, ends_at - time.monotonic()) as raw:
         raw.setblocking(False)

@@ -74,12 +74,11 @@ class Tokens:
         return tokens
 
     def write(self, folder: Path) -> None:
-        """Write the tokens to a folder. Raise OSError if that fails."""
         content = {role.value: list(tokens) for role, tokens in self.by_role.items()}
         write_private(folder / FILE, (json.dumps(content, indent=2) + "\n").encode())
 
     def rotated(self, role: Role) -> "Tokens":
-        """Return a copy with a new token for `role`. The present token stays valid, but its predecessor does not."""
+        """Return a copy with a new token for `role`. The current token stays valid, but its predecessor does not."""
         kept = self.by_role[role][: VALID_AT_A_TIME - 1]
         return Tokens({**self.by_role, role: (_new(role), *kept)})
 
@@ -111,7 +110,7 @@ class Tokens:
 
 
 class TokenFile(WatchedFile[Tokens]):
-    """The tokens in a folder, read again when the file changes. Raises InvalidRequest if invalid at first."""
+    """The tokens in a folder, read again when their file changes. The first read raises InvalidRequest if it fails."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(lambda: Tokens.read(folder), folder / FILE)
@@ -260,9 +259,8 @@ class CertificateFiles:
     def __init__(self, certificate: Path, key: Path, client_ca: Path | None = None) -> None:
         """Read the files. Raise OSError or ValueError if one is unusable.
 
-        `client_ca` are the CAs that sign client certificates. With None, no client needs a certificate.
-        Otherwise gRPC clients must have one, while HTTP clients may have one, since probes and browsers have
-        none.
+        The file `client_ca` contains the CAs that sign client certificates. If it is None, no client needs a
+        certificate. Otherwise gRPC clients need one. HTTP clients may have one, but probes and browsers do not.
         """
         self._certificate = certificate
         self._key = key
@@ -273,14 +271,14 @@ class CertificateFiles:
         self._fetched = self._files.current[1]
 
     def for_grpc(self) -> grpc.ServerCredentials:
-        fetch: Any = self._fetch  # the stub's type lacks None, which keeps the present certificate
+        fetch: Any = self._fetch  # the stub's type lacks None, which keeps the current certificate
         return grpc.dynamic_ssl_server_credentials(self._fetched, fetch, self._client_ca is not None)
 
     def for_http(self) -> ssl.SSLContext:
         """Return a context that uses the newest certificate for each handshake.
 
-        Its handshakes switch to another context. Reloading the files into one context does not work, because a context
-        cannot drop a CA.
+        Each handshake switches to the newest context. Reloading the files into an existing context does not work,
+        because a context cannot drop a CA.
         """
         front = self._context()
 

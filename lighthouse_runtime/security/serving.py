@@ -1,7 +1,8 @@
 """Files through which a user's processes find the credentials of the user's lighthouses on the same host.
 
-A lighthouse writes one file per port at each start. It does not remove the file when it exits, so that clients that
-wait for its restart keep using TLS. Another program on that port cannot impersonate it, because the file pins the CA.
+A lighthouse writes the file of its gRPC port at each start. It does not remove the file when it exits, so that clients
+that wait for its restart keep using TLS. Another program on that port cannot impersonate the lighthouse, because the
+file pins the CA.
 """
 
 import json
@@ -26,7 +27,7 @@ _FILE = re.compile(r"serving-(\d{1,5})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Serving:
-    """Content of a lighthouse's serving file. `ca_pin` is empty without TLS, and with the user's own PKI."""
+    """Location of a lighthouse's credentials on this host. `ca_pin` is empty without TLS or with the user's own PKI."""
 
     ca_pin: str
     credentials: Path
@@ -37,7 +38,10 @@ class Serving:
 
 
 def write_serving_file(port: int, serving: Serving | None) -> None:
-    """Write the serving file of a port, or remove it if `serving` is None. Raises OSError or InvalidRequest."""
+    """Write the file through which this user's processes find the credentials of the lighthouse on `port`.
+
+    If `serving` is None, remove the file. Raises OSError or InvalidRequest.
+    """
     path = _path(port)
     if serving is None:
         path.unlink(missing_ok=True)
@@ -52,7 +56,7 @@ def write_serving_file(port: int, serving: Serving | None) -> None:
 
 
 def read_serving_file(port: int) -> Serving | None:
-    """Return the content of a port's file, or None if this user has no valid one."""
+    """Return the location of the credentials of the lighthouse on `port`, or None if this user has no valid file."""
     try:
         path = _path(port)
         with open(path, "rb") as file:
@@ -65,7 +69,7 @@ def read_serving_file(port: int) -> Serving | None:
 
 
 def served_ports() -> tuple[int, ...]:
-    """Return the ports that have a valid serving file, the most recently written first."""
+    """Return the gRPC ports of this user's lighthouses with credentials on this host, the last started first."""
     try:
         files = [(path.stat().st_mtime, path.name) for path in state_folder(_OPTION).iterdir()]
     except (OSError, InvalidRequest):
@@ -76,7 +80,7 @@ def served_ports() -> tuple[int, ...]:
 
 
 def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:
-    """Add the credentials from the port's serving file if `coordinator` is a loopback address without credentials."""
+    """Add the credentials of this user's lighthouse if `coordinator` is a loopback address without credentials."""
     if not _may_be_given(coordinator):
         return coordinator
     serving = read_serving_file(coordinator.addresses[0].port or 0)
@@ -95,10 +99,10 @@ def _may_be_given(coordinator: Coordinator) -> bool:
 
 
 class Locator:
-    """Finds the credentials for a coordinator on this host, and follows their changes."""
+    """Finds the current credentials for a lighthouse on this host."""
 
     def __init__(self, coordinator: Coordinator, role: Role) -> None:
-        """Set the coordinator. `role` selects which of the lighthouse's tokens to use."""
+        """Store the lighthouse's address. `role` selects which of the lighthouse's tokens to use."""
         self._given = coordinator
         self._role = role
         self._may_change = _may_be_given(coordinator)
@@ -117,9 +121,9 @@ class Locator:
         return self._found
 
     def wait(self, timeout_s: float) -> Coordinator:
-        """Wait until a server is listening, and return find(). Raise Unreachable after `timeout_s` seconds.
+        """Wait until a server is listening, and return the result of find(). Raise Unreachable after `timeout_s`.
 
-        The server writes its serving file before it listens.
+        A lighthouse writes the file with its credentials before it listens.
         """
         if not self._may_change:
             return self._given

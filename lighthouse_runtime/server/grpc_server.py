@@ -108,7 +108,7 @@ class Peers:
 
     @asynccontextmanager
     async def expensive_read(self, address: str) -> AsyncGenerator[None]:
-        """Limit each peer to `limits.reads` expensive responses at a time. Others wait to enter this context."""
+        """Limit each peer to `limits.reads` expensive responses at a time. Further ones wait to enter this context."""
         name = peer_name(address)
         gate = self._gates.get(name)
         if gate is None:
@@ -255,10 +255,11 @@ class GrpcServer:
             services: Methods by full service name.
             reflected: Services that gRPC reflection lists.
             access: Authorises callers. Health checks and reflection are open to all.
-            observe: Receives the method and status of each answered call, and of each stream that closed without
-                breaking.
-            peers: Limits per peer. None for no limits.
-            gate: Delays output until it may be sent. Health checks and reflection bypass it.
+            observe: Called with the method and status of each answered call, and of each stream unless its
+                connection broke.
+            peers: Limits per peer, or None for no limits.
+            gate: Holds back responses until the records before them are durable. Health checks and reflection
+                bypass it.
             keepalive_s: Seconds after which an unresponsive connection is closed.
         """
         self._server = grpc.aio.server(options=options(keepalive_s))

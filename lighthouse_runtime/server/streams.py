@@ -1,4 +1,4 @@
-"""Server side of open streams: sending, receiving, and delaying output until it may be sent.
+"""Server side of open streams: sending, receiving, and holding back output until earlier records are durable.
 
 If a peer disconnects, grpc.aio cancels the handler; if a peer is killed, its requests just stop. In both cases, and if
 this server closes the stream, the iteration over the requests ends normally. `Sender.ending` then has the reason.
@@ -42,9 +42,9 @@ class OutputGate:
     """Queue for output that must not be sent before earlier records are durable."""
 
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
-        """Create an open gate.
+        """Create an empty queue.
 
-        While `refusal` returns an error, calls are refused with it and nothing is sent.
+        While `refusal` returns an error, calls are refused with that error and nothing is sent.
         """
         self._refusal = refusal
         self._queue: deque[Callable[[], None] | _Block] = deque()
@@ -65,7 +65,7 @@ class OutputGate:
             raise refusal
 
     def block(self) -> Callable[[], None]:
-        """Block all later output. Return a function that releases the block."""
+        """Hold back all later output. Return a function that releases it again."""
         block = _Block()
         self._queue.append(block)
 
@@ -76,9 +76,9 @@ class OutputGate:
         return release
 
     def deliver(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once all earlier blocks are released, or at once if there are none.
+        """Call `callback` once the holds from earlier calls of block() are released, or at once if there are none.
 
-        It is never called if drop() clears the queue first, or if calls are refused when its turn comes.
+        `callback` is never called if drop() clears the queue first, or if refusal() returns an error by then.
         """
         if self._queue:
             self._queue.append(callback)
@@ -86,7 +86,7 @@ class OutputGate:
             callback()
 
     async def wait_delivered(self) -> None:
-        """Wait until all earlier blocks are released. Raises the error passed to drop(), or that of refusal()."""
+        """Wait until the holds from earlier calls of block() are released. Raises the error of drop() or refusal()."""
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -151,8 +151,8 @@ class Sender:
     ) -> None:
         """Start the task that writes queued messages.
 
-        `meter` limits the peer's messages, `gate` large messages to it; None for no limit. `output` delays
-        messages until they may be sent.
+        `meter` limits the messages from the peer, and `gate` limits large messages to the peer. None means no
+        limit. `output` holds back messages until earlier records are durable.
         """
         self.ending: Ending | None = None
         self.error: LighthouseError | None = None
@@ -192,7 +192,7 @@ class Sender:
             self._end(Ending.SLOW)
 
     def end(self, error: LighthouseError | None = None) -> None:
-        """Close the stream once queued messages are sent, with the status of `error` if given.
+        """Close the stream after the queued messages, with the status of `error` if given.
 
         Does nothing if the stream is closed already.
         """

@@ -1,4 +1,4 @@
-"""Backoff, rate-limited warnings, blocking reads with a deadline, cached views, and a clock that counts suspensions."""
+"""Backoff, rate-limited warnings, blocking reads with a deadline, cached values, a clock that counts suspensions."""
 
 import asyncio
 import logging
@@ -98,8 +98,8 @@ class BackgroundRead(Generic[T]):
             self._outcomes.put((None, e))
 
 
-# Views that many clients request, such as the status. Building them takes up to a share LOOP_SHARE of the loop's time:
-# a view that is cheap to build is built for each request, and an expensive one is reused for a while.
+# Values that many clients request, such as the status. Building them takes at most the share LOOP_SHARE of the loop's
+# time: a value that is cheap to build is built for each request, and an expensive one is reused for a while.
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -110,7 +110,7 @@ MAX_KEPT = 16
 
 
 class Snapshots(Generic[K, V]):
-    """Cache of views by key. `build` creates a view; an exception that it raises is not cached."""
+    """Cache of values that are slow to build, such as the status. An exception from `build` is not cached."""
 
     def __init__(self, build: Callable[[K], V], clock: Callable[[], float] = time.monotonic) -> None:
         self._build = build
@@ -118,7 +118,7 @@ class Snapshots(Generic[K, V]):
         self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
     def get(self, key: K) -> V:
-        """Return the view of a key. An expensive view may be old, in proportion to the time that building it takes."""
+        """Return the value for a key. A value that is slow to build is reused, for a time proportional to the delay."""
         began_at = self._clock()
         kept = self._kept.get(key)
         if kept is not None and began_at < kept[1]:

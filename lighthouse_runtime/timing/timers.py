@@ -60,10 +60,10 @@ class SustainedNotice:
     def __init__(
         self, timers: Timers, on_lasting: Callable[[str], None], on_over: Callable[[], None], after_s: float
     ) -> None:
-        """Create a notice without a condition.
+        """Create a notice for a condition that does not hold yet.
 
-        `on_lasting` is called once with each text that has been set for `after_s`. `on_over` is called when the
-        text is cleared after one was reported.
+        `on_lasting` is called with the text of a condition that has lasted for `after_s` seconds. `on_over` is
+        called when such a condition has ended.
         """
         self._on_lasting = on_lasting
         self._on_over = on_over
@@ -73,7 +73,7 @@ class SustainedNotice:
         self._timer = DeadlineTimer(self._report, timers)
 
     def set(self, text: str) -> None:
-        """Set the text of the present condition, or clear it with an empty text."""
+        """Set the text that describes the current condition. An empty text means that the condition has ended."""
         if text == self._text:
             return
         self.close()
@@ -173,7 +173,7 @@ LATE_AFTER_S = 0.75
 class LoopLag:
     """Detects pauses of the event loop and reports them to listeners.
 
-    A listener must not count a pause as silence of its peers, whose messages could not be read in that time.
+    A listener must not count a pause as silence of its peers, because their messages could not be read meanwhile.
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:

@@ -105,16 +105,16 @@ class _Logins:
 
 
 class HttpGuard:
-    """Access control for all HTTP routes: checks 1 to 4 in the module docstring."""
+    """Access control for all HTTP routes: checks the host name and the role, and the origin of actions."""
 
     def __init__(self, access: Access, names: Iterable[str] = ()) -> None:
-        """Set the access rules. `names` are host names of this daemon in addition to the host's own."""
+        """Store the access rules. `names` are host names of this daemon in addition to the host's own."""
         self._access = access
         self._logins = _Logins()
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
 
     def guarded(self, route: str, handler: Handler) -> Handler:
-        """Return a handler that authorises the caller first. Raise KeyError for a route that is not listed."""
+        """Return a handler that authorises the caller first. Raise KeyError if rules/access.py lacks the route."""
         has_data = Role.PROBE not in needed(route)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -164,7 +164,7 @@ class HttpGuard:
         return answer
 
     def check_page(self, request: web.Request) -> None:
-        """Raise NotPermitted or InvalidRequest unless the daemon's own page sent the request (checks 1, 3 and 4)."""
+        """Raise NotPermitted or InvalidRequest unless the daemon's own web page sent the request."""
         self.check_host(request)
         origin = request.headers.get(hdrs.ORIGIN)
         site = request.headers.get("Sec-Fetch-Site", "same-origin")
@@ -255,9 +255,9 @@ def refused(error: LighthouseError) -> web.Response:
 
 
 def _caller(caller: Caller, token: str) -> Caller:
-    """Return a copy of the caller that has `token`, which may be a join string that contains the token.
+    """Return a copy of the caller with `token`, or with the token in it if `token` is a join string.
 
-    A malformed join string stays in place as the token, which is then invalid.
+    A malformed join string is used as the token itself, which is then invalid.
     """
     with contextlib.suppress(InvalidRequest):
         if token.startswith(SCHEME):

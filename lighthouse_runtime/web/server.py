@@ -1,7 +1,7 @@
 """A daemon's HTTP server: liveness, readiness, metrics, status, and the status page with its actions.
 
 A client must send a complete request within HEADERS_WITHIN_S, after connecting and after each answer. If there are more
-than MAX_CONNECTIONS, the server closes one of the host that has the most, preferably one without a status feed.
+than MAX_CONNECTIONS, the server closes a connection of the host with the most, preferably one without a status feed.
 """
 
 import asyncio
@@ -99,9 +99,9 @@ def _names(kind: type) -> tuple[str, ...]:
 
 
 class StatusFeed:
-    """Sends the status to browsers as server-sent events. All share one snapshot, serialised and compressed once.
+    """Sends the status to browsers as server-sent events. A snapshot is serialised and compressed once for all of them.
 
-    `status` is called on the loop; its immutable result is serialised in a thread.
+    `status` is called on the event loop. Its immutable result is serialised in a thread.
 
     1. A client gets the newest snapshot only. A slow client skips snapshots and does not delay others; a client that
        does not read at all is disconnected.

@@ -1,6 +1,6 @@
 """The `lighthouse-manager` command line.
 
-Each verb lives in a module that is imported only when the verb runs, so that `--help` stays fast.
+Each command lives in a module that is imported only when the command runs, so that `--help` stays fast.
 """
 
 import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyright: ignore[reportUnusedImport]  before grpc

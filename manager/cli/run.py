@@ -1,7 +1,7 @@
 """`lighthouse-manager run`: supervise the ranks of a replica group.
 
-After the command line was checked, the guard process is started. This happens before gRPC is used, because gRPC does
-not survive a fork. Host 0 of a group runs a `HeadHost`, and its other hosts run a `WorkerHost`.
+The guard process is started after the command line is checked and before gRPC is used, because gRPC does not survive a
+fork. Host 0 of a group runs a `HeadHost`, and its other hosts run a `WorkerHost`.
 """
 
 import functools
@@ -73,7 +73,7 @@ async def _supervise(launch: Launch, guard: GuardClient, stop: StopRequest) -> N
 
 
 def _command_of(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
-    """Return the command to run. As with torchrun, this interpreter runs a script, or a module with `-m`."""
+    """Return the command to run. As torchrun does, run scripts and modules (`-m`) with this interpreter."""
     if is_module:
         return (sys.executable, "-u", "-m", *command)
     if command[0] == "-m":

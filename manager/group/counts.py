@@ -140,7 +140,7 @@ class GroupStatus:
         return [rank for rank in range(self.me.group_world_size) if rank not in self.waiting]
 
     def waiting_for(self, lighthouse_error: str) -> str:
-        """Describe what the requests for a quorum are waiting for. `lighthouse_error` is empty if it is reachable."""
+        """Describe what requests for a quorum wait for. `lighthouse_error` is empty if the lighthouse is reachable."""
         lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
         if self.is_joined or not self.is_gathering:
             return lighthouse or self.awaited or "the lighthouse to answer"

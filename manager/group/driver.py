@@ -89,7 +89,7 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 class RankNotices:
     """Sends the ranks the reason for a wait and the size of the job. Logs long waits for a quorum and missing ranks.
 
-    `waiting_for` returns the reason why requests for a quorum are waiting. It is called only while some are.
+    `waiting_for` returns the reason why requests for a quorum are waiting. It is called only while a request waits.
     """
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
@@ -124,16 +124,16 @@ class RankNotices:
             self._send(preemption)
 
     def set_missing(self, incomplete: str) -> None:
-        """Set the description of the missing ranks. It is empty if none or all ranks are missing."""
+        """Set the description of the missing ranks, which is empty if no rank or every rank is missing."""
         self._incomplete.set(incomplete)
 
     def answered(self) -> None:
-        """Log how long the wait for a quorum took, if it was long, because a request was answered."""
+        """Record that a request was answered. If the wait for a quorum was long, log how long it took."""
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Begin a wait for a quorum, also if some of the requests were just answered, or end the wait."""
+        """Begin or end the wait for a quorum. A new wait also begins if only some of the requests were answered."""
         if is_waiting:
             self._wait.begin(self._clock())
             self._timer.set_after(CHECKED_EVERY_S)
@@ -175,9 +175,10 @@ class RankNotices:
 
 
 class GroupProgressDriver:
-    """Collects the ranks' progress samples, logs stalls and provides the view for heartbeats.
+    """Collects the ranks' progress samples, logs stalls and returns the group's progress for heartbeats.
 
-    `incarnation` returns the group's current one. `lag` is checked before each verdict and view.
+    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, in which samples could
+    not be read.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class GroupProgressDriver:
         self._is_alone = assignment.replica_world_size == 1
 
     def add_sample(self, watch: Watch, sample: ProgressSample) -> None:
-        """Record a sample. Ignore it if the rank has a newer watch."""
+        """Record a progress sample, unless the rank has a newer watch."""
         hello = watch.hello
         if watch.is_newest:
             process = Process(hello.rank_incarnation, hello.hostname, hello.pid)
@@ -214,7 +215,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """Exclude a pause of this process of `by_s` seconds from all ages. Call this before the next verdict."""
+        """Subtract a pause of this process, which lasted `by_s` seconds, from all ages. Call this before a verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -384,7 +385,7 @@ class GroupDriver:
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
         """Begin a rank's request for a quorum. Return the call's number, to be passed to `end_call`.
 
-        `reply` receives the answer or a refusal within `time_left_s` seconds. `fields` are the others of
+        `reply` receives the answer or a refusal within `time_left_s` seconds. `fields` are the other fields of the
         QuorumRequest.
         """
         within_s = _answer_within_s(time_left_s)
@@ -409,10 +410,10 @@ class GroupDriver:
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Make the group leave the job at the request of a rank. Raise WrongState if the manager does not watch it."""
+        """Make the group leave the job at the request of a rank. Raise WrongState if its process is not watched."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
-            raise WrongState(f"rank {group_rank}: this process is not watched here, so it drains no group")
+            raise WrongState(f"rank {group_rank}: its process is not watched, so it cannot drain the group")
         log.info("%s: the group drains", reason, extra=event("drain_asked", reason=reason))
         self.drain(reason)
 
@@ -423,14 +424,14 @@ class GroupDriver:
     def check_peer(self, group_rank: int, quorum_id: int, proof: str) -> None:
         """Check that a caller may receive the address at which a rank serves its state.
 
-        Raise NotPermitted if the rank is an Agent, and `proof` does not prove that the caller is a member of
-        its quorum.
+        Raise NotPermitted if the group's ranks are Agents and `proof` does not prove that the caller is a member of
+        their quorum.
         """
         secret = self.machine.secret_of(quorum_id)
         if self.machine.proves_itself and not is_proven(proof, secret, ADDRESS_WORD, quorum_id, group_rank):
             raise NotPermitted(
-                f"quorum_id: where {self.machine.group.me.replica_id} serves its state is told to members of its "
-                "quorum alone, and the caller does not prove that it is one"
+                f"quorum_id: only members of its quorum may learn where {self.machine.group.me.replica_id} serves its "
+                "state, and the caller does not prove that it is a member"
             )
 
     def _with_secret(self, assignment: Assignment) -> Assignment:
@@ -485,7 +486,7 @@ class GroupDriver:
                 pass
 
     def send_to_rank(self, group_rank: int, message: ToRank) -> bool:
-        """Send a message to the Agent of a rank. Return False if none is connected."""
+        """Send a message to the Agent of a rank. Return False if that rank has no connected Agent."""
         for watch in self._watches.values():
             if watch.hello.group_rank == group_rank and watch.is_newest and not watch.hello.is_observer:
                 watch.peer.send(message)
@@ -536,12 +537,12 @@ class GroupDriver:
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice to the lighthouse, also on each later session. None withdraws the last one."""
+        """Report a notice to the lighthouse now and on each later session. None withdraws the last notice."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
-        """Send a notice to the ranks, also to those that connect later."""
+        """Send a notice to the connected ranks, and to those that connect later."""
         self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:

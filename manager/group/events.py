@@ -18,7 +18,7 @@ from lighthouse_protocol.refusals import LighthouseError
 class QuorumRequest:
     """A rank's request for a quorum.
 
-    If the caller does not send them, `rank_incarnation` is an empty string and `tag_quorum_id` is None.
+    `rank_incarnation` is empty, and `tag_quorum_id` is None, if the caller does not send them.
     """
 
     call: int
@@ -149,7 +149,7 @@ class DrainAsked:
 
 @dataclass(frozen=True, slots=True)
 class DrainCancelled:
-    """The reason of a revocable drain no longer applies. No effect once the group has begun to leave."""
+    """The reason for a revocable drain no longer applies. This has no effect once the group has begun to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class MissingChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitChanged:
-    """Requests for a quorum have begun to wait, some were answered while others still wait, or none waits any more."""
+    """The ranks' wait for a quorum has begun or ended, or some requests were answered while others still wait."""
 
     is_waiting: bool
 
@@ -215,7 +215,7 @@ class RankGivenUp:
 
     @property
     def is_expected(self) -> bool:
-        """Return whether the loss is not a failure."""
+        """Return whether the loss is no failure, because the rank exited normally or is being restarted."""
         return self.has_left or self.is_started
 
 
@@ -244,7 +244,7 @@ class SessionGivenUp:
 class SilenceChanged:
     """The lighthouse has stopped or resumed answering heartbeats.
 
-    If it has stopped, open a second connection and move the session there. If it answers again first, cancel this.
+    If it has stopped, open a second connection and move the session there. If it has resumed, cancel that attempt.
     """
 
     is_silent: bool

@@ -114,7 +114,7 @@ class LighthouseLink:
 
     @property
     def is_reachable(self) -> bool:
-        """Return whether the lighthouse answers, even if it refuses the group. `error` then contains the reason."""
+        """Return whether the lighthouse answers. It may refuse the group, in which case `error` has the reason."""
         return self._was_reachable is True
 
     async def run(
@@ -130,7 +130,8 @@ class LighthouseLink:
         Raises:
             WrongProtocol: Only one address is configured, and the server there is not a lighthouse. Not raised once a
                 lighthouse has answered there, because another process may be using its port temporarily.
-            NotServed: Only one address is configured, and its server offers no sessions. The same exception applies.
+            NotServed: Only one address is configured, and its server offers no sessions. Not raised once a lighthouse
+                has answered there, either.
         """
         backoff = Backoff()
         waits = True

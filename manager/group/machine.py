@@ -46,7 +46,7 @@ class GroupMachine:
     """State machine of a group's manager.
 
     Args:
-        me: This group as a participant. The fields that change with each join are filled in later.
+        me: This group as a participant. Each join sets the fields that change.
         life: Identifier of this start of the manager. It becomes part of the group's incarnation.
         encode_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
         rank_timeout_s: See RankPresence.
@@ -264,8 +264,8 @@ class GroupMachine:
     def _release(self) -> None:
         """Release the leaving ranks that no other rank of the group needs any more.
 
-        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. Once the
-        group has left, no other group is.
+        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. They have
+        stopped once the group has left.
         """
         standing = self.group.standing
         is_leaving = standing is not None and standing.mode is HoldState.LEAVING and not self._has_ended

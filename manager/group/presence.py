@@ -59,7 +59,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return why the group cannot train at present, or an empty string if it can, and the missing ranks."""
+        """Return the reason why the group cannot train now, or an empty string if it can, and the missing ranks."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -114,7 +114,7 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that the process of a watch will exit normally once its `mates`, other ranks, no longer need its data.
+        """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
 
         Return whether it is the rank's current process. An older process may exit immediately.
         """
@@ -147,7 +147,7 @@ class RankPresence:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 
     def ended(self, number: int, now: float) -> int | None:
-        """Remove a watch. Return the rank, which is now lost, or None if the rank has a newer watch or none."""
+        """Remove a watch. Return its rank, which is now lost, or None if this was not the rank's current watch."""
         watch = self._group.watches.pop(number, None)
         if watch is None or self._group.ranks[watch.group_rank].watch is not watch:
             return None
@@ -156,7 +156,7 @@ class RankPresence:
         return watch.group_rank
 
     def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Record that a process reports its own failure. Return False, and change nothing, if it is not watched."""
+        """Record that a process reports its own failure. If it is not watched, change nothing and return False."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)

@@ -167,7 +167,7 @@ class StandingQuorum:
     """Last step that all ranks have committed under this quorum, or -1 if there is none."""
 
     is_late: bool = False
-    """True if the group learned that it must heal only after it had begun to compute. It contributes zeros to the
+    """True if the group had already begun to compute when it learned that it must heal. It contributes zeros to the
     first step and then joins again."""
 
     wants_next: bool = False
@@ -207,7 +207,7 @@ class Attempt:
 
 
 class ReplicaGroup:
-    """All records of one replica group. The fields of `me` that change with each join are filled in later."""
+    """All records of one replica group. `me` describes the group, except for the fields that each join sets."""
 
     def __init__(self, me: Participant) -> None:
         self.me = me
@@ -253,7 +253,7 @@ class ReplicaGroup:
     # -- pending requests
 
     def wait(self, request: QuorumRequest, *, is_gathering: bool) -> None:
-        """Store a request as waiting. It replaces an earlier one from the same rank."""
+        """Store a waiting request. It replaces an earlier request of the same rank."""
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 

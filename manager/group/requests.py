@@ -47,8 +47,8 @@ def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
     """Build the error for two ranks that hold different states, or if the rank of `other` holds no usable state.
 
-    If a peer that can heal the ranks may still return (`may_heal`), the ranks should ask again: `WrongState`.
-    Otherwise they cannot continue: `Unrecoverable`.
+    It is WrongState if a peer that can heal the ranks may still return (`may_heal`), so that they should ask again.
+    Otherwise it is Unrecoverable.
     """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
@@ -176,7 +176,7 @@ def _origin(members: tuple[Participant, ...], at_max: list[int], group_rank: int
 
     torchft selects a different participant for each group_rank. If all participants send tags (Agents do), all ranks
     copy from the same one, so that the ranks of a group hold parts of one model. A group whose ranks hold different
-    states sends no tag either. It is selected only if every candidate is like that.
+    states sends no tag either. Such a group is selected only if there is no other candidate.
     """
     if any(member.tag_quorum_id is None and not member.ranks_disagree for member in members):
         return at_max[group_rank % len(at_max)]
@@ -232,7 +232,7 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
     The group joins only after the last step of a resumed quorum, after a revoke, or after a failed step. From then on
     it never grants under that quorum again, even if the join fails.
 
-    If a group learns that it must heal only after it has begun to compute, the quorum is treated as resumed up to its
+    If a group has already begun to compute when it learns that it must heal, the quorum is treated as resumed up to its
     first step. This group contributes zeros to the step and votes no, which does not discard the step in other groups.
     Like the other groups, it joins after all its ranks have voted.
 
@@ -298,7 +298,7 @@ def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
     if last is None or last.rank_incarnation != request.rank_incarnation:
         return None
     # Compare the held states: while a rank is catching up, its request's step is later than its state's, and may fall
-    # back to it. Besides, a quorum since the last request may have made the rank heal to an older state than its own.
+    # back to it. Also, a quorum since the last request may have made the rank heal to an older state than its own.
     held, was_held = request.holds.step, last.holds.step
     since, lowest = rank.lowest or (last.holds, was_held)
     if held >= (min(was_held, lowest) if since == last.holds else was_held):
@@ -323,7 +323,7 @@ _OBEYED = {
     QuorumPhase.REVOKED: (_V, _V, _V, _J, _V, _V),
 }
 NEXT_MODES = {(old, order): new for order, row in _OBEYED.items() for old, new in zip(HoldState, row, strict=True)}
-"""Next mode of the standing quorum, by its present mode and the phase in the lighthouse's order.
+"""Next mode of the standing quorum, by its current mode and the phase in the lighthouse's order.
 
 The phase NONE never names a standing quorum, so it has no entry."""
 
@@ -347,8 +347,8 @@ class QuorumRequests:
     def checkpoint_address(self, group_rank: int, step: int | None) -> str:
         """Return the address at which a rank serves its state, as given in its last request.
 
-        Raise WrongState if the rank has not requested a quorum yet, or is not at `step`. None stands for any
-        step.
+        Raise WrongState if the rank has not requested a quorum yet, or is not at `step`. If `step` is None, the
+        rank may be at any step.
         """
         check_rank(group_rank, self._group.size)
         last = self._group.ranks[group_rank].last_request
@@ -400,7 +400,7 @@ class QuorumRequests:
         )
 
     def enter(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
-        """Record the quorum that answers the group's join. Return the ranks' answers, or the error that refuses all."""
+        """Record the quorum that answers the group's join. Return the ranks' answers, or an error that refuses all."""
         group, asks = self._group, self._group.pending(is_gathering=True)
         if quorum.quorum_id < group.quorum_id:
             return WrongState(
@@ -472,7 +472,7 @@ class QuorumRequests:
             self._end_when_done(standing)
 
     def voted(self, vote: PendingVote) -> bool:
-        """Record a rank's vote. Return True if the group was too late to heal and now all its ranks have voted."""
+        """Record a rank's vote. Return True if it is the last vote of a group that was too late to heal."""
         standing, ranks = self._group.standing, self._group.ranks
         ranks[vote.group_rank].wants_next = vote.wants_next
         if standing is None or (vote.quorum_id, vote.step) != (standing.quorum.quorum_id, standing.granted):
@@ -543,7 +543,7 @@ class QuorumRequests:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
     def offer(self, now: float) -> bool:
-        """Grant the next step together with the commit of the previous one, if allowed. Return whether it was."""
+        """Grant the next step together with the commit of the previous one, if allowed. Return True if granted."""
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
             return False
@@ -554,7 +554,10 @@ class QuorumRequests:
         return True
 
     def grant(self, request: QuorumRequest, *, is_first: bool) -> Assignment:
-        """Grant a rank the step that it requests, and return its assignment. `is_first` counts a new grant."""
+        """Grant a rank the step that it requests, and return its assignment.
+
+        `is_first` means that the rank is the first of its group to enter the step, which counts as a new grant.
+        """
         standing = self._group.standing
         assert standing is not None
         if is_first:
@@ -615,7 +618,10 @@ class QuorumRequests:
         return is_for_one_step(quorum, init_sync, self._group.size)
 
     def _note_catch_up(self, standing: StandingQuorum, request: QuorumRequest, is_first: bool) -> None:
-        """Mark that the group needs another quorum: all ranks have caught up, or one has no source to catch up from."""
+        """Record a rank's catch-up state. Once all ranks have sent theirs, decide whether the group needs a new quorum.
+
+        It needs one if all ranks have caught up, or if a rank has no source to catch up from.
+        """
         ranks = self._group.ranks
         if is_first:
             for rank in ranks:

@@ -29,8 +29,8 @@ REPEATED_S = 4.0  # interval after which an unchanged view is repeated; less tha
 class ProgressReporter:
     """Selects the heartbeats that carry the progress of the ranks.
 
-    A view of the ranks is sent when it has changed, and again after REPEATED_S to show that the ranks are alive. It
-    never causes an additional heartbeat.
+    A heartbeat carries the progress if it has changed, or if REPEATED_S have passed, to show that the ranks are alive.
+    No additional heartbeat is sent for it. `view` returns the progress at a given time.
     """
 
     def __init__(self, view: Callable[[float], GroupView]) -> None:
@@ -39,11 +39,11 @@ class ProgressReporter:
         self._sent_at = 0.0
 
     def begin(self) -> None:
-        """Begin a session. Its first heartbeat carries a view."""
+        """Begin a session. Its first heartbeat carries the progress."""
         self._reported = None
 
     def next_view(self, now: float) -> GroupView | None:
-        """Return the view for a heartbeat that is sent now, or None if it should carry none."""
+        """Return the progress for a heartbeat that is sent now, or None if the heartbeat should not carry it."""
         if self._reported is not None and now < self._sent_at + MIN_INTERVAL_S:
             return None
         view = self._view(now)
@@ -56,7 +56,7 @@ class ProgressReporter:
 
 
 def _comparable(rank: RankView) -> tuple[object, ...]:
-    """Return the fields of a view that do not change merely because time passes."""
+    """Return the parts of a rank's progress that do not change merely because time passes."""
     sample = rank.sample
     phases = [(phase.name, phase.done) for phase in sample.phases]
     heal = sample.heal and (sample.heal.number, sample.heal.received, sample.heal.is_over)
@@ -80,8 +80,8 @@ class _Join:
 class SessionMachine:
     """State machine of the manager's sessions with the lighthouse.
 
-    `progress` provides the views for heartbeats. `secret` is a random string by which the lighthouse recognizes
-    this manager when it opens another session.
+    `progress` selects the progress that heartbeats carry. `secret` is a random string by which the lighthouse
+    recognizes this manager when it opens another session.
     """
 
     def __init__(self, progress: ProgressReporter | None = None, secret: str = "") -> None:
@@ -156,7 +156,7 @@ class SessionMachine:
     def _silent_at(self) -> float:
         """Time at which the session counts as silent.
 
-        The limit doubles with each consecutive session in which the lighthouse answered nothing.
+        The time that an answer may take doubles with each consecutive session in which the lighthouse did not reply.
         """
         asked_at = next(iter(self._sent_at.values()), math.inf)
         patience_s = SILENT_AFTER_INTERVALS * self._interval_s * 2 ** max(0, min(self._unanswered, 10) - 1)
@@ -168,7 +168,7 @@ class SessionMachine:
         self._next_heartbeat_at = min(self._next_heartbeat_at, now + self._interval_s)
 
     def acknowledged(self, ack: session.HeartbeatAck, now: float) -> float | None:
-        """Record an acknowledgement. Return the time its heartbeat was sent, or None if none is outstanding here."""
+        """Record an acknowledgement. Return when its heartbeat was sent, or None if that heartbeat is unknown."""
         self._received_at, self._unanswered = now, 0
         self._interval_s = ack.heartbeat_interval_s
         sent_at = self._sent_at.pop(ack.number, None)
@@ -191,7 +191,7 @@ class SessionMachine:
         return self._join is not None and self._join.number == number
 
     def answered(self, number: int) -> bool:
-        """End the pending join if it has this number. Return whether it has."""
+        """End the pending join with this number. Return False if no join with this number is pending."""
         is_ours = self.is_waiting(number)
         if is_ours:
             self._join = None

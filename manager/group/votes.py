@@ -66,13 +66,13 @@ class Votes:
         self._begin(Attempt(quorum_id, step, is_opened=True))
 
     def withdraw(self, call: int) -> None:
-        """Remove the vote that arrived with a call that has ended, unless the vote is bound."""
+        """Remove the vote that arrived with a call that has ended, unless the vote names its quorum."""
         for rank in self._group.ranks:
             if rank.vote is not None and rank.vote.call == call and not rank.vote.is_bound:
                 rank.vote = None
 
     def note_loss(self, group_rank: int) -> bool | None:
-        """Discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
+        """Decide to discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
         attempt = self._group.attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:
             return None
@@ -98,7 +98,10 @@ class Votes:
         return self._note_without_step(request.group_rank)
 
     def give_up_rank(self, group_rank: int, reason: str) -> None:
-        """Refuse the votes on an inherited attempt if only this lost rank may have known the decision."""
+        """Refuse the waiting votes if this lost rank may have received an earlier manager's decision on the step.
+
+        The decision can no longer be determined, and no other rank may receive a different one.
+        """
         attempt, rank = self._group.attempt, self._group.ranks[group_rank]
         if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:
             return
@@ -181,7 +184,7 @@ class Votes:
         return attempt
 
     def _find(self, vote: PendingVote) -> Attempt | bool:
-        """Return the attempt that a vote belongs to, or the decision if it is an earlier attempt.
+        """Return the attempt to which a vote belongs, or the decision if that is an earlier attempt.
 
         Raise WrongState if the vote is for a different step or quorum than the current attempt.
         """

@@ -133,7 +133,7 @@ class Child:
     kill_at: float | None = None  # when to kill the rest of the tree
     stopped_at: float | None = None  # when a signal (SIGSTOP) stopped the process, None if it is not stopped
     why: str = ""  # reason if the guard itself killed the process
-    is_paused: bool = False  # the guard does not read its output at present
+    is_paused: bool = False  # the guard currently does not read its output
     is_read: bool = False  # it has closed its output
     is_users: bool = False  # a command of the user, which may leave stray processes; our own programs leave none
 

@@ -112,11 +112,11 @@ class GuardClient:
         asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
     def pass_on(self, number: int, signal_number: int) -> None:
-        """Send a signal to the processes of this tree that handle it."""
+        """Send a signal to those processes of a process tree that have a handler for it."""
         self._send(**{"signal": number, "pass": signal_number})
 
     def strike(self, number: int, signal_number: int, *, is_largest: bool) -> None:
-        """Send a signal to all processes of a tree, or only to the one with the most memory."""
+        """Send a signal to all processes of a process tree, or only to the one with the most memory."""
         self._send(strike=number, is_largest=is_largest, **{"with": signal_number})
 
     async def tail(self, number: int) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ class GuardClient:
         self._process.wait(END_TIMEOUT_S)
 
     async def _keep_awake(self) -> None:
-        """Send the guard SIGCONT if a signal has stopped it, because it could neither stop ranks nor report exits."""
+        """Send SIGCONT to a guard that a signal has stopped. It could neither stop ranks nor report exits."""
         while True:
             await asyncio.sleep(AWAKE_EVERY_S)
             if process_tree.is_stopped(self.pid):
@@ -227,7 +227,7 @@ def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cause_of(error_file: str) -> str:
-    """Return the message in the content of an error file of torch's @record, as one line."""
+    """Return the message in the content of an error file that torch's @record wrote, as one line."""
     try:
         message = json.loads(error_file)["message"]
         text = message["message"] if isinstance(message, dict) else message

@@ -40,7 +40,7 @@ _POLL_S = 0.02
 _UNKILLABLE_S = 5.0  # processes that survive SIGKILL for this long are reported and abandoned
 _READ_BYTES = 1 << 16
 _REST_S = 1.0  # time limit for writing the remaining output before the exit
-STOPPED_S = 12.0  # a process may be stopped for this long; a manager gives up a rank with a dead watch as soon
+STOPPED_S = 12.0  # how long a process may be stopped; a manager gives up a rank without a watch about as soon
 
 
 class Guard:
@@ -220,7 +220,7 @@ class Guard:
     # -- output
 
     def _read_output(self, child: Child) -> bool:
-        """Read the output of a process that is available. Return whether there may be more."""
+        """Read available output of a process. Return whether there may be more."""
         try:
             data = os.read(child.output, _READ_BYTES)
         except BlockingIOError:

@@ -21,7 +21,7 @@ _LIBC = ctypes.CDLL(None)
 # Number of reads, 1 ms apart, while a process is within an exec. A deadline could expire while the host is paused.
 EXEC_LOOKS = 100
 EMPTY_LOOKS = 20
-"""Number of reads in a row that find the same empty environment, after which the process was started without one."""
+"""Number of consecutive reads of the same empty environment that show that the process was started without one."""
 
 
 def become_subreaper() -> None:

@@ -1,1 +1,1 @@
-"""Watches for notices that this host will be taken away, and makes the group drain before it is."""
+"""Watches for notices that this host will be taken away, and makes the group drain before that happens."""

@@ -1,4 +1,4 @@
-"""Where notices come from: metadata services of clouds, signals, a file, and the manager's HTTP hook.
+"""Sources of preemption notices: metadata services of clouds, signals, a file, and the manager's HTTP hook.
 
 Each source reads one kind of answer. An answer that a source cannot read is an error, never the absence of a notice: a
 metadata service may answer late, with an error page or not at all, and a notice that was seen before stays valid. Only
@@ -43,7 +43,7 @@ AWS, GCP, AZURE, SLURM, KUBERNETES, FILE, HTTP = "aws", "gcp", "azure", "slurm",
 NAMES = ("auto", AWS, GCP, AZURE, SLURM, KUBERNETES)
 
 OnNotice = Callable[[str, PreemptionNotice | None], object]
-"""Receives the name of a source, and its present notice or None."""
+"""Receives the name of a source, and its current notice or None."""
 
 
 class Source(Protocol):
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
 
 
 async def fetch(http: aiohttp.ClientSession, method: str, url: str, headers: Mapping[str, str]) -> Answer:
-    """Return an answer of at most MAX_ANSWER_BYTES. Redirects and other status codes are not followed."""
+    """Return the answer to a request, without following redirects. Raise ValueError if it exceeds MAX_ANSWER_BYTES."""
     async with http.request(method, url, headers=headers, allow_redirects=False) as response:
         body = bytearray()
         async for chunk in response.content.iter_any():
@@ -233,7 +233,7 @@ class File:
 
 
 def read_posted(body: Mapping[str, object], now_unix_s: float, host: str) -> PreemptionNotice | None:
-    """Return the notice in the body of POST /preemption, or None if it withdraws one. Raise InvalidRequest."""
+    """Parse the body of POST /preemption. Return None if it withdraws a notice. Raise InvalidRequest if malformed."""
     seconds, reason, is_withdrawn = body.get("seconds"), body.get("reason", ""), body.get("withdrawn", False)
     if unknown := body.keys() - {"seconds", "reason", "withdrawn"}:
         raise InvalidRequest(f"unknown fields {sorted(unknown)}; use seconds, reason and withdrawn", field="body")
@@ -275,7 +275,7 @@ _CLOUDS = {AWS: ("Amazon EC2",), GCP: ("Google", "Google Compute Engine"), AZURE
 
 
 def detect(environ: Mapping[str, str], folder: Path = _DMI) -> tuple[str, ...]:
-    """Return the sources that this host has, from its firmware's tables and the environment. Sends no request.
+    """Detect this host's sources of notices from its firmware tables and the environment, without any request.
 
     Slurm's signal is never detected, because only the user knows what the job's warning signal is for.
     """
@@ -290,7 +290,7 @@ def detect(environ: Mapping[str, str], folder: Path = _DMI) -> tuple[str, ...]:
 
 
 def parse_sources(text: str) -> tuple[str, ...]:
-    """Parse the value of --preemption into names, with `file=PATH` as it is. Raise ValueError."""
+    """Parse the value of --preemption into names, such as `aws` and `file=PATH`. Raise ValueError if it is invalid."""
     if text.strip() == "off":
         return ()
     names = tuple(part.strip() for part in text.split(","))
@@ -302,7 +302,7 @@ def parse_sources(text: str) -> tuple[str, ...]:
 
 
 def chosen_sources(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names of the sources to use."""
+    """Parse the value of --preemption, and replace the name `auto` with the detected sources."""
     names = [name for part in parse_sources(text) for name in (detect(environ) if part == "auto" else (part,))]
     return tuple(dict.fromkeys(names))
 
@@ -314,7 +314,7 @@ def polled_sources(names: Collection[str], endpoint: str) -> list[Source]:
 
 
 async def follow(source: Source, on_notice: OnNotice, every_s: float = EVERY_S) -> None:
-    """Poll a source until cancelled. Log its first error, and that it answers again."""
+    """Poll a source until cancelled. Log when it begins to fail, and when it works again."""
     has_failed = False
     within_s = ANSWERS_WITHIN_S + (GCP_WAITS_S if source.name == GCP else 0)
     async with aiohttp.ClientSession() as http:

@@ -1,4 +1,4 @@
-"""Turns the notices for a group's hosts into one decision at a time, and carries it out."""
+"""Decides what a replica group does about the preemption notices for its hosts, and carries the decision out."""
 
 import logging
 import time
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class PreemptionWatch:
-    """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group because of it.
+    """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group when needed.
 
     The lighthouse answers how many other groups stay. It handles the notices of all groups in order, so if all groups
     are preempted at once, the last of them saves a checkpoint, and so does each group that has not left by then.
@@ -37,7 +37,7 @@ class PreemptionWatch:
 
     @property
     def save_left_s(self) -> float:
-        """Time in seconds for which the ranks may still save a checkpoint, or are about to, or 0 if they save none."""
+        """Seconds for which the ranks must keep running because they save a checkpoint or may have to, or else 0."""
         match self._plan.action:
             case Action.ASK:
                 return max(0.0, self._asked_at + ANSWER_WITHIN_S - self._wall())
@@ -47,7 +47,7 @@ class PreemptionWatch:
                 return 0.0
 
     def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
-        """Record the present notice of a host's source, or None if it has none or withdraws it."""
+        """Record the current notice from one of a host's sources, or None if there is none or it was withdrawn."""
         self._notices.pop((host, source), None)
         if notice is not None:  # its texts come from a file or a server
             clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))

@@ -1,9 +1,9 @@
-"""Injects the faults of `lighthouse chaos` into a replica group. It refuses all of them without --allow-chaos.
+"""Injects the faults of `lighthouse chaos` into a replica group. Without --allow-chaos, it refuses them.
 
 `FaultInjector` stands between the group's driver and its link to the lighthouse. It carries out the orders of the
 lighthouse, and drops or delays the messages of both sides while such a fault lasts. A fault ends after its duration, at
 the lighthouse's order, when the manager stops, and, except for a cut, when the session with the lighthouse closes. A
-stopped rank is continued by the timer of this process. If this process dies, the guard kills the rank.
+timer of this process continues a stopped rank. If this process dies, the guard kills the rank.
 """
 
 import logging
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 
 
 class Ranks(Protocol):
-    """The supervisor of the group, as far as faults need it."""
+    """Interface to the group's supervisor, which sends signals to its ranks."""
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if it is not running."""
+        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if none is running."""
         ...
 
 
@@ -78,7 +78,7 @@ class FaultInjector:
     def between(
         self, driver: GroupDriver
     ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[], None]]:
-        """Return the callbacks for LighthouseLink.run."""
+        """Return callbacks for LighthouseLink.run that pass the session's events on to `driver`."""
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session
@@ -140,7 +140,7 @@ class FaultInjector:
             fault.end()
 
     def _start(self, order: FaultOrder, driver: GroupDriver) -> Callable[[], object]:
-        """Start a fault. Return the function that ends it, or raise LighthouseError if it is refused."""
+        """Start a fault and return the function that ends it. Raise LighthouseError if the fault is refused."""
         kind, rank, seconds = order.kind, order.group_rank, order.seconds
         if not self._is_allowed:
             raise NotPermitted(f"the manager of replica group {self._replica_id} was started without --allow-chaos")

@@ -107,7 +107,7 @@ class Supervisor(Ranks, Protocol):
         ...
 
     async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
-        """Inspect a rank's process; see EvidenceCollector."""
+        """Inspect a rank's process from outside. `is_here` means that the process runs on this host."""
         ...
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
@@ -117,7 +117,7 @@ class Supervisor(Ranks, Protocol):
         ...
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle a notice from the HTTP hook. None withdraws it."""
+        """Handle a preemption notice from an HTTP request. None withdraws the last one."""
         ...
 
 
@@ -182,7 +182,7 @@ class ManagerDaemon:
         return self._driver
 
     async def start(self) -> None:
-        """Start the store and the RPC server. Raises InvalidRequest, which names the option."""
+        """Start the store and the RPC server. Raise InvalidRequest if an option cannot be used."""
         config = self._config
         self._store_address = config.store if config.store != "auto" else await self._start_store()
         # Start gRPC only now: it does not survive the fork that starts the store.
@@ -252,7 +252,7 @@ class ManagerDaemon:
                 pass
 
     async def stop(self) -> None:
-        """Refuse the waiting calls with the reason, then stop the heartbeats, all connections and the store."""
+        """Refuse the waiting calls, then stop the heartbeats, all connections and the store."""
         if self._grpc is not None:
             await self._grpc.set_serving(False)
         self._driver.close(f"the manager of {self._config.replica_id} is shutting down")

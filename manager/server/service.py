@@ -265,7 +265,7 @@ _SECRET = re.compile("[A-Za-z0-9_-]{32,128}")
 
 
 class GroupAccess(LocalOperatorAccess):
-    """Access rules of a group. `secret` is an empty string if the group has none."""
+    """Decides which callers may act for a group: those with its secret, or all on this host if `secret` is empty."""
 
     def __init__(self, secret: str) -> None:
         super().__init__()
@@ -285,7 +285,7 @@ class GroupAccess(LocalOperatorAccess):
 
 
 def secret_from(variables: Mapping[str, str] = os.environ) -> str:
-    """Return the group's secret from the environment, or an empty string. Raise InvalidRequest if it is too weak."""
+    """Return the group's secret from the environment, or an empty string. Raise InvalidRequest if it is malformed."""
     secret = variables.get(MANAGER_SECRET_VARIABLE, "")
     if secret and not _SECRET.fullmatch(secret):
         raise InvalidRequest(

@@ -27,9 +27,9 @@ class StoreProcess:
 
     @classmethod
     async def start(cls, python: str, host: str) -> "StoreProcess":
-        """Start a store on a free port of `host` (empty: all addresses), and wait until it serves.
+        """Start a store on a free port of `host`, or of all addresses if `host` is empty. Wait until it serves.
 
-        Raise InvalidRequest if it does not start. The error names the option and the alternative.
+        Raise InvalidRequest if it does not start. The message names the options that select another store or Python.
         """
         check_torch(python)
         try:

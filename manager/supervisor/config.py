@@ -37,7 +37,7 @@ class SupervisorConfig:
     """Options of `lighthouse-manager run`.
 
     Raises:
-        ValueError: If the values do not fit together. The message names the option.
+        ValueError: If a value is invalid or contradicts another one. The message names the option.
     """
 
     nproc_per_node: int = setting(1, "Ranks to start on this host.", kind=_COUNT)

@@ -74,7 +74,7 @@ class WorkerHosts:
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def send(self, host: int, message: hosts.ToHost) -> None:
-        """Send a message to a host. If the host is not connected, drop the message, because its loss is reported."""
+        """Send a message to a host, or drop it if the host is not connected. The host's loss is reported anyway."""
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
@@ -152,7 +152,7 @@ class WorkerHosts:
         match message:
             case hosts.HostRankEnded(rank, attempt, status, cause):
                 if self._head.plan.layout.host_of(rank) != host:
-                    raise InvalidRequest(f"{rank} is none of host {host}", field="rank")
+                    raise InvalidRequest(f"rank {rank} does not run on host {host}", field="rank")
                 self._head.feed(RankEnded(rank, attempt, status, cause))
             case hosts.HostCheckFailed(reason):
                 self._head.feed(CheckFailed(host, reason))
@@ -171,7 +171,7 @@ class WorkerHosts:
                 if (connected := self._hosts.get(host)) is not None:
                     connected.kept = kept
             case hosts.HostHello():
-                raise InvalidRequest("came twice", field="hello")
+                raise InvalidRequest("was sent twice", field="hello")
 
 
 async def _send_heartbeats(host: int, connected: _Host) -> None:
@@ -206,7 +206,7 @@ class SupervisedStore:
         self._is_over = False
 
     def check(self) -> None:
-        """Check that the store can start. Raises InvalidRequest."""
+        """Raise InvalidRequest if the store cannot start."""
         check_torch(self._python)
         check_port(self._port)
 
@@ -240,7 +240,7 @@ class SupervisedStore:
 
 
 def check_port(port: int) -> None:
-    """Raise InvalidRequest if the port is not free. It names the process that listens on it, and says what to do."""
+    """Raise InvalidRequest if the port is not free. The message names the process that listens on it and the remedy."""
     try:
         socket.create_server(("", port)).close()
     except OSError as e:
@@ -432,7 +432,7 @@ class HeadHost(HostSupervisor):
         return self._preemption.save_left_s
 
     def _manager_ended(self, status: int) -> None:
-        """Handle the exit of the manager. While the ranks may save a checkpoint, do not stop them."""
+        """Handle the exit of the manager. If the ranks may still have to save a checkpoint, wait for that first."""
         if status == 0 and (left_s := self._save_left_s) > 0:
             self._loop.call_later(left_s, self._manager_ended, status)
         else:

@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 class Supervisor(Protocol):
     def receive(self, message: run.ToSupervisor) -> None:
-        """Handle a message, or a HelloRejected if another final error closes the stream."""
+        """Handle a message of the lighthouse. A final error of the stream is also passed as a HelloRejected."""
         ...
 
     def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...

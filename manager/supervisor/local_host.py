@@ -60,7 +60,10 @@ class _Live:
 
 
 class LocalHost:
-    """Starts and stops the ranks of this host. Reports losses on `link`, and events for the state machine."""
+    """Starts and stops the ranks of this host.
+
+    Reports lost processes to the lighthouse on `link`, and the events for the supervision machine to `report`.
+    """
 
     def __init__(
         self,
@@ -111,13 +114,15 @@ class LocalHost:
                 self._guard.halt(check, 0.0)
 
     def pass_on(self, number: int) -> None:
-        """Forward a signal that the supervisor received to the ranks that handle it."""
+        """Send a signal that the supervisor has received to the ranks that have a handler for it."""
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of a rank, or of all ranks if None. With torchrun, to those of its host.
+        """Send a signal to all processes of a rank, or of all ranks of this host if `rank` is None.
+
+        With torchrun, the signal always goes to all ranks of this host.
 
         Raises:
             WrongState: The rank is not running on this host.
@@ -143,7 +148,7 @@ class LocalHost:
         return await self._guard.tail(live.process) if live is not None and live.process is not None else None
 
     def _run_health_check(self, check: str, timeout_s: float, ranks: tuple[int, ...]) -> None:
-        """Run the health check, then start the ranks."""
+        """Run the health check, then start the ranks if it succeeds."""
         command = Command(tuple(shlex.split(check)), {}, f"{self.plan.replica_id}/health")
         loop = asyncio.get_running_loop()
         number = self._guard.start(command, lambda ended: examined(ended))
@@ -226,7 +231,7 @@ class Launch:
 
     @property
     def serves_store(self) -> bool:
-        """Return whether this supervisor runs the store. If several share a master, only the one with slot 0 does."""
+        """Return whether this supervisor runs the store. With --master-addr, only the supervisor of slot 0 does."""
         settings = self.settings
         return self.config.store == "auto" and (settings.master_addr is None or settings.slot_offset == 0)
 
@@ -282,7 +287,7 @@ class Launch:
 
 
 class HostSupervisor(ABC):
-    """Supervisor of one host: its signals, its guard and its exit."""
+    """Supervisor of one host: handles its signals, runs its guard and returns its exit status."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
@@ -333,7 +338,7 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle the present notice of one of this host's sources, or None if it has none or withdraws it."""
+        """Handle the current notice from one of this host's sources, or None if there is none or it was withdrawn."""
 
     @abstractmethod
     async def _begin(self) -> None:

@@ -2,12 +2,14 @@
 
     make prove PART=3        # two hours; the part's number is its seed
     python -m tests.chaos.prove 3 --minutes 10 --folder /tmp/part-3
+    python -m tests.chaos.prove 3 --replay 17 --replay 230    # only these faults of part 3, a minute for each
 
 A part first trains without faults, which measures the pace. Then it strikes, and starts again whatever has died. At its
 end the ranks' own records and the traces (`lighthouse check-history`) have to agree that every step was committed once
 with equal weights and that each sample was used once an epoch. The result is a JSON file and the exit status.
 """
 
+import itertools
 import json
 import os
 import random
@@ -34,6 +36,7 @@ from tests.chaos.proving_rank import BATCH_SIZE, SAMPLES
 GROUPS = 8
 EVERY_S = 3.0
 SETTLED_S = 30.0
+REPLAY_S = 60.0
 STARTS_WITHIN_S, STARTED_STEPS = 300.0, 50
 LIGHTHOUSE_PORT, MANAGER_PORT, STORE_PORT = 29510, 29512, 29502
 TIMES = ("--join-timeout", "2s", "--heartbeat-timeout", "3s", "--lease", "3s")
@@ -170,14 +173,15 @@ class Job:
     part: int
     lighthouse: Daemon
     groups: Sequence[Group]
-    random: random.Random = field(default_factory=random.Random)
+    draws: random.Random = field(default_factory=random.Random)
+    faults: Counter[str] = field(default_factory=Counter[str])
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list[tuple[float, Callable[[], None]]])
 
     def draw(self, number: int) -> "tuple[Fault, Group]":
         """Return fault `number` of the part. It depends on nothing else, so it can be drawn again."""
-        self.random.seed(f"{self.part}:{number}")
-        [fault] = self.random.choices(list(FAULTS), list(FAULTS.values()))
-        return fault, self.random.choice(self.groups)
+        self.draws.seed(f"{self.part}:{number}")
+        [fault] = self.draws.choices(list(FAULTS), list(FAULTS.values()))
+        return fault, self.draws.choice(self.groups)
 
     def later(self, after_s: float, action: Callable[[], None]) -> None:
         self.undo.append((time.monotonic() + after_s, action))
@@ -219,21 +223,21 @@ def kill_manager(job: Job, group: Group) -> None:
 
 def stop_rank(job: Job, group: Group) -> None:
     assert group.rank is not None
-    job.pause(group.rank.pid, job.random.uniform(0.1, 4.0))
+    job.pause(group.rank.pid, job.draws.uniform(0.1, 4.0))
 
 
 def stop_manager(job: Job, group: Group) -> None:
-    job.pause(group.manager.pid, job.random.uniform(0.1, 4.0))
+    job.pause(group.manager.pid, job.draws.uniform(0.1, 4.0))
 
 
 def cut_link(job: Job, group: Group) -> None:
     group.host.cut()
-    job.later(job.random.uniform(0.1, 5.0), group.host.mend)
+    job.later(job.draws.uniform(0.1, 5.0), group.host.mend)
 
 
 def slow_link(job: Job, group: Group) -> None:
     group.host.slow()
-    job.later(job.random.uniform(1.0, 5.0), group.host.quicken)
+    job.later(job.draws.uniform(1.0, 5.0), group.host.quicken)
 
 
 def nan(job: Job, group: Group) -> None:
@@ -248,11 +252,11 @@ def out_of_memory(job: Job, group: Group) -> None:
 
 def kill_lighthouse(job: Job, group: Group) -> None:
     job.lighthouse.kill()
-    job.later(job.random.uniform(0.0, 2.0), job.lighthouse.start)
+    job.later(job.draws.uniform(0.0, 2.0), job.lighthouse.start)
 
 
 def stop_lighthouse(job: Job, group: Group) -> None:
-    job.pause(job.lighthouse.pid, job.random.uniform(0.1, 4.0))
+    job.pause(job.lighthouse.pid, job.draws.uniform(0.1, 4.0))
 
 
 Fault: TypeAlias = Callable[[Job, Group], None]
@@ -274,19 +278,25 @@ FAULTS: dict[Fault, int] = {
 
 
 def train(
-    job: Job, seconds: float, faults: Counter[str] | None = None, watch: Callable[[], None] = lambda: None
+    job: Job,
+    seconds: float,
+    numbers: Iterable[int] = (),
+    every_s: float = EVERY_S,
+    watch: Callable[[], None] = lambda: None,
 ) -> None:
-    """Train for a time, with faults if they are to be counted."""
+    """Train for a time, and cause the faults with these numbers."""
+    planned = iter(numbers)
+    number = next(planned, None)
     ends_at, strikes_at = time.monotonic() + seconds, time.monotonic()
     while (now := time.monotonic()) < ends_at:
         job.tend()
         watch()
-        if faults is not None and now >= strikes_at and not job.undo:
-            fault, group = job.draw(faults.total())
+        if number is not None and now >= strikes_at and not job.undo:
+            fault, group = job.draw(number)
             if job.lighthouse.is_alive and group.manager.is_alive:
                 fault(job, group)
-                faults[fault.__name__] += 1
-                strikes_at = max(strikes_at + EVERY_S, now)
+                job.faults[fault.__name__] += 1
+                strikes_at, number = max(strikes_at + every_s, now), next(planned, None)
         time.sleep(0.02)
 
 
@@ -333,26 +343,44 @@ def examine(folder: Path) -> Record:
     return record
 
 
-def footprint(daemons: Iterable[Daemon]) -> dict[str, int]:
-    """Return the memory in KiB, the threads and the descriptors of daemons, in sum."""
-    total = Counter[str]()
+def machine_cpu_s() -> float:
+    """Return the CPU time that all processes of this machine have used since it started."""
+    user, nice, system = Path("/proc/stat").read_text().split()[1:4]
+    return (int(user) + int(nice) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def newest_step(folder: Path) -> int:
+    """Return the highest step in the last lines of the ranks' records."""
+    newest = 0
+    for path in folder.glob("*.events"):
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            whole = [line for line in file.read().split(b"\n")[1:] if line.endswith(b"]")]
+        newest = max(newest, json.loads(whole[-1])[1] if whole else 0)
+    return newest
+
+
+def footprint(daemons: Iterable[Daemon]) -> list[int]:
+    """Return the memory in MiB, the threads and the file descriptors of all daemons together."""
+    memory_kib = threads = descriptors = 0
     for daemon in daemons:
         try:
             status = dict(line.split(":", 1) for line in Path(f"/proc/{daemon.pid}/status").read_text().splitlines())
-            total["resident_kib"] += int(status["VmRSS"].split()[0])
-            total["threads"] += int(status["Threads"])
-            total["descriptors"] += len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+            descriptors += len(list(Path(f"/proc/{daemon.pid}/fd").iterdir()))
+            memory_kib += int(status["VmRSS"].split()[0])
+            threads += int(status["Threads"])
         except (OSError, KeyError):
             continue  # it has just died
-    return dict(total)
+    return [memory_kib // 1024, threads, descriptors]
 
 
 @click.command()
 @click.argument("part", type=int)
 @click.option("--minutes", default=110.0, show_default=True, help="Time with faults.")
+@click.option("--replay", type=int, multiple=True, help="Cause only this fault of the part; repeatable.")
 @click.option("--folder", type=click.Path(path_type=Path), help="Keep all logs there. It is emptied first.")
 @click.option("--result", type=click.Path(path_type=Path), help="Write the result there.")
-def main(part: int, minutes: float, folder: Path | None, result: Path | None) -> None:
+def main(part: int, minutes: float, replay: Sequence[int], folder: Path | None, result: Path | None) -> None:
     """Run one part of the proof, and check it. The exit status is 1 if anything was lost."""
     with ExitStack() as stack:
         if folder is None:
@@ -360,8 +388,8 @@ def main(part: int, minutes: float, folder: Path | None, result: Path | None) ->
         else:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        report = prove(part, minutes * 60, folder, stack)
-    text = json.dumps(report, indent=2)
+        report = prove(part, minutes * 60, replay, folder, stack)
+    text = "{\n" + ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in report.items()) + "\n}"
     click.echo(text)
     if result is not None:
         result.parent.mkdir(parents=True, exist_ok=True)
@@ -370,7 +398,7 @@ def main(part: int, minutes: float, folder: Path | None, result: Path | None) ->
         sys.exit(1)
 
 
-def prove(part: int, seconds: float, folder: Path, stack: ExitStack) -> dict[str, Any]:
+def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack: ExitStack) -> dict[str, Any]:
     network = Network(GROUPS)
     stack.enter_context(network.up())
     (folder / "history").mkdir()
@@ -383,13 +411,13 @@ def prove(part: int, seconds: float, folder: Path, stack: ExitStack) -> dict[str
     for group in groups:
         stack.callback(group.kill)
     lighthouse.start()
-    job, faults, prints = Job(part, lighthouse, groups), Counter[str](), list[dict[str, int]]()
-    seen_at = [0.0]
+    job, samples, began_at = Job(part, lighthouse, groups), list[list[int]](), 0.0
 
     def watch() -> None:
-        if time.monotonic() - seen_at[0] >= SAMPLE_EVERY_S:
-            seen_at[0] = time.monotonic()
-            prints.append(footprint([lighthouse, *(group.manager for group in groups)]))
+        after_s = round(time.monotonic() - began_at)
+        if not samples or after_s >= samples[-1][0] + SAMPLE_EVERY_S:
+            prints = footprint([lighthouse, *(group.manager for group in groups)])
+            samples.append([after_s, job.faults.total(), newest_step(folder), *prints])
 
     gives_up_at = time.monotonic() + STARTS_WITHIN_S
     while examine(folder).steps < STARTED_STEPS:
@@ -399,8 +427,13 @@ def prove(part: int, seconds: float, folder: Path, stack: ExitStack) -> dict[str
     before = examine(folder).steps
     train(job, 2 * SETTLED_S)
     calm = examine(folder).steps - before
-    cpu = time.process_time()
-    train(job, seconds, faults, watch)
+    began_at, cpu_s = time.monotonic(), machine_cpu_s()
+    if replay:
+        seconds = REPLAY_S * len(replay)
+        train(job, seconds, replay, REPLAY_S, watch)
+    else:
+        train(job, seconds, itertools.count(), EVERY_S, watch)
+    cpu_s = machine_cpu_s() - cpu_s
     struck = examine(folder).steps - before - calm
     train(job, SETTLED_S)
     record = examine(folder)
@@ -414,8 +447,8 @@ def prove(part: int, seconds: float, folder: Path, stack: ExitStack) -> dict[str
             ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout.strip(),
         "seconds": round(seconds),
-        "faults": sum(faults.values()),
-        "by_kind": dict(faults),
+        "faults": job.faults.total(),
+        "by_kind": dict(job.faults),
         "steps": record.steps,
         "commits": record.commits,
         "records_lost_by_kills": record.missing,
@@ -423,10 +456,10 @@ def prove(part: int, seconds: float, folder: Path, stack: ExitStack) -> dict[str
         "steps_per_s_without_faults": round(calm / (2 * SETTLED_S), 3),
         "steps_per_s_with_faults": round(struck / seconds, 3),
         "share_of_the_pace": round(struck / seconds / (calm / (2 * SETTLED_S)), 4) if calm else None,
-        "footprint_first": prints[1] if len(prints) > 1 else None,
-        "footprint_last": prints[-1] if prints else None,
+        "cpu_hours_of_the_machine": round(cpu_s / 3600, 2),
         "load_average": round(os.getloadavg()[0], 1),
-        "own_cpu_s": round(time.process_time() - cpu, 1),
+        "columns": ["second", "faults", "step", "memory_mib", "threads", "descriptors"],
+        "samples": samples,
         "wrong": wrong[:50],
     }
 

@@ -16,14 +16,14 @@ from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
 from tests.docs.tables import PROGRAMS, verbs
 
-# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest, of the simulator, of etcd, of protoc,
-# of torchft, of click.
+# Of torchrun, of pip, of the example, of lighthouse_protocol.generate, of pytest, of the simulator, of the long run, of
+# etcd, of protoc, of torchft, of click.
 OTHERS = {
     "--nproc-per-node", "--master-port", "--max-restarts", "--extra-index-url", "--steps", "--pace", "--check",
     "--random-order", "--random-order-seed", "--standalone", "--rdzv-backend", "--rdzv-endpoint", "--scenario",
     "--enable-grpc-gateway", "--election-timeout", "--auto-compaction-mode", "--auto-compaction-retention",
     "--max-request-bytes", "--rdzv-id", "--rdzv-conf", "--monitor-interval", "--local-addr", "--strict",
-    "--help", "--version", "--plugin", "--fault", "--seeds", "--compare", "--freeze",
+    "--help", "--version", "--plugin", "--fault", "--seeds", "--compare", "--freeze", "--replay",
 }  # fmt: skip
 TORCHFTS = {"TORCHFT_LIGHTHOUSE", "TORCHFT_QUORUM_TIMEOUT_SEC"}
 

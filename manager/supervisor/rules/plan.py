@@ -29,7 +29,7 @@ class Torchrun:
 
 
 class Failure(NamedTuple):
-    """Failure of one of torchrun's ranks, from torchrun's output."""
+    """Failure of one of torchrun's ranks, as torchrun reports it in its output."""
 
     rank: int
     status: int
@@ -55,7 +55,7 @@ def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torch
 def failure_behind(status: int, words: Sequence[str]) -> Failure | None:
     """Return the failure of a rank that caused torchrun's exit, or None if torchrun's last lines do not contain one.
 
-    torchrun exits with code 1 after any failure of a rank. It prints the failures, the first one last.
+    torchrun exits with code 1 after any failure of a rank. It prints all failures, and the earliest one last.
     """
     found = _FAILURE.findall("\n".join(words)) if status == 1 else []
     return Failure(*map(int, found[-1])) if found else None
@@ -69,7 +69,7 @@ def _master_port(options: Mapping[str, str]) -> int | None:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of torchrun and of the script, by name. If a name occurs repeatedly, the first one counts."""
+    """Return the options of torchrun and of the script, by name. If an option is repeated, its first value counts."""
     found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, has_value, value = word.partition("=")
@@ -84,7 +84,7 @@ _RANK_COUNTS = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": ""}
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The command of one supervisor's ranks, and the settings from which their environment follows."""
+    """The command of one supervisor's ranks, and the settings that determine their environment."""
 
     command: tuple[str, ...]  # command of each rank
     layout: Layout
