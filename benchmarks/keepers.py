@@ -51,8 +51,9 @@ class Killed:
     lost: int
     """Steps that were committed before the kill and had to be repeated."""
     again_s: float
-    """Time from the kill until the last group has committed a step, without the import of torch."""
+    """Time from the kill until the last group has committed a step, without `import_s`."""
     import_s: float
+    """Time from the start of the last rank until all ranks have imported torch and agent_client."""
 
 
 class Job:
@@ -109,13 +110,14 @@ class Job:
         last = max(e.step for events in of_groups for e in events if e.what == "commit" and e.at < done_at)
         later = [[e for e in events if e.at > done_at] for events in of_groups]
         first = [next(e for e in events if e.what == "commit") for events in later]
-        imports = [_moment(events, "imported") - _moment(events, "starts") for events in later]
-        again_s = max(commit.at - killed_at - import_s for commit, import_s in zip(first, imports, strict=True))
-        return Killed(last - (min(commit.step for commit in first) - 1), again_s, max(imports))
+        started_at, imported_at = _last(later, "starts"), _last(later, "imported")
+        again_s = started_at - killed_at + _last(later, "commit") - imported_at
+        return Killed(last - (min(commit.step for commit in first) - 1), again_s, imported_at - started_at)
 
 
-def _moment(events: Sequence[Event], what: str) -> float:
-    return next(event.at for event in events if event.what == what)
+def _last(groups: Sequence[Sequence[Event]], what: str) -> float:
+    """Return when the last group has reported `what` for the first time."""
+    return max(next(event.at for event in events if event.what == what) for events in groups)
 
 
 def start_supervisor(
