@@ -1,4 +1,4 @@
-"""The state of the random number generators that Python, NumPy and torch use by default."""
+"""States of the default random number generators of Python, NumPy and torch."""
 
 import random
 import sys
@@ -10,7 +10,7 @@ from agent_client.state.tree import State
 
 
 def random_state() -> dict[str, State]:
-    """Copy the state of the random number generators that Python, NumPy and torch use by default."""
+    """Return a copy of the states of the default random number generators of Python, NumPy and torch."""
     numpy: Any = sys.modules.get("numpy")
     of_numpy: Any = numpy.random.get_state() if numpy else ("", b"")
     name, keys, *rest = of_numpy

@@ -1,7 +1,7 @@
 """`lighthouse check-history`: check that the logs of a job are consistent with Lighthouse's guarantees.
 
-The check reads text files only: the traces of the ranks (--trace-dir) and the logs of lighthouses. It shares no code
-with the parts that form quorums and commit steps, so it does not share their bugs.
+The check reads text files only: the traces of the ranks (--trace-dir), and the logs of managers and lighthouses. It
+shares no code with the parts that form quorums and commit steps, so it does not share their bugs.
 """
 
 import json
@@ -25,6 +25,9 @@ HEALS = re.compile(r"enters heal\b")
 FORMED = re.compile(
     r"(?:\[(?P<job>[^\]]*)\] )?quorum (?P<id>\d+): (?P<names>\S+@\d+(?: \S+@\d+)*)(?P<more> and \d+ more)?"
 )
+STARTS = re.compile(r"manager \S+ of (?P<group>.+) \((?P<ranks>\d+) ranks?\) serves on .+")
+RECEIVES = re.compile(r"received quorum (\d+) of \d+ groups: step \d+")
+ANSWERS = re.compile(r"step (\d+) of quorum (\d+): rank (\d+) votes (yes|no) and is told to (commit|discard)")
 SHOWN = 20
 
 
@@ -71,6 +74,26 @@ class Formed:
     where: str
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    step: int
+    quorum_id: int
+    rank: int
+    is_yes: bool
+    commits: bool
+    where: str
+
+
+@dataclass(slots=True)
+class Manager:
+    """The log of one process of a manager, parsed."""
+
+    group: str
+    ranks: int
+    received: list[tuple[int, str]] = field(default_factory=list)  # quorum_id and file:line
+    answers: list[Answer] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Rule:
     """A guarantee, with the number of checks and the violations that were found."""
@@ -89,6 +112,7 @@ class Rule:
 class History:
     processes: list[Process] = field(default_factory=list)
     formed: list[Formed] = field(default_factory=list)
+    managers: list[Manager] = field(default_factory=list)
 
 
 def read(folder: Path) -> History:
@@ -100,7 +124,7 @@ def read(folder: Path) -> History:
             if named := TRACE.fullmatch(path.name):
                 history.processes.append(_read_trace(named["group"], int(named["rank"]), place, lines))
             else:
-                history.formed.extend(_read_log(place, lines))
+                _read_log(history, place, lines)
     return history
 
 
@@ -121,19 +145,38 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Proc
     return process
 
 
-def _read_log(place: str, lines: Iterable[str]) -> Iterator[Formed]:
+def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
+    """Read the log of a lighthouse or a manager. A manager's lines before its first start in the log are skipped."""
+    managers: dict[str, Manager] = {}  # by replica_id, which only lines in JSON have
+    for where, text, job, group in _messages(place, lines):
+        manager = managers.get(group)
+        if found := FORMED.fullmatch(text):
+            groups = tuple(sorted(name.rpartition("@")[0] for name in found["names"].split(" ")))
+            is_cut = found["more"] is not None
+            history.formed.append(Formed(job or found["job"] or "", int(found["id"]), groups, is_cut, where))
+        elif found := STARTS.fullmatch(text):
+            managers[group] = Manager(found["group"], int(found["ranks"]))
+            history.managers.append(managers[group])
+        elif manager is not None and (found := RECEIVES.fullmatch(text)):
+            manager.received.append((int(found[1]), where))
+        elif manager is not None and (found := ANSWERS.fullmatch(text)):
+            step, quorum_id, rank = map(int, found.group(1, 2, 3))
+            manager.answers.append(Answer(step, quorum_id, rank, found[4] == "yes", found[5] == "commit", where))
+
+
+def _messages(place: str, lines: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
+    """Yield the place, the message, the job and the replica_id of each line, as far as the line names them."""
     for number, line in enumerate(lines, 1):
-        text, job = line.rstrip("\n").partition(": ")[2], ""
+        if not line.endswith("\n"):
+            continue  # truncated
+        text, job, group = line[:-1].partition(": ")[2], "", ""
         if line.startswith("{"):
             try:
                 entry = json.loads(line)
             except ValueError:
                 continue  # truncated
-            text, job = str(entry.get("message", "")), str(entry.get("job", ""))
-        if found := FORMED.fullmatch(text):
-            groups = tuple(sorted(name.rpartition("@")[0] for name in found["names"].split(" ")))
-            is_cut = found["more"] is not None
-            yield Formed(job or found["job"] or "", int(found["id"]), groups, is_cut, f"{place}:{number}")
+            text, job, group = (str(entry.get(key, "")) for key in ("message", "job", "replica_group"))
+        yield f"{place}:{number}", text, job, group
 
 
 def check(history: History, skew_s: float) -> list[Rule]:
@@ -145,6 +188,10 @@ def check(history: History, skew_s: float) -> list[Rule]:
         _states_are_equal(history.processes),
         _an_id_names_one_list(history.formed),
         _only_participants_commit(history),
+        _each_quorum_was_formed(history),
+        _quorum_ids_rise(history.managers),
+        _no_step_with_a_no_commits(history.managers),
+        _a_group_decides_once(history),
     ]
 
 
@@ -247,13 +294,77 @@ def _only_participants_commit(history: History) -> Rule:
     return rule
 
 
+def _each_quorum_was_formed(history: History) -> Rule:
+    """Check ids between the lowest and the highest that a lighthouse logged. The logs may have been rotated."""
+    rule = Rule("commits and managers name only quorums that a lighthouse has formed")
+    formed = {quorum.quorum_id for quorum in history.formed}
+    if len({quorum.job for quorum in history.formed}) != 1:
+        return rule
+    named = [(commit.quorum_id, commit.where) for process in history.processes for commit in process.commits]
+    named += [received for manager in history.managers for received in manager.received]
+    for quorum_id, where in named:
+        if min(formed) <= quorum_id <= max(formed):
+            rule.check(quorum_id in formed, f"{where}: no lighthouse has logged quorum {quorum_id}")
+    return rule
+
+
+def _quorum_ids_rise(managers: Sequence[Manager]) -> Rule:
+    rule = Rule("the quorum_ids that a manager receives never decrease")
+    for manager in managers:
+        for (before, _), (now, where) in zip(manager.received, manager.received[1:], strict=False):
+            rule.check(now >= before, f"{where}: {manager.group} receives quorum {now} after quorum {before}")
+    return rule
+
+
+def _by_step(managers: Iterable[Manager]) -> Iterator[tuple[str, list[Answer]]]:
+    """Yield the replica_id and the answers of each step of each quorum."""
+    by_step: dict[tuple[str, int, int], list[Answer]] = defaultdict(list)
+    for manager in managers:
+        for answer in manager.answers:
+            by_step[manager.group, answer.quorum_id, answer.step].append(answer)
+    return ((group, answers) for (group, _, _), answers in by_step.items())
+
+
+def _no_step_with_a_no_commits(managers: Sequence[Manager]) -> Rule:
+    rule = Rule("a manager commits no step for which a rank voted no")
+    for group, answers in _by_step(managers):
+        noes = [answer.where for answer in answers if not answer.is_yes]
+        commits = [answer.where for answer in answers if answer.commits]
+        text = f"{', '.join(commits)}: {group} commits step {answers[0].step}, and {', '.join(noes)} is a no"
+        rule.check(not noes or not commits, text)
+    return rule
+
+
+def _a_group_decides_once(history: History) -> Rule:
+    """Check managers against each other and against the ranks' traces.
+
+    The yes of a rank that is alone in its group is the decision, so a manager may count a committed step as discarded.
+    """
+    rule = Rule("the ranks of a group receive one decision on a step, also from a restarted manager")
+    managers = [manager for manager in history.managers if manager.ranks > 1]
+    for group, answers in _by_step(managers):
+        by_decision = {answer.commits: answer for answer in answers}
+        where = " and ".join(answer.where for answer in by_decision.values())
+        rule.check(len(by_decision) == 1, f"{where}: {group} has two decisions on step {answers[0].step}")
+    told = {(m.group, answer.rank, answer.quorum_id, answer.step): answer for m in managers for answer in m.answers}
+    for process in history.processes:
+        for commit in process.commits:
+            answer = told.get((process.group, process.rank, commit.quorum_id, commit.step))
+            text = (
+                f"{commit.where}: {process.name} commits step {commit.step}, which {answer and answer.where} discards"
+            )
+            rule.check(answer is None or answer.commits, text)
+    return rule
+
+
 def summary(history: History) -> str:
     groups = {process.group for process in history.processes}
     commits = [commit for process in history.processes for commit in process.commits]
     steps, quorums = {commit.step for commit in commits}, {commit.quorum_id for commit in commits}
     return (
         f"{len(groups)} groups, {len(history.processes)} processes, {len(commits)} commits of {len(steps)} steps under "
-        f"{len(quorums)} quorums; {len(history.formed)} quorums in the logs of lighthouses"
+        f"{len(quorums)} quorums; {len(history.formed)} quorums in the logs of lighthouses, "
+        f"{sum(len(manager.answers) for manager in history.managers)} votes in those of managers"
     )
 
 
@@ -269,8 +380,8 @@ def summary(history: History) -> str:
 def check_history(folder: Path, clock_skew: float) -> None:
     """Check a job's logs against what Lighthouse promises.
 
-    FOLDER contains the ranks' traces (--trace-dir) and the logs of lighthouses, in any order and depth. Exits
-    with status 1 if the logs contradict a promise, and with 2 if they contain no commits.
+    FOLDER contains the ranks' traces (--trace-dir) and the logs of managers and lighthouses, in any order and depth.
+    Exits with status 1 if the logs contradict a promise, and with 2 if they contain no commits.
     """
     history = read(folder)
     if not any(process.commits for process in history.processes):

@@ -101,7 +101,7 @@ class RankNotices:
         self._wait = QuorumWait()
         self._reason = ""  # the last reason that was sent to the ranks
         self._timer = DeadlineTimer(self._check_wait, timers)
-        self._incomplete = SustainedNotice(timers, self._report_missing, self._log_complete, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = SustainedNotice(timers, self._report_missing, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
         if self.world is not None:
@@ -159,15 +159,17 @@ class RankNotices:
             self._send(Waiting(waiting_for))
 
     def _report_missing(self, incomplete: str) -> None:
-        """Log the missing ranks and notify the present ones, which may be waiting for them to connect."""
+        """Log the missing ranks and notify the present ones, which may be waiting for them to connect.
+
+        An empty text means that no rank is missing any more.
+        """
+        if not incomplete:
+            log.info("all ranks of the group are connected", extra=event("ranks_complete"))
+            return
         log.warning(
             "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
         self._send(Waiting(incomplete))
-
-    @staticmethod
-    def _log_complete() -> None:
-        log.info("all ranks of the group are connected", extra=event("ranks_complete"))
 
     def _send(self, message: ToRank) -> None:
         for watch in self._watches.values():
@@ -195,7 +197,7 @@ class GroupProgressDriver:
         self._incarnation = incarnation
         self._clock = timers.time
         self._check_lag = lag.check
-        self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
+        self._watch = StallWatch(timers, log, "", self, limits.floor_s)
 
     def answered(self, assignment: Assignment) -> None:
         """Record the assignment with which a rank enters a step."""
@@ -225,12 +227,18 @@ class GroupProgressDriver:
     def close(self) -> None:
         self._watch.close()
 
-    def _verdict(self, now: float) -> StallVerdict | None:
+    def judge_ranks(self, now: float) -> StallVerdict | None:
         self._check_lag()
         samples = [rank.sample for rank in self._progress.ranks(now)]
         is_among_itself = all(_is_within_group(sample) for sample in samples)
         is_complete = len(samples) == self._size and (is_among_itself or self._is_alone)
         return self._progress.verdict(now, is_complete=is_complete)
+
+    def verdict_in_s(self, now: float) -> float | None:
+        return self._progress.left_s(now)
+
+    def handle_verdict(self, verdict: StallVerdict | None) -> None:
+        """Do nothing: the watch has logged the verdict, and the lighthouse opens incidents."""
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
@@ -295,6 +303,7 @@ class _Call:
     watch: Watch | None = None  # watch on which the vote arrived; the call ends with it
     vote: int = 0  # number of the vote on its watch
     expiry: Timer | None = None
+    event: QuorumRequest | PendingVote | None = None
 
     def answer(self, value: Any) -> None:
         """Send `value` as the answer, or as a refusal if it is an error."""
@@ -354,6 +363,7 @@ class GroupDriver:
         )
         self._timer = DeadlineTimer(self._tick, timers)
         self._closed: LighthouseError | None = None
+        self._logged_quorum_id: int | None = None
         self._preemption: PreemptionReport | None = None
         self._lag.listen(self.was_late)
 
@@ -569,6 +579,7 @@ class GroupDriver:
         if self._closed is not None:
             call.answer(self._closed)
             return number
+        call.event = event
         self._calls[number] = call
         self._feed(event)
         if number in self._calls:  # false after a grant, which is answered immediately
@@ -611,8 +622,11 @@ class GroupDriver:
                     if not assignment.revoked:  # if it is, other ranks may already be waiting for the next quorum
                         self._notices.answered()
                     self._progress.answered(assignment)
+                    self._log_quorum(assignment)
                     self._answer(call, (replace(self._with_secret(assignment), world=self._notices.world), quorum))
                 case VoteAnswer(call, outcome):
+                    if isinstance(outcome, Decision) and log.isEnabledFor(logging.DEBUG):
+                        self._log_decision(call, outcome)
                     if isinstance(outcome, Decision) and outcome.next is not None:
                         outcome = Decision(outcome.commit, self._with_secret(outcome.next))
                     self._answer(call, outcome)
@@ -665,6 +679,22 @@ class GroupDriver:
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._report(effect)
         self._timer.set(self.machine.deadline())
+
+    def _log_quorum(self, assignment: Assignment) -> None:
+        """Log each quorum once. `lighthouse check-history` reads this line, and that of `_log_decision`."""
+        quorum_id, step, size = assignment.quorum_id, assignment.max_step, assignment.replica_world_size
+        if quorum_id != self._logged_quorum_id:
+            self._logged_quorum_id = quorum_id
+            fields = event("quorum_received", quorum_id=quorum_id, step=step, participants=size)
+            log.info("received quorum %d of %d groups: step %d", quorum_id, size, step, extra=fields)
+
+    def _log_decision(self, call: int, decision: Decision) -> None:
+        vote = self._calls[call].event if call in self._calls else None
+        if isinstance(vote, PendingVote) and vote.quorum_id is not None:
+            said, answer = "yes" if vote.vote else "no", "commit" if decision.commit else "discard"
+            fields = event("decision", rank=vote.group_rank, quorum_id=vote.quorum_id, step=vote.step, answer=answer)
+            text = "step %d of quorum %d: rank %d votes %s and is told to %s"
+            log.debug(text, vote.step, vote.quorum_id, vote.group_rank, said, answer, extra=fields)
 
     def _answer(self, call: int, value: object) -> None:
         if (answered := self._calls.pop(call, None)) is not None:

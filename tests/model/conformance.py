@@ -56,7 +56,8 @@ class Follower:
     incarnation: str = ""
     arriving: deque[tuple[str, Any, int]] = field(default_factory=deque[tuple[str, Any, int]])
     orders: list[tuple[int, str, int]] = field(default_factory=list[tuple[int, str, int]])
-    before_heal: tuple[int, int, int] | None = None
+    before_heal: tuple[int, int, int, bool] | None = None
+    is_refused: bool = False  # the deadline of its last join has passed, unless the join came on another session, too
 
 
 class Conformance:
@@ -71,6 +72,7 @@ class Conformance:
         self.world = World(self.model.first)
         self._groups = [Follower() for _ in names]
         self._ids: dict[int, int] = {}  # place of a quorum by its id in the trace
+        self._answered = _answered_joins(trace)
         self._lighthouse = ""
         self._number = 0
         self._at: dict[str, tuple[int, int]] = {}  # the step that a rank is in
@@ -209,6 +211,8 @@ class Conformance:
 
     def _ask(self, g: int, participant: Participant) -> Join:
         follower, group = self._groups[g], self.world.groups[g]
+        if participant.ranks_disagree and not group.is_torn:
+            self._break_heal(g)
         if group.work:
             if group.work[2] == HAS_SUM and participant.step == group.work[1] + 1:
                 self._do("commit", g)
@@ -226,11 +230,25 @@ class Conformance:
             self.actions["ask"] = self.actions.get("ask", 0) + 1
         group.begins = participant.heals_first is False
         tag = self._tag(participant, group)
-        if follower.before_heal is not None and (participant.step, tag) == follower.before_heal[:2]:
-            group.step, group.tag, group.content = follower.before_heal  # it has not healed in the end
-        self._expect("the step of its state", participant.step, group.step)
-        self._expect("the tag of its state", self._tag(participant, group), group.tag)
+        was_before = not participant.ranks_disagree and (participant.step, tag)
+        if follower.before_heal is not None and was_before == follower.before_heal[:2]:
+            group.step, group.tag, group.content, group.is_torn = follower.before_heal  # it has not healed in the end
+        self._expect("whether its ranks hold different states", participant.ranks_disagree, group.is_torn)
+        if not group.is_torn:
+            self._expect("the step of its state", participant.step, group.step)
+            self._expect("the tag of its state", self._tag(participant, group), group.tag)
         return group.join()
+
+    def _break_heal(self, g: int) -> None:
+        """Some of its ranks have not healed: what the model's group did since its heal has not happened."""
+        follower, group = self._groups[g], self.world.groups[g]
+        if follower.before_heal is None:
+            self._refuse("its ranks hold different states, and it has not healed")
+            return
+        group.step, group.tag, group.content, group.is_torn = follower.before_heal
+        if not group.is_torn:
+            group.work = (group.quorum, self.world.quorums[group.quorum].start, HEALS)
+            self._do("break_heal", g)
 
     def _tag(self, participant: Participant, group: Group) -> int:
         """Return the model's id of the quorum in the tag. A manager whose ranks send none has the model's."""
@@ -255,6 +273,8 @@ class Conformance:
                 self.world.groups[g].has_lease = True
             case session.JoinRejected(0, error) if not isinstance(error, Unreachable | Superseded):
                 self._refuse_hello(g)
+            case session.JoinRejected(number) if number:
+                follower.is_refused = True
             case session.QuorumOrder():
                 self._ordered(g, message)
             case session.JoinAccepted(_, quorum):
@@ -311,6 +331,7 @@ class Conformance:
             self.model.hear(world, g, content)
         elif kind == "join" and self._leader.session[g] == content.incarnation:  # its process may have died meanwhile
             self.model.deliver(world, 0, g, content)
+            self._groups[g].is_refused = False
         elif group.link == NOTHING or self._leader.session[g] != group.incarnation:
             return  # of a session that is over
         elif kind == "beat":
@@ -349,7 +370,7 @@ class Conformance:
                 return False
             return self.model.can_form(self.world, 0) or self.model.can_form_without_stragglers(self.world, 0)
 
-        self._gather(members)
+        self._gather(quorum_id, members)
         self._leader.untold[:] = [False] * len(self._groups)  # messages that were lost with their connections
         if not self._search(may_form, "", may_lose=True, may_end_leases=True):
             joined = [g for g, join in enumerate(self._leader.joins) if join is not None]
@@ -361,17 +382,22 @@ class Conformance:
             self._refuse(f"the id is not above {max(self._ids)}")
         self._ids[quorum_id] = place
 
-    def _gather(self, members: list[int]) -> None:
+    def _gather(self, quorum_id: int, members: list[int]) -> None:
         """The joins of these groups have arrived, and others have ended."""
         leader = self._leader
-        for g, follower in enumerate(self._groups):
-            is_in = g in members
+        for name, g in self._places.items():
+            follower, is_in = self._groups[g], g in members
+            answered = self._answered.get((name, quorum_id), 0)
+            while any(kind == "join" and self._trace[at][2].number <= answered for kind, _, at in follower.arriving):
+                self._do_hidden("arrive", g)
             kinds = ("join",) if is_in else ("withdraw", "leave")
             while (leader.joins[g] is not None) != is_in and any(kind in kinds for kind, _, _ in follower.arriving):
                 self._do_hidden("arrive", g)
             if is_in and leader.untold[g]:
                 self._come_back(g)
-            if leader.joins[g] is not None and not is_in:
+            if leader.joins[g] is not None and not is_in and follower.is_refused:
+                leader.joins[g] = None
+            elif leader.joins[g] is not None and not is_in:
                 self._do_hidden("lose", g)
 
     def _come_back(self, g: int) -> None:
@@ -404,6 +430,11 @@ class Conformance:
             self._do_hidden("arrive", min(waiting)[1])
             if is_so():
                 return True
+            arrived = self.world
+            self.world = World(arrived.freeze())
+            if self._do_hidden("review", 0) and is_so():
+                return True
+            self.world = arrived
         self.world = kept
         for follower, arriving in zip(self._groups, before, strict=True):
             follower.arriving = arriving
@@ -445,8 +476,9 @@ class Conformance:
             self._arrive(g, kind, content)
             return True
         if name == "review":
+            before = self._leader.phase
             self.model.review(world, self._leader)
-            return self._leader.phase != STANDS
+            return self._leader.phase != before
         if name == "lose":
             self.model.do(world, "cut", g)
             is_lost = self._try("lose", 0, g)
@@ -506,7 +538,7 @@ class Conformance:
         """Heal and add as soon as that is possible. A failure after it shows as a no."""
         for g, group in enumerate(self.world.groups):
             if group.work and group.work[0] == quorum and group.work[2] == HEALS:
-                before = group.step, group.tag, group.content
+                before = group.step, group.tag, group.content, group.is_torn
                 if self._try("heal", g):
                     self._groups[g].before_heal = before
         self._try("reduce", quorum)
@@ -521,6 +553,20 @@ class Conformance:
             if commit:
                 self._groups[g].before_heal = None
             self._do("commit" if commit else "fail", g)
+
+
+def _answered_joins(trace: Sequence[Sent]) -> dict[tuple[str, int], int]:
+    """Return the number of the join of each group that a quorum answers."""
+    numbers: dict[tuple[str, int], int] = {}
+    for _, to, message in trace:
+        match message:
+            case session.JoinAccepted(join, quorum):
+                numbers.setdefault((to.split(".")[0], quorum.quorum_id), join)
+            case session.QuorumChanged(join, change):
+                numbers.setdefault((to.split(".")[0], change.quorum_id), join)
+            case _:
+                pass
+    return numbers
 
 
 def until_end(trace: Sequence[Sent]) -> Sequence[Sent]:

@@ -60,6 +60,7 @@ DEFECTS = (
     Defect("dead_counts_as_alive", "L1", _two(2, vanish=1), "an-end-goes-unnoticed a-lost-member-does-not-end-it"),
     Defect("keeps_the_lost", "S7", _two(2, vanish=1), "a-withdrawn-call-stays"),
     Defect("stands_before_all_are_back", "S9", STOP, "all-are-back-at-once back-with-the-first"),
+    Defect("broken_heal_unnoticed", "S3", _two(2, fail=1)),
     Defect("torn_contributes", "S10", _two(2, skip=1), "a-torn-rank-is-granted"),
     Defect("gives_up_beside_a_peer", "S11", _two(2, skip=1), "ends-though-its-peers-are-away"),
     Defect("joins_once", "L1", CUT, "a-join-is-lost-in-a-restart"),

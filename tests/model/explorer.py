@@ -79,7 +79,7 @@ class Symmetry:
         for g, group in enumerate(groups):
             columns = [[() if v[g] is None else v[g] for v in lighthouse[self._first :]] for lighthouse in lighthouses]
             places = [
-                next(((i, join) for (m, i), join in zip(q.members, q.joins, strict=True) if m == g), ())
+                next(((i, *more) for (m, i), *more in zip(q.members, q.joins, q.parts, strict=True) if m == g), ())
                 for q in quorums
             ]
             keys.append((group, columns, places))
@@ -93,8 +93,9 @@ class Symmetry:
         place = {g: i for i, g in enumerate(order)}
         renamed: list[Any] = []
         for q in quorums:
-            both = sorted((place[g], i, join) for (g, i), join in zip(q.members, q.joins, strict=True))
-            renamed.append(q._replace(members=tuple((g, i) for g, i, _ in both), joins=tuple(j for _, _, j in both)))
+            rows = sorted((place[g], i, *more) for (g, i), *more in zip(q.members, q.joins, q.parts, strict=True))
+            members, joins, parts = tuple(row[:2] for row in rows), *zip(*(row[2:] for row in rows), strict=True)
+            renamed.append(q._replace(members=members, joins=joins, parts=parts))
         return (
             tuple([groups[g] for g in order]),
             tuple(

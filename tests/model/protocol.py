@@ -73,6 +73,7 @@ ACTIONS = (
     Action("fail", "g", FAIL),
     Action("miss_beat", "g", MISS),
     Action("form_without_stragglers", "l", MISS),
+    Action("break_heal", "g", FAIL),
     Action("commit_unapplied", "g", SKIP),
     Action("drain", "g", DRAIN),
     Action("start", "l"),
@@ -180,6 +181,7 @@ class Model:
 
     def kill_group(self, w: World, g: int) -> None:
         """All processes die, and new ones begin with step 0."""
+        self._leave_part(w, g)
         group = w.groups[g]
         group.forget()
         group.step = group.tag = group.content = 0
@@ -191,6 +193,7 @@ class Model:
 
     def reload_group(self, w: World, g: int) -> None:
         """The same, and the new ones load the checkpoint of the last committed step."""
+        self._leave_part(w, g)
         group = w.groups[g]
         group.forget()
         group.has_failed, group.work = False, ()
@@ -228,6 +231,20 @@ class Model:
         if w.groups[g].work:
             self._give_up_step(w, g)
         w.groups[g].mode = REVOKED if w.groups[g].mode != NO_QUORUM else NO_QUORUM
+
+    def can_break_heal(self, w: World, g: int) -> bool:
+        work = w.groups[g].work
+        return bool(work) and work[2] == HEALS
+
+    def break_heal(self, w: World, g: int) -> None:
+        """A heal fails during the install, or for some of the ranks: the group holds no state."""
+        group = w.groups[g]
+        if "broken_heal_unnoticed" in self.weak and self.can_heal(w, g):
+            self.heal(w, g)
+            group.content = 0
+            return
+        group.step, group.tag, group.content, group.is_torn = 0, 0, 0, True
+        self.fail(w, g)
 
     def can_drain(self, w: World, g: int) -> bool:
         return not w.groups[g].drains and sum(not group.drains for group in w.groups) > 1
@@ -627,6 +644,7 @@ class Model:
         members = tuple((g, join.incarnation) for g, join in chosen)
         joins = tuple(join for _, join in chosen)
         quorum = Quorum(quorum_id, members, start, tag, joins, history | {tag, quorum_id}, lighthouse.term)
+        quorum = quorum._replace(parts=((),) * len(members))
         self._check_kept(w, quorum)
         self._check_same_id(w, lighthouse)
         lighthouse.quorum, lighthouse.phase, lighthouse.needs_recall = len(w.quorums), STANDS, False
@@ -812,15 +830,25 @@ class Model:
         group.step, group.tag, group.content, group.is_torn = source.step, source.tag, source.content, False
         group.work = (k, step, COMPUTES)
 
+    def _leave_part(self, w: World, g: int) -> None:
+        """A group that gives up a step or dies may have sent its part of the all-reduce."""
+        group = w.groups[g]
+        if group.work and group.work[2] in (COMPUTES, LATE):
+            k, step, progress = group.work
+            part = (step, (group.step, group.tag, group.content) if progress == COMPUTES else ())
+            quorum = w.quorums[k]
+            parts = [part if m == g else p for (m, _), p in zip(quorum.members, quorum.parts, strict=True)]
+            w.change(k, parts=tuple(parts))
+
     def can_reduce(self, w: World, k: int) -> bool:
-        members = [g for g, incarnation in w.quorums[k].members if w.groups[g].incarnation == incarnation]
-        works = [w.groups[g].work for g in members]
-        if "reduces_without_one" in self.weak:
-            works = [work for work in works if work and work[0] == k]
-        elif len(members) < len(w.quorums[k].members):
+        """All members have sent their parts, or may have. One at least waits for the sum."""
+        works = [work for g, _ in w.quorums[k].members if (work := w.groups[g].work) and work[0] == k]
+        if not works or any(work[2] not in (COMPUTES, LATE) for work in works):
             return False
-        is_ready = all(work and work[0] == k and work[2] in (COMPUTES, LATE) for work in works)
-        return is_ready and len({work[1] for work in works if work}) == 1
+        parts = [part for part in w.quorums[k].parts if part]
+        if "reduces_without_one" not in self.weak and len(works) + len(parts) < len(w.quorums[k].members):
+            return False
+        return len({work[1] for work in works} | {part[0] for part in parts}) == 1
 
     def reduce(self, w: World, k: int) -> None:
         """An all-reduce of all members completes."""
@@ -830,11 +858,13 @@ class Model:
         assert work
         adding = [w.groups[g] for g in members if (at := w.groups[g].work) and at[2] == COMPUTES]
         states = {(group.step, group.tag, group.content) for group in adding}
+        sent = [part for part in quorum.parts if part]
+        states |= {state for _, state in sent if state}
         where = f"step {work[1]} of quorum {quorum.quorum_id}"
         self._check("S3", holds=len(states) == 1, text=f"{where} adds gradients of {len(states)} states")
         self._check("S3", holds=quorum.reduced < work[1], text=f"{where} is tried twice")
         self._check("S10", holds=not any(group.is_torn for group in adding), text=f"{where}: a torn state takes part")
-        if len(members) == len(quorum.members):
+        if len(members) + len(sent) == len(quorum.members):
             w.change(k, reduced=work[1])
         for g in members:
             self._end_sum(w, g, k, work[1])
@@ -908,6 +938,7 @@ class Model:
         w.groups[g].mode = REVOKED if w.groups[g].mode != NO_QUORUM else NO_QUORUM
 
     def _give_up_step(self, w: World, g: int) -> None:
+        self._leave_part(w, g)
         group = w.groups[g]
         group.work, group.has_failed, group.begins = (), True, False
         group.discards += 1

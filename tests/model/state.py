@@ -53,6 +53,7 @@ class Quorum(NamedTuple):
     has_lost_record: bool = False  # a rolled-back journal lacks it
     reduced: int = NOTHING  # last step whose all-reduce completed
     committed: int = NOTHING  # last step that a group committed
+    parts: tuple[tuple[Any, ...], ...] = ()  # by member: (step, state) that it may have sent before it gave up or died
 
 
 class Record:

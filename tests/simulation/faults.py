@@ -4,13 +4,22 @@ A kind of fault is one function. Its decorator names the targets and how often t
 describes it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tests.simulation.world import Died
 
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.simulation.simulation import Plan
+
+BURST_S = (0.001, 0.02, 0.3)
+"""The delay of a message, and a step or two."""
+FIRST_OVERLAPPING_S = 3.0
+ALL_SHARE = 0.15
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -70,3 +79,27 @@ class Kinds(dict[str, Kind]):
             return act
 
         return register
+
+
+def draw_overlapping(r: "Random", plan: "Plan", targets: int, deadlines_s: Sequence[float]) -> list[Fault]:
+    """Draw one to three faults at a time, each about a deadline after the last one or at once; or one for all.
+
+    A fault lasts for about one of the deadlines, or for two of them in a row.
+    """
+
+    def about_s() -> float:
+        return sum(r.sample(deadlines_s, r.choice((1, 1, 1, 2)))) * r.uniform(0.9, 1.15)
+
+    faults: list[Fault] = []
+    at = FIRST_OVERLAPPING_S + r.random()
+    while at < plan.faults_s:
+        whom, what, strikes_all = r.randrange(targets), r.choice(plan.mix), r.random() < ALL_SHARE
+        for number in range(targets if strikes_all else r.choice((1, 2, 2, 3))):
+            faults.append(Fault(at, what, (whom + number * strikes_all) % targets, about_s()))
+            if strikes_all:
+                at += 0.1 * r.choice(BURST_S) * r.random()
+            else:
+                at += r.choice((r.choice(BURST_S) * r.random(), about_s()))
+                what, whom = r.choice(plan.mix), r.choice((whom, r.randrange(targets)))
+        at += r.expovariate(1 / plan.fault_every_s)
+    return faults

@@ -24,7 +24,10 @@ from tests.simulation.world import Died, Result, Violation
 pytestmark = pytest.mark.timeout(600)
 
 SAMPLE = {"quorums": range(30), "runs": range(70)}
-STORE_SEEDS = range(20)  # of the scenario that no seed draws
+STORE_SEEDS = range(20)  # of a scenario that no seed draws
+TIGHT_SEEDS = {"quorums": range(10), "runs": range(20)}  # of the other one
+MORE_TIGHT_SEEDS = {"quorums": range(10, 150), "runs": range(20, 400)}
+NEVER_DRAWN = {"two_lighthouses", "tight"}
 LONG = {"seconds": 750.0, "groups": 10, "min_step_s": 0.25}  # 600 s of faults
 LONG_SEEDS = range(30)
 PARTS = 5
@@ -111,6 +114,20 @@ def test_two_lighthouses_are_clean():
     assert [kind for kind in OF_TWO_LIGHTHOUSES if not counts[f"fault: {kind}"]] == []
 
 
+@each_simulator
+def test_tight_runs_are_clean(name: str):
+    results = [run_guarded(name, seed, scenario="tight") for seed in TIGHT_SEEDS[name]]
+    assert failed(results) == []
+    assert sum(1 for r in results for kind, n in r.counts.items() if n and kind.startswith("fault: ")) > 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@each_simulator
+def test_more_tight_runs_are_clean(name: str):
+    assert failed(in_parallel(partial(run_guarded, name, scenario="tight"), MORE_TIGHT_SEEDS[name])) == []
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_ten_groups_for_ten_minutes_are_clean():
@@ -142,7 +159,7 @@ def test_a_seed_is_the_same_run_again_in_another_process(name: str, scenario: st
 def test_plans_are_drawn_from_the_seed_alone(name: str):
     draw = SIMULATORS[name].draw_plan
     assert draw(3) == draw(3) != draw(4)
-    scenarios = set(SIMULATORS[name].scenarios) - {"two_lighthouses"}
+    scenarios = set(SIMULATORS[name].scenarios) - NEVER_DRAWN
     assert {draw(seed).scenario for seed in range(300)} == scenarios
 
 

@@ -9,11 +9,20 @@ from click.testing import CliRunner, Result
 from lighthouse.cli import main
 
 SECONDS = "2026-11-28T07:41:{:09.6f}Z"
+STARTED = (
+    "2026-11-28T07:40:59Z I manager.server.daemon: manager 0.1.0 of {} ({}) serves on 10.0.0.1:29511; "
+    "store 10.0.0.1:29600; lighthouse lighthouse://head:29510"
+)
+RECEIVED = "I manager.group.driver: received quorum {} of 2 groups: step {}"
+VOTED = "2026-11-28T07:41:00Z D manager.group.driver: step {} of quorum {}: rank {} votes {} and is told to {}"
 FORMED = "I lighthouse.job.log: [vision] quorum {}: {}"
 
 
 class Folder:
-    """Logs of two groups of two ranks. Both commit steps 0 to 4; b is killed then, and heals to step 8."""
+    """Logs of two groups of two ranks. Both commit steps 0 to 4; b is killed then, and heals to step 8.
+
+    The manager of `a` logs its decisions. Its rank 1 votes no on the first try of step 8.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,6 +40,14 @@ class Folder:
             "2026-11-28T07:41:10Z " + FORMED.format(8, "a@5"),
             "2026-11-28T07:41:20Z " + FORMED.format(9, "a@8 b@0"),
         ]
+
+        self.manager = [STARTED.format("a", "2 ranks")]
+        for quorum_id, steps in ((7, range(5)), (8, range(5, 9)), (9, range(8, 10))):
+            self.manager.append(f"2026-11-28T07:41:00Z {RECEIVED.format(quorum_id, steps[0])}")
+            for step in steps:
+                answer = "discard" if (quorum_id, step) == (8, 8) else "commit"
+                votes = ("yes", "no") if answer == "discard" else ("yes", "yes")
+                self.manager += [VOTED.format(step, quorum_id, rank, votes[rank], answer) for rank in (0, 1)]
 
     def line(self, name: str, at: float, text: str) -> None:
         self.traces.setdefault(name, []).append(f"{SECONDS.format(at)} {text}")
@@ -52,6 +69,7 @@ class Folder:
             (self.path / "traces" / name).parent.mkdir(exist_ok=True)
             (self.path / "traces" / name).write_text("".join(f"{line}\n" for line in lines))
         (self.path / "lighthouse.log").write_text("".join(f"{line}\n" for line in self.lighthouse))
+        (self.path / "manager.log").write_text("".join(f"{line}\n" for line in self.manager))
         return CliRunner().invoke(main, ["check-history", str(self.path), *options])
 
 
@@ -65,7 +83,8 @@ def test_a_sound_history(folder: Folder) -> None:
     result = folder.check()
     assert result.exit_code == 0, result.output
     assert "2 groups, 6 processes, 34 commits of 10 steps under 3 quorums; 3 quorums in the logs" in result.output
-    assert result.output.count("kept") == 6
+    assert "22 votes in those of managers" in result.output
+    assert result.output.count("kept") == 10
 
 
 @pytest.mark.parametrize(
@@ -87,6 +106,74 @@ def test_a_broken_promise_is_found(folder: Folder, name: str, old: str, new: str
     assert result.exit_code == (1 if found else 0), result.output
     assert (found or "") in result.output
     assert ("BROKEN" in result.output) == (found is not None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "found"),
+    [
+        ("rank 1 votes no and is told to discard", "rank 1 votes no and is told to commit", "step 8, and manager.log:"),
+        ("step 3 of quorum 7: rank 0 votes yes", "step 3 of quorum 7: rank 0 votes no", "commits step 3, and manager"),
+        ("3 of quorum 7: rank 0 votes yes and is told to commit",
+         "3 of quorum 7: rank 0 votes yes and is told to discard",
+         "a has two decisions on step 3"),
+        ("received quorum 9 of 2", "received quorum 6 of 2", "a receives quorum 6 after quorum 8"),
+        ("received quorum 8 of 2", "received quorum 8 of 1", None),
+    ],
+)  # fmt: skip
+def test_a_promise_that_a_manager_breaks_is_found(folder: Folder, old: str, new: str, found: str | None) -> None:
+    folder.manager = [line.replace(old, new) for line in folder.manager]
+    result = folder.check()
+    assert result.exit_code == (1 if found else 0), result.output
+    assert (found or "") in result.output
+
+
+def test_a_commit_that_the_manager_answered_with_discard_is_found(folder: Folder) -> None:
+    for rank, pid in ((0, 1), (1, 2)):
+        folder.add(f"a-rank-{rank}-{pid}.log", rank, range(8, 9), quorum_id=8, at=18)
+        folder.traces[f"a-rank-{rank}-{pid}.log"].sort()
+    assert "rank 1 of a commits step 8, which manager.log:21 discards" in folder.check().output
+
+
+def test_a_restarted_manager_decides_as_the_one_before(folder: Folder) -> None:
+    """A quorum_id may be lower than those of the manager before, which the new one does not know."""
+    folder.manager += [
+        STARTED.format("a", "2 ranks"),
+        f"2026-11-28T07:41:30Z {RECEIVED.format(7, 0)}",
+        VOTED.format(9, 9, 0, "yes", "commit"),
+    ]
+    assert folder.check().exit_code == 0
+    folder.manager.append(VOTED.format(9, 9, 1, "yes", "discard"))
+    assert "a has two decisions on step 9" in folder.check().output
+
+
+def test_a_rank_alone_in_its_group_decides_by_its_yes(folder: Folder) -> None:
+    """So its manager may count a committed step as discarded. A no is a no, though."""
+    folder.manager = [STARTED.format("a", "1 rank"), VOTED.format(4, 7, 0, "yes", "discard")]
+    assert folder.check().exit_code == 0
+    folder.manager += [VOTED.format(5, 8, 0, "no", "commit")]
+    assert folder.check().exit_code == 1
+
+
+def test_a_quorum_that_no_lighthouse_has_formed_is_found(folder: Folder) -> None:
+    """Unless it is older or newer than the logs."""
+    del folder.lighthouse[1]
+    result = folder.check()
+    assert result.exit_code == 1
+    assert "no lighthouse has logged quorum 8" in result.output
+    del folder.lighthouse[0]
+    assert folder.check().exit_code == 0
+
+
+def test_managers_that_log_to_one_file_in_json_are_told_apart(folder: Folder) -> None:
+    entries = [
+        {"replica_group": group, "message": line.format(*values).partition(": ")[2]}
+        for group, line, *values in (
+            ("c", STARTED, "c", "2 ranks"), ("d", STARTED, "d", "2 ranks"),
+            ("c", RECEIVED, 9, 8), ("d", RECEIVED, 8, 5), ("c", RECEIVED, 9, 8),
+        )
+    ]  # fmt: skip
+    (folder.path / "others.log").write_text("".join(f"{json.dumps(entry)}\n" for entry in entries))
+    assert folder.check().exit_code == 0
 
 
 def test_a_step_that_nobody_holds_any_more_may_be_committed_again(folder: Folder) -> None:

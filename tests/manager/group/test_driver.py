@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from lighthouse.cli import check_history
 from lighthouse_protocol.messages import session
 from lighthouse_protocol.messages.membership import Decision, Participant, World
 from lighthouse_protocol.messages.progress import ProgressSample
@@ -76,6 +77,30 @@ class TestCalls:
             assignment, quorum = outcome.value
             assert (assignment.quorum_id, assignment.world, quorum) == (1, World(2, 2, group_world_size=2), formed(1))
         assert group.driver.machine.waiting == ()
+
+    def test_quorums_and_decisions_are_logged_as_check_history_reads_them(self, group: Group, caplog: Any):
+        caplog.set_level("DEBUG", "manager.group")
+        group.open_session()
+        for rank in range(2):
+            group.ask(rank)
+        group.hear(session.JoinAccepted(1, formed(1), True))
+        for rank in range(2):
+            group.vote(rank)
+        lines = [record.getMessage() for record in caplog.records]
+        received = [found for line in lines if (found := check_history.RECEIVES.fullmatch(line))]
+        assert [found.groups() for found in received] == [("1",)]
+        answers = [found for line in lines if (found := check_history.ANSWERS.fullmatch(line))]
+        assert [found.groups() for found in answers] == [("0", "1", str(rank), "yes", "commit") for rank in range(2)]
+
+    def test_decisions_are_not_logged_at_info(self, group: Group, caplog: Any):
+        group.open_session()
+        for rank in range(2):
+            group.ask(rank)
+        group.hear(session.JoinAccepted(1, formed(1), True))
+        before = len(caplog.records)
+        for rank in range(2):
+            group.vote(rank)
+        assert len(caplog.records) == before
 
     def test_one_that_is_too_late_says_what_it_has_waited_for(self, group: Group):
         late, vote = group.ask(0, within_s=10), group.vote(0, within_s=10)
@@ -246,7 +271,7 @@ def test_a_wait_for_a_quorum_ends_by_a_grant_and_not_by_a_step_of_a_revoked_one(
         group.ask(rank)
     group.loop.go(6)
     group.hear(session.JoinAccepted(1, formed(1), True))
-    assert caplog.messages[-1] == "there is a quorum, after 6 s"
+    assert caplog.messages[-2:] == ["there is a quorum, after 6 s", "received quorum 1 of 2 groups: step 0"]
     for outcome in [group.vote(rank) for rank in range(2)]:
         assert outcome.value == Decision(True)
     group.loop.go(60)  # the lease has run out

@@ -53,6 +53,8 @@ class QuorumPlan(Plan):
     catch_up: float = 0.0
     """The share of groups that heal while the others train."""
     has_two_lighthouses: bool = False
+    is_tight: bool = False
+    """Faults come a few at a time, and last until about a deadline. They also strike groups that are leaving."""
 
     @property
     def quiet_s(self) -> float:
@@ -82,8 +84,9 @@ def draw_plan(
     scenario = scenario or r.choices(tuple(SCENARIOS), SCENARIO_WEIGHTS)[0]
     groups = groups or r.choice((2, 3, 3, 4, 5, 6))
     plan = SCENARIOS[scenario](_draw_storm(r, seed, seconds, groups, min_step_s), r)
-    skips = random.Random(f"skips {seed}").choice((0.0, 0.0, 0.02)) if scenario == "storm" else 0.0
-    closes = random.Random(f"closes {seed}").choice((*[0.0] * 5, 0.2)) if scenario == "storm" else 0.0
+    is_storm = scenario in ("storm", "tight")
+    skips = random.Random(f"skips {seed}").choice((0.0, 0.0, 0.02)) if is_storm else 0.0
+    closes = random.Random(f"closes {seed}").choice((*[0.0] * 5, 0.2)) if is_storm else 0.0
     pause = random.Random(f"pause {seed}").choice((0.0, 0.05, 0.3))
     catch_up = random.Random(f"catch up {seed}").choice((0.0, 0.0, 0.5, 1.0))
     changes_sizes = scenario == "storm" and random.Random(f"sizes {seed}").random() < CHANGES_SIZES_SHARE
@@ -217,6 +220,42 @@ def _two_lighthouses(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
     return replace(plan, **changes)
 
 
+def _tight(plan: QuorumPlan, r: random.Random) -> QuorumPlan:
+    """Return a plan with few groups and short timeouts, whose faults overlap and end around deadlines."""
+    groups = r.choice((1, 2, 2, 3, 3, 4))
+    config = replace(
+        plan.config,
+        min_replicas=min(groups, r.choice((1, 1, 1, 2))),
+        join_timeout_s=r.choice((0.6, 1.5, 4.0)),
+        heartbeat_timeout_s=r.choice((0.8, 1.5, 3.0)),
+        lease_s=r.choice((0.5, 1.0, 1.5, 3.0)),
+        stands=True,
+        active=1 if r.random() < 0.2 else None,
+        allowed_sizes=frozenset(),
+        last_call_s=0.0,
+    )
+    config = replace(config, min_replicas=1) if config.active else config
+    deadline_s = config.lease_s + config.heartbeat_timeout_s
+    width = plan.group_world_size
+    drawn = [kind.name for kind in KINDS.values() if kind.weight]
+    return replace(
+        plan,
+        scenario="tight",
+        config=config,
+        groups=groups,
+        torchft=0,
+        mix=_leave_out(tuple(r.sample((*drawn, *TIGHT), r.randint(3, 6))), NEED_RANKS * (width == 1)),
+        is_tight=True,
+        delay_s=min(plan.delay_s, config.lease_s / 100),
+        faults_s=TIGHT_FAULTS_S,
+        fault_every_s=r.choice((1.0, 2.0, 4.0)),
+        step_s=min(plan.step_s, 0.25),
+        restart_s=r.choice((0.05, 0.5 * deadline_s, deadline_s, 2 * deadline_s)),
+    )
+
+
+TIGHT = ("restart_lighthouse", "close_shortly", "kill_group", "drain")
+TIGHT_FAULTS_S = 25.0
 FAULTS_IN_TURN, MISFITS_IN_TURN = 6, 10
 MAX_STEP_S, MAX_DELAY_S, MAX_HEAL_S = 1.0, 0.01, 0.3
 AROUND_A_STORE = (
@@ -237,5 +276,6 @@ SCENARIOS = {
     "churn": _churn,
     "misfits": _misfits,
     "two_lighthouses": _two_lighthouses,
+    "tight": _tight,
 }
-SCENARIO_WEIGHTS = (70, 6, 12, 6, 2, 16, 0)
+SCENARIO_WEIGHTS = (70, 6, 12, 6, 2, 16, 0, 0)

@@ -168,4 +168,5 @@ PROMISES: dict[str, type[Promise]] = {
     "churn": Churn,
     "misfits": Misfits,
     "two_lighthouses": Promise,
+    "tight": Promise,
 }

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults import Fault, Kinds
+from tests.simulation.faults import Fault, Kinds, draw_overlapping
 from tests.simulation.network import LIGHTHOUSE_HOST
 from tests.simulation.runs.lighthouse import RunLighthouse
 from tests.simulation.runs.supervisor import Host, Supervisor
 
 if TYPE_CHECKING:
+    from tests.simulation.runs.plan import RunPlan
     from tests.simulation.runs.rank import RankProcess
     from tests.simulation.runs.simulation import RunSimulation
 
@@ -22,6 +23,8 @@ fault = KINDS.fault
 
 def draw_faults(simulation: "RunSimulation") -> list[Fault]:
     plan, r = simulation.plan, simulation.world.random
+    if plan.scenario == "tight":
+        return draw_overlapping(r, plan, plan.terms.world_size, deadlines_s(plan))
     faults: list[Fault] = []
     at = FIRST_FAULT_S + r.random()
     while at < plan.faults_s:
@@ -29,6 +32,12 @@ def draw_faults(simulation: "RunSimulation") -> list[Fault]:
         faults.append(Fault(at, r.choice(plan.mix), r.randrange(plan.terms.world_size), for_s))
         at += r.expovariate(1 / plan.fault_every_s)
     return faults
+
+
+def deadlines_s(plan: "RunPlan") -> tuple[float, ...]:
+    terms = plan.terms
+    own_s = (plan.rank_timeout_s, plan.restart_s, plan.boot_s, plan.step_s, plan.accept_timeout_s)
+    return terms.join_timeout_s, terms.return_timeout_s, *own_s
 
 
 # -- targets

@@ -1,12 +1,13 @@
 """What a seed means: the terms of a run, its hosts, its timeouts and its mix of faults."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lighthouse_protocol.messages.run import RunTerms
 from tests.simulation.simulation import Plan
 
 STRIDE = 100
+TIGHT_FAULTS_S = 25.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,12 @@ class RunPlan(Plan):
 
 def draw_plan(seed: int, scenario: str | None = None) -> RunPlan:
     r = random.Random(f"run {seed}")
-    scenario = scenario or r.choices(tuple(SCENARIOS), (6, 2, 3))[0]
+    scenario = scenario or r.choices(tuple(SCENARIOS), (6, 2, 3, 0))[0]
     hosts, per_host = r.choice(((1, 2), (1, 4), (2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1), (4, 2)))
     step_s = r.choice((0.1, 0.3, 1.0))
     faults_s = r.choice((30.0, 60.0))
     trains_s = r.choice((3.0, 10.0)) if scenario == "ends" else 1.5 * faults_s
-    return RunPlan(
+    plan = RunPlan(
         seed=seed,
         scenario=scenario,
         terms=_draw_terms(r, hosts * per_host),
@@ -64,6 +65,22 @@ def draw_plan(seed: int, scenario: str | None = None) -> RunPlan:
         budget=r.choice((10_000, 10_000, 10_000, 8)),
         hard_timeout_s=r.choice((2.0, 90.0)),
         accept_timeout_s=r.choice((3.0, 10.0)),
+    )
+    return _tight(plan, r) if scenario == "tight" else plan
+
+
+def _tight(plan: RunPlan, r: random.Random) -> RunPlan:
+    """Return a plan with short timeouts, whose faults overlap and end around deadlines."""
+    terms = replace(plan.terms, join_timeout_s=r.choice((0.8, 2.0, 4.0)), return_timeout_s=r.choice((1.0, 3.0, 6.0)))
+    return replace(
+        plan,
+        terms=terms,
+        rank_timeout_s=r.choice((1.0, 2.0)),
+        restart_s=r.choice((0.05, terms.join_timeout_s, terms.return_timeout_s)),
+        accept_timeout_s=r.choice((1.0, 3.0)),
+        faults_s=TIGHT_FAULTS_S,
+        steps=int(1.5 * TIGHT_FAULTS_S / plan.step_s),
+        mix=tuple(r.sample(FAULTS, r.randint(3, 6))) + (SCENARIOS["stops"] if r.random() < 0.2 else ()),
     )
 
 
@@ -116,5 +133,6 @@ SCENARIOS: dict[str, tuple[str, ...]] = {
     "storm": (),
     "stops": ("stop_run", "exit_130", "resume"),
     "ends": ("launch_again",),
+    "tight": (),
 }
 """What each draws besides. In `ends` the training is short, so that faults meet its end and what comes after."""

@@ -29,6 +29,14 @@ def find_group(
     return next((group for group in groups if group.is_training and suits(group)), None)
 
 
+def find_living(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
+    """Return a training group, or in a tight run also one that is leaving."""
+    if not simulation.plan.is_tight:
+        return find_group(simulation, fault)
+    groups = simulation.groups[fault.whom :] + simulation.groups[: fault.whom]
+    return next((group for group in groups if group.is_up and not group.has_gone), None)
+
+
 def anybody(simulation: "QuorumSimulation", fault: Fault) -> "QuorumSimulation":
     return simulation
 
@@ -39,32 +47,32 @@ def find_training(simulation: "QuorumSimulation", fault: Fault) -> "QuorumSimula
     return simulation if any(all(rank.commits > 1 for rank in group.ranks) for group in own) else None
 
 
-@fault(find_group)
+@fault(find_living)
 def kill_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its manager and all ranks are killed, and started again"""
     group.kill()
 
 
-@fault(find_group)
+@fault(find_living)
 def vanish_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its host loses its power: nobody is told; it is started again at the usual time"""
     group.vanish()
 
 
-@fault(find_group)
+@fault(find_living)
 def reboot_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """its host loses its power and is back at once with the same address: it answers old connections with a reset"""
     group.vanish(back_after_s=simulation.world.random.choice(REBOOT_S))
 
 
-@fault(find_group)
+@fault(find_living)
 def pause_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """SIGSTOP to all its processes, for a while"""
     for process in group.processes:
         process.pause(fault.for_s)
 
 
-@fault(find_group)
+@fault(find_living)
 def slow_group(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """everything that its processes do takes 3 to 60 ms more, for a while"""
     by_s = simulation.world.random.choice(SLOWED_BY_S)

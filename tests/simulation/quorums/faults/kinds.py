@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tests.simulation.faults import Fault, Kinds
+from tests.simulation.faults import BURST_S, Fault, Kinds, draw_overlapping
 
 if TYPE_CHECKING:
     from random import Random
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 PATIENCE_S = 300.0
 FIRST_FAULT_S = 3.0
-# Some faults follow the last one within the delay of a message, or within a step or two.
+# Some faults follow the last one within BURST_S.
 BURST_SHARE = 0.15
 FOCUSED_SHARE = 0.5
-BURST_S = (0.001, 0.02, 0.3)
 SHORT_S = (0.05, 0.3, 1.0, 2.5, 5.0)
+FIXED_S = (0.007, 0.5, 2.0)  # connections that end together, the longest back-off, a keepalive
 
 KINDS = Kinds()
 fault = KINDS.fault
@@ -38,6 +38,8 @@ def draw_mix(r: "Random", most: int) -> tuple[str, ...]:
 
 def draw_faults(simulation: "QuorumSimulation") -> list[Fault]:
     plan, r = simulation.plan, simulation.world.random
+    if plan.is_tight:
+        return draw_overlapping(r, plan, plan.groups, deadlines_s(plan))
     faults: list[Fault] = []
     at = FIRST_FAULT_S + r.random()
     while at < plan.faults_s:
@@ -45,6 +47,13 @@ def draw_faults(simulation: "QuorumSimulation") -> list[Fault]:
         is_burst = not plan.one_at_a_time and r.random() < BURST_SHARE
         at += r.choice(BURST_S) * r.random() if is_burst else r.expovariate(1 / plan.fault_every_s)
     return faults
+
+
+def deadlines_s(plan: "QuorumPlan") -> tuple[float, ...]:
+    config = plan.config
+    lease_s, silence_s = config.lease_s, config.heartbeat_timeout_s
+    interval_s = min(1.0, lease_s / 4, silence_s / 4)
+    return lease_s, 0.8 * lease_s, silence_s, config.join_timeout_s, interval_s, plan.step_s, *FIXED_S
 
 
 def _draw_duration(plan: "QuorumPlan", r: "Random") -> float:

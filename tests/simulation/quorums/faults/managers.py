@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tests.simulation.faults import Fault
-from tests.simulation.quorums.faults.groups import find_group
+from tests.simulation.quorums.faults.groups import find_group, find_living
 from tests.simulation.quorums.faults.kinds import fault
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def find_linked(simulation: "QuorumSimulation", fault: Fault) -> "Group | None":
     return find_group(simulation, fault, lambda group: group.manager.link is not None)
 
 
-@fault(find_group)
+@fault(find_living)
 def kill_manager(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """it is killed; its ranks end with it"""
     group.manager.kill()
@@ -34,13 +34,13 @@ def restart_manager(simulation: "QuorumSimulation", group: "Group", fault: Fault
     group.restart_manager(simulation.world.random.choice(BACK_AFTER_S))
 
 
-@fault(find_group)
+@fault(find_living)
 def pause_manager(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """SIGSTOP to the manager alone, for a while"""
     group.manager.pause(fault.for_s)
 
 
-@fault(find_group)
+@fault(find_living)
 def pause_beyond_lease(simulation: "QuorumSimulation", group: "Group", fault: Fault) -> None:
     """SIGSTOP to the manager until about the moment at which its lease ends, or somewhat longer"""
     group.manager.pause(simulation.plan.config.lease_s * simulation.world.random.uniform(0.7, 1.6))
