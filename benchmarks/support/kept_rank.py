@@ -9,6 +9,7 @@ happened, the step, and a digest, or the number of this start or of its process.
 import argparse
 import contextlib
 import hashlib
+import importlib
 import json
 import logging
 import os
@@ -19,7 +20,6 @@ from pathlib import Path
 BEGAN_AT = time.monotonic()
 
 import torch  # noqa: E402  the import is timed
-import torch._dynamo  # noqa: E402  otherwise the first optimizer imports it
 from torch import nn  # noqa: E402
 
 from agent_client import (  # noqa: E402
@@ -30,6 +30,8 @@ from agent_client import (  # noqa: E402
     StepSampler,
     TrainState,
 )
+
+importlib.import_module("torch._dynamo")  # otherwise the first optimizer imports it
 
 SAMPLES, FEATURES = 512, 16
 
