@@ -21,6 +21,7 @@ import torch
 from agent_client.collectives.nccl import in_stream_order
 from agent_client.collectives.observed import never_compiled
 from agent_client.errors import AgentError, ConfigurationError, first_line
+from agent_client.healing.keeper import Keeper
 from agent_client.progress.progress import Block
 from agent_client.state.train_state import TrainState
 from agent_client.step import evaluation
@@ -149,6 +150,8 @@ class Agent:
         finally:
             if place.presence is not None:
                 place.presence.close()
+        if env.keeper is not None:
+            agent.internals.keeper = Keeper(env.keeper, state)
         if not env.is_supervised:
             agent.internals.stop_signals.install()
         return agent
@@ -271,12 +274,9 @@ class Agent:
         Raises:
             AgentError: This rank must heal before its state is complete again.
         """
-        tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
             raise AgentError(f"state_dict: {self._machine.distrust.text}; do not save this state before it heals")
-        if self.internals.catch_up is not None:
-            tag, batches = self.internals.catch_up.held
-        return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
+        return self.internals.position()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the position of a checkpoint. Load the model and the optimizer first.
@@ -292,8 +292,7 @@ class Agent:
         for entry in ("step", "tag_quorum_id", "batches_committed"):
             if not 0 <= (value := state_dict[entry] or 0) < MAX_COUNT:
                 raise AgentError(f"agent['{entry}'] of the checkpoint is {value}, not a number from 0 to below 2^53")
-        self._machine.installed(state_dict["step"], state_dict["tag_quorum_id"], state_dict["batches_committed"])
-        self.internals.scalers.forget()
+        self.internals.move_to(state_dict)
 
     # -- position of this rank in the script, shown by `lighthouse ranks`
 
@@ -460,10 +459,7 @@ class Agent:
         Raises:
             RuntimeError: A rank of the group was lost.
         """
-        if self.group_world_size > 1:
-            entry = self.internals.progress.numbers.inside()
-            self._thread.submit(lambda: self._runner.sum_over_group(tensor, entry)).result()
-        return tensor
+        return self.internals.sum_over_group(tensor)
 
     @never_compiled
     def skip_batch(self, reason: str) -> None:

@@ -62,6 +62,15 @@ def test_recovery(ran: Ran) -> None:
         assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 60
 
 
+def test_keepers(ran: Ran) -> None:
+    report = ran("keepers")
+    for every in (1, 16):
+        of_kills = report[f"keep_every_{every}"]
+        assert all(0 <= killed["lost"] <= every for killed in of_kills["kills"])
+        assert of_kills["different_steps"] == 0
+    assert len(report["cost"]["kept_s"]) == len(report["cost"]["without_s"]) == 2
+
+
 def test_catch_up(ran: Ran) -> None:
     (healed,) = ran("catch_up")["results"]
     assert 0 < healed["median_s"] <= healed["longest_s"] < 60

@@ -306,7 +306,7 @@ def _trained() -> JobAccount:
 
 
 def _manager_scrape() -> bytes:
-    values = {field.name: 0 for field in dataclasses.fields(ManagerStatus)} | {"ranks_waiting": ()}
+    values = {field.name: 0 for field in dataclasses.fields(ManagerStatus)} | {"ranks_waiting": (), "kept": ()}
     return render_manager(ManagerStatus(**values))[0]  # pyright: ignore[reportArgumentType]
 
 
