@@ -22,7 +22,7 @@ export PIP_NO_INPUT := 1
 # With it, each of the hundreds of processes of a test run compiles all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-long prove lint site release generate clean
+.PHONY: demo test test-long gpu prove lint site release generate clean
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/python -m examples.demo $(DEMO_ARGS)
@@ -33,6 +33,10 @@ test: $(VENV)/test.stamp $(if $(findstring torch==2.13.0,$(TORCH)),lint)
 
 test-long: $(VENV)/test.stamp
 	$(BIN)/python -m pytest -m slow --timeout 1500 -n $(TEST_LONG_WORKERS) $(DISTRIBUTION) $(TEST_ARGS)
+
+# On a machine without a CUDA device, all of these tests are skipped.
+gpu: $(VENV)/test.stamp
+	timeout --kill-after 10 480 $(BIN)/python -m pytest -m gpu $(TEST_ARGS)
 
 prove: $(VENV)/test.stamp
 	$(BIN)/python -m tests.chaos.prove $(or $(PART),$(error name a part: make prove PART=1)) --result docs/proof/part-$(PART).json

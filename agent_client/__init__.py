@@ -2,7 +2,7 @@
 
     from agent_client import Agent, DistributedDataParallel, FaultTolerantOptimizer, TrainState
 
-Importing it does not import torch. Most names are loaded on first use.
+Importing this package does not import torch. Most names are loaded on first use.
 """
 
 import importlib
@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 # gRPC reads these when it is loaded. A script's data loader forks, and for each fork gRPC would log two lines and start
-# threads in the child, which sometimes abort it (lighthouse_runtime/client/connection.py).
+# threads in the child, which sometimes abort the child (lighthouse_runtime/client/connection.py).
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from agent_client.training.hsdp import replicate
     from agent_client.training.local_sgd import DiLoCo, LocalSGD
     from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
+    from agent_client.training.progress_push import push_progress
     from agent_client.training.sampler import StepSampler
     from agent_client.training.step_loader import StepLoader
     from lighthouse_runtime.client.clients import (
@@ -61,6 +62,7 @@ _LAZY = {
     "agent_client.training.hsdp": ("replicate",),
     "agent_client.training.local_sgd": ("DiLoCo", "LocalSGD"),
     "agent_client.training.optimizer": ("FaultTolerantOptimizer", "FaultTolerantScheduler"),
+    "agent_client.training.progress_push": ("push_progress",),
     "agent_client.training.sampler": ("StepSampler",),
     "agent_client.training.step_loader": ("StepLoader",),
     "lighthouse_runtime.client.clients": (
@@ -105,6 +107,7 @@ __all__ = [
     "Wrapper",
     "fork_and_monitor",
     "observe",
+    "push_progress",
     "replicate",
 ]
 

@@ -1,41 +1,41 @@
-"""Exceptions of an Agent. A fault that the next quorum can repair raises none: it only discards the step."""
+"""Exceptions of an Agent. A fault that the next quorum can repair discards the step and raises no exception."""
 
 import re
 
 
 class AgentError(RuntimeError):
-    """Raised when this rank cannot continue and its replica group must restart. The message has the remedy."""
+    """Raised when this rank cannot continue and its replica group must restart. The message says what to do."""
 
 
 class ConfigurationError(AgentError):
-    """Raised for an environment variable, an option or a call that does not fit. Nothing was started."""
+    """Raised for an invalid environment variable, option or call, before anything is started."""
 
 
 class GroupDrained(AgentError, SystemExit):
-    """Raised when the group was drained or its job has ended, after the last step that the other groups count on.
+    """Raised after the group's last step, when the group was drained or its job has ended.
 
-    It is not a failure. It is also a SystemExit: a script that does not catch it ends with status 0.
+    This is not a failure. The exception is also a SystemExit: a script that does not catch it ends with status 0.
     """
 
 
 class RankMismatch(AgentError):
-    """Raised when a value that must be the same at all ranks differs. The message lists the values and their ranks."""
+    """Raised when a value differs between ranks and must not. The message lists the values and their ranks."""
 
 
 class ScriptMismatch(AgentError):
-    """Raised when this group runs a different operation from the other groups of its quorum in the same step."""
+    """Raised when this group and the other groups of its quorum run different operations in the same step."""
 
 
 class ModelMismatch(AgentError):
-    """Raised when the state of a peer does not fit this group's model or optimizer."""
+    """Raised when the state of a peer does not match this group's model or optimizer."""
 
 
 class EvaluationFailed(RuntimeError):
-    """Raised at the other ranks when the evaluating rank raised. Has its class and text. Training can continue."""
+    """Raised on the other ranks when the evaluating rank fails, with its error as text. Training can continue."""
 
 
 class EvaluationInterrupted(RuntimeError):
-    """Raised when a rank was lost before all ranks had the result. Training can continue with the next step."""
+    """Raised when a rank is lost before all ranks have the result. Training can continue with the next step."""
 
 
 _SOURCE_PLACE = re.compile(r"\[\S+:\d+\] *")

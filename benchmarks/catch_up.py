@@ -6,10 +6,8 @@ some more steps. They are compared with the median of the steps before.
 """
 
 import itertools
-import json
-import signal
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,9 +15,9 @@ import click
 from torch.distributed import TCPStore
 
 from benchmarks.support.children import Children
-from benchmarks.support.cluster import NAMES, Event, Group, wait_until
-from benchmarks.support.daemons import HERE, OURS, start_lighthouse, start_manager
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
+from benchmarks.support.cluster import NAMES, Cluster, Event, Group, kill_group, wait_until
+from benchmarks.support.daemons import HERE
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table_of
 
 GIB = 2**30
 MODES = ("blocking", "catch_up")
@@ -48,55 +46,38 @@ class Healed:
         return self.longest_s / self.median_s
 
 
-class Job:
-    def __init__(self, children: Children, mode: str, state_bytes: int, link_mb_s: float) -> None:
-        self._children = children
-        self._told = {"mode": mode, "state_bytes": state_bytes, "link_mb_s": link_mb_s}
-        self._store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
-        self._lighthouse = start_lighthouse(children, OURS, len(STAYS))
-        self.groups = {name: self._start(name) for name in NAMES}
+def wait_commits(groups: Mapping[str, Group], count: int, size: int, *names: str) -> None:
+    """Wait until each group has contributed to `count` more committed steps, in quorums of `size` groups."""
+    before = {name: len(groups[name].events) for name in names}
 
-    def _start(self, name: str) -> Group:
-        manager = start_manager(self._children, OURS, self._lighthouse, name, store=f"{HERE}:{self._store.port}")
-        told = json.dumps(self._told | {"manager": manager.address})
-        group = Group(manager, self._children.start(f"rank of {name}", "-m", "benchmarks.support.catch_up_rank", told))
-        group.follow()
-        return group
+    def is_done() -> bool:
+        for name in names:
+            groups[name].rank.check()
+        new = [groups[name].events[before[name] :] for name in names]
+        return all(sum((e.what, e.size) == ("commit", size) for e in events) >= count for events in new)
 
-    def lose(self, name: str) -> None:
-        self.groups[name].signal(signal.SIGKILL)
-        self.groups[name].manager.child.end()
-        self.groups[name].rank.end()
-
-    def replace(self, name: str) -> None:
-        self.groups[name] = self._start(name)
-
-    def wait_commits(self, count: int, size: int, *names: str) -> None:
-        """Wait until each group has contributed to `count` more committed steps, in quorums of `size` groups."""
-        before = {name: len(self.groups[name].events) for name in names}
-
-        def is_done() -> bool:
-            for name in names:
-                self.groups[name].rank.check()
-            new = [self.groups[name].events[before[name] :] for name in names]
-            return all(sum((e.what, e.size) == ("commit", size) for e in events) >= count for events in new)
-
-        wait_until(is_done, TIMEOUT_S, f"{count} steps of {size} groups by {names}")
+    wait_until(is_done, TIMEOUT_S, f"{count} steps of {size} groups by {names}")
 
 
 def heal(mode: str, state_bytes: int, link_mb_s: float) -> Healed:
     with Children() as children:
-        job = Job(children, mode, state_bytes, link_mb_s)
-        job.wait_commits(3, len(NAMES), *NAMES)
-        job.wait_commits(STEPS_BEFORE, len(NAMES), *NAMES)
-        before = {name: job.groups[name].events[-STEPS_BEFORE:] for name in STAYS}
-        job.lose(LATE)
-        job.wait_commits(3, len(STAYS), *STAYS)
-        job.replace(LATE)
-        job.wait_commits(STEPS_AFTER, len(NAMES), LATE)
-        late = list(job.groups[LATE].events)
+        store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+        cluster = Cluster(
+            children, program="catch_up_rank", store=f"{HERE}:{store.port}",
+            mode=mode, state_bytes=state_bytes, link_mb_s=link_mb_s,
+        )  # fmt: skip
+        groups = cluster.groups
+        wait_commits(groups, 3, len(NAMES), *NAMES)
+        wait_commits(groups, STEPS_BEFORE, len(NAMES), *NAMES)
+        before = {name: groups[name].events[-STEPS_BEFORE:] for name in STAYS}
+        kill_group(cluster, LATE)
+        groups[LATE].end()
+        wait_commits(groups, 3, len(STAYS), *STAYS)
+        groups[LATE] = cluster.start(LATE)
+        wait_commits(groups, STEPS_AFTER, len(NAMES), LATE)
+        late = list(groups[LATE].events)
         median_s = statistics.median([s for events in before.values() for s in lengths(events)])
-        since = [events_since(job.groups[name].events, late[0].step - 1) for name in STAYS]
+        since = [events_since(groups[name].events, late[0].step - 1) for name in STAYS]
         behind = [event for event in late if event.what == "behind"]
         longest_s = max(s for events in since for s in lengths(events))
         behind_s = behind[-1].at - behind[0].at if behind else 0.0
@@ -111,21 +92,15 @@ def lengths(events: Sequence[Event]) -> list[float]:
     return [after.at - before.at for before, after in itertools.pairwise(events)]
 
 
-def render(results: Sequence[Healed]) -> str:
-    header = ["heal_mode", "state", "link", "median step, s", "longest step, s", "longest / median", "steps behind"]
-    rows = [
-        [
-            healed.mode,
-            f"{healed.gib:g} GiB",
-            f"{healed.link_mb_s:g} MB/s" if healed.link_mb_s else "loopback",
-            f"{healed.median_s:.2f}",
-            f"{healed.longest_s:.2f}",
-            f"{healed.ratio:.2f}",
-            str(healed.behind),
-        ]
-        for healed in results
-    ]
-    return table(header, rows)
+COLUMNS: Mapping[str, Callable[[Healed], str]] = {
+    "heal_mode": lambda healed: healed.mode,
+    "state": lambda healed: f"{healed.gib:g} GiB",
+    "link": lambda healed: f"{healed.link_mb_s:g} MB/s" if healed.link_mb_s else "loopback",
+    "median step, s": lambda healed: f"{healed.median_s:.2f}",
+    "longest step, s": lambda healed: f"{healed.longest_s:.2f}",
+    "longest / median": lambda healed: f"{healed.ratio:.2f}",
+    "steps behind": lambda healed: str(healed.behind),
+}
 
 
 def bars(results: Sequence[Healed]) -> list[Bar]:
@@ -146,7 +121,7 @@ def main(gib: float, quick: bool, check: bool, path: Path | None) -> None:
     machine = show_machine()
     results = [heal(mode, int(gib * GIB), link) for link in links for mode in modes]
     report = {"benchmark": "catch_up", "machine": machine, "results": results}
-    finish(render(results), report, bars(results), is_checked=check, path=path)
+    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ if the memory suffices for all of them, else they run one after the other. Sourc
 peak is the kernel's VmHWM, and the extra memory is its excess over the memory before the heal.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import click
 
 from agent_client.healing.healing import available_bytes
 from benchmarks.support.children import Children
-from benchmarks.support.figures import Bar, benchmark, finish, ratios, show_machine, spread, table
+from benchmarks.support.figures import Bar, benchmark, finish, ratios, show_machine, spread, table_of
 from benchmarks.support.torchft_native import released_version
 
 GIB = 2**30
@@ -89,23 +89,16 @@ def report(kind: str, size_bytes: int, heals: Sequence[Heal], torchfts: Sequence
     }
 
 
-def render(results: Sequence[Mapping[str, Any]]) -> str:
-    memory = ["source extra MiB", "of the state", "target extra, of the state"]
-    header = ["state, transport", "s per GiB", "of torchft's", "CPU s per GiB", "copying, s per GiB", *memory]
-    return table(header, [_cells(row) for row in results])
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{row['gib']:g} GiB, {NAMES[row['kind']]}",
-        row["seconds_per_gib"].text(),
-        row["of_torchft"].text() if row["of_torchft"] else "-",
-        row["cpu_s_per_gib"].text(),
-        row["source_stall_s_per_gib"].text(),
-        row["source_extra_mib"].text(0),
-        f"{row['source_extra'].high:.3f} x",
-        f"{row['target_extra'].high:.3f} x",
-    ]
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "state, transport": lambda row: f"{row['gib']:g} GiB, {NAMES[row['kind']]}",
+    "s per GiB": lambda row: row["seconds_per_gib"].text(),
+    "of torchft's": lambda row: row["of_torchft"].text() if row["of_torchft"] else "-",
+    "CPU s per GiB": lambda row: row["cpu_s_per_gib"].text(),
+    "copying, s per GiB": lambda row: row["source_stall_s_per_gib"].text(),
+    "source extra MiB": lambda row: row["source_extra_mib"].text(0),
+    "of the state": lambda row: f"{row['source_extra'].high:.3f} x",
+    "target extra, of the state": lambda row: f"{row['target_extra'].high:.3f} x",
+}
 
 
 def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
@@ -132,7 +125,7 @@ def main(sizes: Sequence[float], repeats: int, quick: bool, check: bool, path: P
         for kind, heals in found.items()
     ]
     written = {"benchmark": "heal", "machine": machine, "repeats": repeats, "results": results}
-    finish(render(results), written, bars(results), is_checked=check, path=path)
+    finish(table_of(COLUMNS, results), written, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ sources, one is killed in the middle of an additional heal. The benchmark needs 
 
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from statistics import median
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table_of
 from benchmarks.support.network import SecondHost
 
 GIB = 2**30
@@ -76,18 +76,14 @@ def measure(count: int, size_bytes: int, link_mb_s: float, repeats: int) -> Heal
 
 
 def render(results: Sequence[Healed]) -> str:
-    header = ["sources", "seconds", "times as fast", "one killed half way, s", "at best, s"]
-    rows = [
-        [
-            str(row.sources),
-            spread(row.seconds).text(),
-            f"{results[0].median_s / row.median_s:.2f}",
-            f"{row.killed_s:.2f}" if row.killed_s else "",
-            f"{row.killed_at_best_s:.2f}" if row.killed_s else "",
-        ]
-        for row in results
-    ]
-    return table(header, rows)
+    columns: Mapping[str, Callable[[Healed], str]] = {
+        "sources": lambda row: str(row.sources),
+        "seconds": lambda row: spread(row.seconds).text(),
+        "times as fast": lambda row: f"{results[0].median_s / row.median_s:.2f}",
+        "one killed half way, s": lambda row: f"{row.killed_s:.2f}" if row.killed_s else "",
+        "at best, s": lambda row: f"{row.killed_at_best_s:.2f}" if row.killed_s else "",
+    }
+    return table_of(columns, results)
 
 
 def bars(results: Sequence[Healed]) -> list[Bar]:

@@ -17,7 +17,7 @@ import click
 from benchmarks.support.children import Child, Children
 from benchmarks.support.cluster import Cluster, wait_until
 from benchmarks.support.daemons import OURS
-from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
+from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table_of
 from benchmarks.support.scrape import is_standing
 
 HEARTBEAT_TIMEOUT_S = 5.0
@@ -78,6 +78,7 @@ OUTAGES = (
 def run_outage(outage: Outage, runs: int, crowd_size: int) -> list[Run]:
     with Children() as children:
         cluster = Cluster(children, OURS, HEARTBEAT_TIMEOUT_S)
+        cluster.wait_training()
         crowd = _start_crowd(children, cluster, crowd_size) if outage.has_crowd else None
         return [_strike(outage, cluster, crowd) for _ in range(runs)]
 
@@ -125,41 +126,33 @@ def _lost(before: Mapping[str, Any], after: Mapping[str, Any]) -> int:
     return after["revokes"] + (before["quorums"] != after["quorums"])
 
 
-def render(results: Sequence[Mapping[str, Any]]) -> str:
-    header = ["lighthouse", "runs", "away s", "stands again after s", "median step ms"]
-    header += ["longest before ms", "longest step ms", "discards", "quorums", "others lost"]
-    return table(header, [_cells(row) for row in results])
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "lighthouse": lambda row: row["name"],
+    "runs": lambda row: str(len(row["runs"])),
+    "away s": lambda row: spread([run.away_s for run in row["runs"]]).text(1),
+    "stands again after s": lambda row: spread([run.standing_s for run in row["runs"]]).text(1),
+    "median step ms": lambda row: spread([run.median_step_s for run in row["runs"]]).text(0, 1e3),
+    "longest before ms": lambda row: spread([run.longest_before_s for run in row["runs"]]).text(0, 1e3),
+    "longest step ms": lambda row: spread([run.longest_step_s for run in row["runs"]]).text(0, 1e3),
+    "discards": lambda row: str(sum(run.discards for run in row["runs"])),
+    "quorums": lambda row: str(max(run.quorums for run in row["runs"])),
+    "others lost": lambda row: str(sum(lost)) if (lost := _others_lost(row["runs"])) else "-",
+}
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    runs: Sequence[Run] = row["runs"]
-    columns = {"away_s": (1, 1.0), "standing_s": (1, 1.0)}
-    columns |= dict.fromkeys(("median_step_s", "longest_before_s", "longest_step_s"), (0, 1e3))
-    times = [spread([getattr(run, name) for run in runs]).text(*shown) for name, shown in columns.items()]
-    discards, quorums = sum(run.discards for run in runs), max(run.quorums for run in runs)
-    return [row["name"], str(len(runs)), *times, str(discards), str(quorums), _others(runs)]
+def _others_lost(runs: Sequence[Run]) -> list[int]:
+    return [run.others_lost for run in runs if run.others_lost is not None]
 
 
-def _others(runs: Sequence[Run]) -> str:
-    lost = [run.others_lost for run in runs if run.others_lost is not None]
-    return str(sum(lost)) if lost else "-"
-
-
-def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
-    return [bar for row in results for bar in _bars(row)]
-
-
-def _bars(row: Mapping[str, Any]) -> list[Bar]:
-    runs: Sequence[Run] = row["runs"]
-    name = row["name"]
+def bars(name: str, runs: Sequence[Run], *, is_hidden: bool) -> list[Bar]:
     found = [
         Bar(f"{name}: quorums in a run", max(run.quorums for run in runs), 1),
         Bar(f"{name}: discarded steps", sum(run.discards for run in runs), 0),
     ]
-    if row["is_hidden"]:
+    if is_hidden:
         longer_s = max(run.longest_step_s - run.median_step_s for run in runs)
         found.append(Bar(f"{name}: longest step above the median, largest of {len(runs)}", longer_s, LONGER_S, "s"))
-    if lost := [run.others_lost for run in runs if run.others_lost is not None]:
+    if lost := _others_lost(runs):
         found.append(Bar(f"{name}: of the others, lost", sum(lost), 0))
     return found
 
@@ -172,13 +165,14 @@ def main(faults: str, runs: int | None, quick: bool, check: bool, path: Path | N
     if quick:
         faults, runs = "kill", 1
     machine = show_machine()
-    results = [
+    results: list[dict[str, Any]] = [
         {"name": each.name, "is_hidden": each.is_hidden, "runs": run_outage(each, runs or each.runs, CROWD)}
         for each in OUTAGES
         if each.key in faults.split(",")
     ]
     report = {"benchmark": "outage", "machine": machine, "results": results}
-    finish(render(results), report, bars(results), is_checked=check, path=path)
+    found = [bar for row in results for bar in bars(**row)]
+    finish(table_of(COLUMNS, results), report, found, is_checked=check, path=path)
 
 
 if __name__ == "__main__":

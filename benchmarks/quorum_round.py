@@ -4,7 +4,7 @@ Our lighthouse and torchft's released server take turns under the same load gene
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,34 +12,42 @@ import click
 
 from benchmarks.support.children import Children
 from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse
-from benchmarks.support.figures import Bar, Spread, benchmark, finish, ratios, show_machine, spread, table
+from benchmarks.support.figures import (
+    Bar,
+    Contender,
+    benchmark,
+    finish,
+    of_torchft,
+    ratios,
+    show_machine,
+    spread,
+    table_of,
+    take_turns,
+)  # fmt: skip
 from benchmarks.support.torchft_native import released_version
 
 SETTLE_S = 0.1
 CALLS_PER_BLOCK = 2000
 BARS = {10: 1.5, 100: 1.3, 300: 0.8, 1000: 0.4}
-
-
 NAMES = {OURS: "ours", TORCHFT: "torchft 0.2"}
 
-Block = dict[str, float]
-"""Some rounds in a row; all numbers but the memory are per round."""
 
+class Arena(Contender):
+    """A product at one size: server and crowd. A block is some rounds."""
 
-class Arena:
-    """One contender at one size: server, crowd, and measurements."""
-
-    def __init__(self, children: Children, product: str, size: int) -> None:
+    def __init__(self, children: Children, product: str, size: int, rounds: int) -> None:
+        super().__init__()
         self.product = product
-        self.blocks: list[Block] = []
+        self._rounds = rounds
         server = start_lighthouse(children, product, size)
         self._server = server.child
         crowd = ["-m", "benchmarks.support.crowd", server.address, str(size)]
         self._crowd = children.start(f"the crowd of {NAMES[product]}", *crowd)
         self._crowd.read_line()
 
-    def measure(self, rounds: int) -> Block:
-        """Measure some rounds, including the server's work in the SETTLE_S after the last reply."""
+    def measure(self) -> dict[str, float]:
+        """Return the cost per round, with the server's work in the SETTLE_S after the last reply, and the memory."""
+        rounds = self._rounds
         began_at = self._server.cpu_s()
         told = self._crowd.ask(rounds=rounds)
         time.sleep(SETTLE_S)
@@ -51,21 +59,14 @@ class Arena:
             "peak_memory_mb": self._server.memory_mb("VmHWM"),
         }
 
-    def values(self, name: str) -> list[float]:
-        return [block[name] for block in self.blocks]
-
 
 def run_size(size: int, blocks: int, calls: int) -> dict[str, Any]:
     """Measure `blocks` blocks of about `calls` calls per contender, in turn. The first turn does not count."""
     rounds = max(2, calls // size)
     products = [OURS, TORCHFT] if released_version() else [OURS]
     with Children() as children:
-        arenas = [Arena(children, product, size) for product in products]
-        for turn in range(blocks + 1):
-            for arena in arenas:
-                block = arena.measure(rounds)
-                if turn > 0:
-                    arena.blocks.append(block)
+        arenas = [Arena(children, product, size, rounds) for product in products]
+        take_turns(arenas, blocks)
     return {"replica_groups": size, "rounds_per_block": rounds, "servers": [_report(each, arenas) for each in arenas]}
 
 
@@ -80,22 +81,19 @@ def _report(arena: Arena, arenas: Sequence[Arena]) -> dict[str, Any]:
     }
 
 
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "groups, server": lambda row: f"{row['replica_groups']}, {NAMES[row['product']]}",
+    "wall ms": lambda row: row["wall_s"].text(1, 1e3),
+    "server CPU ms": lambda row: row["cpu_s"].text(1, 1e3),
+    "CPU, of torchft's": lambda row: of_torchft(row["cpu_ratio"], is_torchft=row["product"] == TORCHFT),
+    "memory MB": lambda row: f"{row['memory_mb']:.0f}",
+    "peak MB": lambda row: f"{row['peak_memory_mb']:.0f}",
+    "load CPU ms": lambda row: f"{row['generator_cpu_s'].median * 1e3:.1f}",
+}
+
+
 def render(sizes: Sequence[Mapping[str, Any]]) -> str:
-    header = ["groups, server", "wall ms", "server CPU ms", "CPU, of torchft's", "memory MB", "peak MB", "load CPU ms"]
-    return table(header, [_cells(size["replica_groups"], row) for size in sizes for row in size["servers"]])
-
-
-def _cells(size: int, row: Mapping[str, Any]) -> list[str]:
-    ratio: Spread | None = row["cpu_ratio"]
-    return [
-        f"{size}, {NAMES[row['product']]}",
-        row["wall_s"].text(1, 1e3),
-        row["cpu_s"].text(1, 1e3),
-        "1" if row["product"] == TORCHFT else ratio.text() if ratio else "-",
-        f"{row['memory_mb']:.0f}",
-        f"{row['peak_memory_mb']:.0f}",
-        f"{row['generator_cpu_s'].median * 1e3:.1f}",
-    ]
+    return table_of(COLUMNS, [size | row for size in sizes for row in size["servers"]])
 
 
 def bars(sizes: Sequence[Mapping[str, Any]]) -> list[Bar]:

@@ -19,7 +19,7 @@ import click
 from benchmarks.support.children import Children
 from benchmarks.support.cluster import NAMES, STEP_S, Cluster, Event, kill_group, kill_rank, stop_group, wait_until
 from benchmarks.support.daemons import OURS, TORCHFT
-from benchmarks.support.figures import Bar, benchmark, finish, percentile, show_machine, spread, table
+from benchmarks.support.figures import Bar, benchmark, finish, percentile, show_machine, spread, table_of
 from benchmarks.support.torchft_native import released_version
 
 VICTIM = NAMES[-1]
@@ -34,7 +34,6 @@ HUNDRED = 100
 class Loss:
     """A fault of the victim, and its bars."""
 
-    key: str
     name: str
     strike: Callable[[Cluster, str], None]
     heartbeat_timeout_s: float
@@ -43,11 +42,11 @@ class Loss:
     median_s: float = math.inf
 
 
-LOSSES = (
-    Loss("kill-group", "SIGKILL of a group", kill_group, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
-    Loss("kill-rank", "SIGKILL of a rank", kill_rank, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
-    Loss("stop", "SIGSTOP of a group", stop_group, 2.0, "noticed_s", largest_s=2.5),
-)
+LOSSES = {
+    "kill-group": Loss("SIGKILL of a group", kill_group, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
+    "kill-rank": Loss("SIGKILL of a rank", kill_rank, 5.0, "committed_s", largest_s=0.1, median_s=0.06),
+    "stop": Loss("SIGSTOP of a group", stop_group, 2.0, "noticed_s", largest_s=2.5),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +58,13 @@ class Run:
     committed_s: float
 
 
-def run_loss(loss: Loss, product: str, runs: int) -> dict[str, Any]:
+def run_loss(key: str, product: str, runs: int) -> dict[str, Any]:
+    loss = LOSSES[key]
     with Children() as children:
         cluster = Cluster(children, product, loss.heartbeat_timeout_s)
+        cluster.wait_training()
         done = [lose(loss, cluster) for _ in range(runs)]
-    return {"fault": loss.key, "product": product, "heartbeat_timeout_s": loss.heartbeat_timeout_s, "runs": done}
+    return {"fault": key, "product": product, "heartbeat_timeout_s": loss.heartbeat_timeout_s, "runs": done}
 
 
 def lose(loss: Loss, cluster: Cluster) -> Run:
@@ -91,20 +92,18 @@ def _first(events: Iterable[Event], what: str) -> float:
 
 def measure(keys: Sequence[str], runs: int, torchft_runs: int) -> list[dict[str, Any]]:
     counts = {OURS: runs, TORCHFT: torchft_runs if released_version() else 0}
-    losses = [loss for loss in LOSSES if loss.key in keys]
-    return [run_loss(loss, product, count) for loss in losses for product, count in counts.items() if count]
+    return [run_loss(key, product, n) for key in LOSSES if key in keys for product, n in counts.items() if n]
 
 
-def render(results: Sequence[Mapping[str, Any]]) -> str:
-    header = ["fault (heartbeat timeout), daemons", "runs", "noticed ms", "new quorum ms", "next committed step ms"]
-    return table(header, [_cells(row) for row in results])
-
-
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    loss = next(loss for loss in LOSSES if loss.key == row["fault"])
-    name = f"{loss.name} ({loss.heartbeat_timeout_s:g} s), {NAMED[row['product']]}"
-    moments = ("noticed_s", "quorum_s", "committed_s")
-    return [name, str(len(row["runs"])), *(_moment(_values(row, moment)) for moment in moments)]
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "fault (heartbeat timeout), daemons": lambda row: (
+        f"{LOSSES[row['fault']].name} ({row['heartbeat_timeout_s']:g} s), {NAMED[row['product']]}"
+    ),
+    "runs": lambda row: str(len(row["runs"])),
+    "noticed ms": lambda row: _moment(_values(row, "noticed_s")),
+    "new quorum ms": lambda row: _moment(_values(row, "quorum_s")),
+    "next committed step ms": lambda row: _moment(_values(row, "committed_s")),
+}
 
 
 def _moment(values: Sequence[float]) -> str:
@@ -117,22 +116,21 @@ def _values(row: Mapping[str, Any], moment: str) -> list[float]:
 
 def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     found: list[Bar] = []
-    for loss in LOSSES:
-        for row in results:
-            if (row["fault"], row["product"]) != (loss.key, OURS):
-                continue
-            values = _values(row, loss.moment)
-            what = f"{loss.name} -> {'noticed' if loss.moment == 'noticed_s' else 'next committed step'}"
-            which = "largest" if len(values) < HUNDRED else "99th percentile"
-            if loss.median_s < math.inf:
-                found.append(Bar(f"{what}, median", spread(values).median, loss.median_s, "s"))
-            largest = percentile(values, 0.99)
-            found.append(Bar(f"{what}, {which} of {len(values)}", largest, loss.largest_s, "s"))
+    for row in results:
+        if row["product"] != OURS:
+            continue
+        loss = LOSSES[row["fault"]]
+        values = _values(row, loss.moment)
+        what = f"{loss.name} -> {'noticed' if loss.moment == 'noticed_s' else 'next committed step'}"
+        which = "largest" if len(values) < HUNDRED else "99th percentile"
+        if loss.median_s < math.inf:
+            found.append(Bar(f"{what}, median", spread(values).median, loss.median_s, "s"))
+        found.append(Bar(f"{what}, {which} of {len(values)}", percentile(values, 0.99), loss.largest_s, "s"))
     return found
 
 
 @benchmark("Seconds instead of minutes: two runs of the kills, ours alone.")
-@click.option("--faults", default=",".join(loss.key for loss in LOSSES), show_default=True, help="Which.")
+@click.option("--faults", default=",".join(LOSSES), show_default=True, help="Which.")
 @click.option("--runs", type=click.IntRange(1), default=20, show_default=True, help="Of each fault.")
 @click.option("--torchft-runs", type=click.IntRange(0), default=3, show_default=True, help="Of each fault.")
 def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, path: Path | None) -> None:
@@ -142,7 +140,7 @@ def main(faults: str, runs: int, torchft_runs: int, quick: bool, check: bool, pa
     machine = show_machine(beside_torchft=True)
     results = measure(faults.split(","), runs, torchft_runs)
     report = {"benchmark": "recovery", "machine": machine, "results": results}
-    finish(render(results), report, bars(results), is_checked=check, path=path)
+    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from lighthouse_runtime.process.commands import START_MANAGER
 DDP_RANKS = 4
 GROUP_RANKS = 2
 RANKS = 2
-DELAY_S = 0.001
+DELAY = "1ms"
 NVRX_S = {"torch's destroy_process_group": 0.5, "last_call_wait": 1.0, "rank assignment": 0.5}
 """Minimum seconds of NVIDIA's resiliency extension, from "Restart latency" in its usage guide, with the default of
 `last_call_wait`. Its barrier (0.5 s with 16,000 ranks), running CUDA kernels and the function's own work are extra.
@@ -44,24 +44,6 @@ class Restart:
 
     whole_s: float  # from the kill
     from_start_s: float  # from the start of the slower process
-
-
-def supervisor(children: Children, lighthouse: str, runs: int) -> Child:
-    options = {
-        "--lighthouse": lighthouse,
-        "--replica-id": "a",
-        "--bind": "127.0.0.1:0",
-        "--advertise": "127.0.0.1",
-        "--store": "127.0.0.1:1",
-        "--nproc-per-node": str(RANKS),
-        "--max-restarts": str(runs + 1),
-        "--max-startup-failures": "0",
-        "--restart-delay": f"{DELAY_S:g}s",
-        "--max-restart-delay": f"{DELAY_S:g}s",
-        "--log-level": "warning",
-    }
-    words = [word for option in options.items() for word in option]
-    return children.start("supervisor", "-c", START_MANAGER, "run", *words, "-m", "benchmarks.support.restarting_rank")
 
 
 def ages(lines: Iterator[str], attempt: int) -> list[float]:
@@ -88,7 +70,10 @@ def _children(pid: int) -> list[int]:
 
 def measure(children: Children, runs: int) -> list[Restart]:
     lighthouse = start_lighthouse(children, OURS, min_replicas=1)
-    group = supervisor(children, lighthouse.address, runs)
+    options = ["--store", "127.0.0.1:1", "--max-restarts", str(runs + 1), "--max-startup-failures", "0"]
+    options += ["--restart-delay", DELAY, "--max-restart-delay", DELAY]
+    script = ["benchmarks.support.restarting_rank"]
+    group = supervised(children, lighthouse.address, "a", RANKS, options, script)
     lines = group.lines()
     ages(lines, 0)
     restarts: list[Restart] = []
@@ -121,7 +106,9 @@ def in_process(children: Children, faults: int) -> Comeback:
     lighthouse = start_lighthouse(children, OURS, min_replicas=1)
     script = ["benchmarks.support.failing_ddp", "in-process", str(faults)]
     options = ["--observe", "off", "--store", "127.0.0.1:1"]
-    return comeback(wrapped(children, lighthouse.address, "ddp", DDP_RANKS, options, script).lines(), faults, DDP_RANKS)
+    return comeback(
+        supervised(children, lighthouse.address, "ddp", DDP_RANKS, options, script).lines(), faults, DDP_RANKS
+    )
 
 
 def in_a_group(children: Children, faults: int) -> Comeback:
@@ -130,14 +117,14 @@ def in_a_group(children: Children, faults: int) -> Comeback:
     for name, count in (("fails", faults), ("peer", 0)):
         ports = ["--master-port", str(free_port()), "--store-port", str(free_port())]
         script = ["benchmarks.support.failing_group", str(count)]
-        groups.append(wrapped(children, lighthouse.address, name, GROUP_RANKS, ports, script))
+        groups.append(supervised(children, lighthouse.address, name, GROUP_RANKS, ports, script))
     return comeback(groups[0].lines(), faults, GROUP_RANKS)
 
 
-def wrapped(
+def supervised(
     children: Children, lighthouse: str, name: str, ranks: int, options: Sequence[str], script: Sequence[str]
 ) -> Child:
-    """Start ranks of a wrapped function under a supervisor."""
+    """Start ranks of a script under a supervisor."""
     common = ["--lighthouse", lighthouse, "--replica-id", name, "--bind", "127.0.0.1:0", "--advertise", "127.0.0.1"]
     common += ["--nproc-per-node", str(ranks), "--log-level", "warning"]
     return children.start(name, "-c", START_MANAGER, "run", *common, *options, "-m", *script)

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.support.children import Children
-from benchmarks.support.daemons import Daemon, prepare_lighthouse
+from benchmarks.support.daemons import Daemon, prepare_lighthouse, replace_lighthouse
 from benchmarks.support.figures import Bar, benchmark, finish, show_machine, table
 from benchmarks.support.scrape import is_standing
 from lighthouse_protocol.limits import DEFAULT_JOB
@@ -115,10 +115,8 @@ class Arena:
         """Kill the lighthouse, start another after DOWN_S, and wait until the quorum stands again."""
         old = self._lighthouse
         self._lighthouse = self._prepare(old.port)
-        cpu_s, began_at = self._lighthouse.child.cpu_s(), time.monotonic()
-        old.child.end()
-        time.sleep(DOWN_S)
-        self._lighthouse.serve()
+        cpu_s = self._lighthouse.child.cpu_s()
+        began_at = replace_lighthouse(old, self._lighthouse, DOWN_S)
         while not is_standing(self._lighthouse):
             if time.monotonic() > began_at + DOWN_S + self._setting.patience_s:
                 self._lighthouse.child.fail(f"is not back within {self._setting.patience_s:g} s")
@@ -244,15 +242,9 @@ def tls_bars(plain: Sequence[Stage], by_tls: Sequence[Stage]) -> list[Bar]:
 @click.option("--heartbeat-timeout", type=click.FloatRange(1), default=5.0, show_default=True, help="In seconds.")
 @click.option("--tls", "with_tls", is_flag=True, help="All of it again with TLS, and the ratios.")
 def main(
-    size: int,
-    joins: int,
-    seconds: float,
-    heartbeat_timeout: float,
-    with_tls: bool,
-    quick: bool,
-    check: bool,
+    size: int, joins: int, seconds: float, heartbeat_timeout: float, with_tls: bool, quick: bool, check: bool,
     path: Path | None,
-) -> None:
+) -> None:  # fmt: skip
     """Measure the lighthouse's cost of a thousand standing sessions."""
     settle_s = 3.0
     if quick:

@@ -7,7 +7,7 @@ competition of seven busy processes for the machine's cores.
 """
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,19 @@ import click
 
 from benchmarks.support.children import Children
 from benchmarks.support.daemons import OURS, TORCHFT, start_lighthouse, start_manager
-from benchmarks.support.figures import Bar, benchmark, finish, percentile, ratios, show_machine, spread, table
+from benchmarks.support.figures import (
+    Bar,
+    Contender,
+    benchmark,
+    finish,
+    of_torchft,
+    percentile,
+    ratios,
+    show_machine,
+    spread,
+    table_of,
+    take_turns,
+)  # fmt: skip
 from benchmarks.support.scrape import scrape
 from benchmarks.support.torchft_native import released_version
 
@@ -24,39 +36,37 @@ GROUPS = 3
 CALLS = ("quorum_s", "should_commit_s", "both_s")
 
 
-Block = dict[str, Any]
-"""Measurements of consecutive steps: the seconds of each call of each rank; and, per step, the CPU of all daemons, the
-round trips of a rank, and the calls to our lighthouse without heartbeats."""
-
-
 @dataclass(frozen=True, slots=True)
-class Contender:
+class Setup:
     name: str
     product: str
     client: str
 
 
-REFERENCE = Contender("torchft 0.2, its client", TORCHFT, TORCHFT)
-SAME_CLIENT = Contender("ours, torchft's client", OURS, TORCHFT)
-OWN_CLIENT = Contender("ours, our client, standing", OURS, OURS)
+REFERENCE = Setup("torchft 0.2, its client", TORCHFT, TORCHFT)
+SAME_CLIENT = Setup("ours, torchft's client", OURS, TORCHFT)
+OWN_CLIENT = Setup("ours, our client, standing", OURS, OURS)
 
 
-class Arena:
-    """One contender: daemons, ranks, and measurements."""
+class Arena(Contender):
+    """Daemons and ranks of one setup. A block is some steps."""
 
-    def __init__(self, children: Children, contender: Contender) -> None:
-        self.contender = contender
-        self.blocks: list[Block] = []
-        self._lighthouse = start_lighthouse(children, contender.product, GROUPS)
+    def __init__(self, children: Children, setup: Setup, steps: int) -> None:
+        super().__init__()
+        self.setup = setup
+        self._steps = steps
+        self._lighthouse = start_lighthouse(children, setup.product, GROUPS)
         names = [f"group_{i}" for i in range(GROUPS)]
-        managers = [start_manager(children, contender.product, self._lighthouse, name) for name in names]
+        managers = [start_manager(children, setup.product, self._lighthouse, name) for name in names]
         self._daemons = [self._lighthouse, *managers]
-        program = ("-m", "benchmarks.support.rank", contender.client)
+        program = ("-m", "benchmarks.support.rank", setup.client)
         self._ranks = [children.start("a rank", *program, manager.address) for manager in managers]
         for rank in self._ranks:
             rank.read_line()
 
-    def measure(self, steps: int) -> Block:
+    def measure(self) -> dict[str, Any]:
+        """Return the seconds of each call of each rank and, per step, the daemons' CPU, round trips and calls."""
+        steps = self._steps
         began_at, asked = self._cpu_s(), self._lighthouse_calls()
         for rank in self._ranks:
             rank.send(steps=steps)
@@ -76,36 +86,28 @@ class Arena:
 
     def _lighthouse_calls(self) -> float:
         """Return the number of completed calls and quorum rounds, or 0 for torchft's lighthouse."""
-        if self.contender.product != OURS:
+        if self.setup.product != OURS:
             return 0.0
         counted = ("lighthouse_grpc_calls_total", "lighthouse_quorum_rounds_")
         return sum(value for name, value in scrape(self._lighthouse).items() if name.startswith(counted))
 
     def medians(self, call: str) -> list[float]:
-        return [spread(block[call]).median for block in self.blocks]
-
-    def values(self, name: str) -> list[float]:
-        return [block[name] for block in self.blocks]
+        return [spread(times).median for times in self.values(call)]
 
 
 def run_all(blocks: int, steps: int) -> list[dict[str, Any]]:
-    """Measure `blocks` blocks per contender, in turn. The first turn does not count."""
-    contenders = [REFERENCE, SAME_CLIENT, OWN_CLIENT] if released_version() else [OWN_CLIENT]
+    setups = [REFERENCE, SAME_CLIENT, OWN_CLIENT] if released_version() else [OWN_CLIENT]
     with Children() as children:
-        arenas = [Arena(children, contender) for contender in contenders]
-        for turn in range(blocks + 1):
-            for arena in arenas:
-                block = arena.measure(steps)
-                if turn > 0:
-                    arena.blocks.append(block)
+        arenas = [Arena(children, setup, steps) for setup in setups]
+        take_turns(arenas, blocks)
         return [_report(arena, arenas[0]) for arena in arenas]
 
 
 def _report(arena: Arena, reference: Arena) -> dict[str, Any]:
-    is_compared, cpu_s = reference.contender is REFERENCE, arena.values("daemons_cpu_s")
-    every = {call: [value for block in arena.blocks for value in block[call]] for call in CALLS}
+    is_compared, cpu_s = reference.setup is REFERENCE, arena.values("daemons_cpu_s")
+    every = {call: [value for times in arena.values(call) for value in times] for call in CALLS}
     return {
-        "contender": arena.contender.name,
+        "contender": arena.setup.name,
         "calls": {
             call: {"median_s": spread(values).median, "p99_s": percentile(values, 0.99)}
             for call, values in every.items()
@@ -118,20 +120,26 @@ def _report(arena: Arena, reference: Arena) -> dict[str, Any]:
     }
 
 
-def render(results: Sequence[Mapping[str, Any]]) -> str:
-    times = ["quorum ms (p99)", "commit ms (p99)", "both ms (p99)"]
-    cpu = ["daemons' CPU ms", "CPU, of torchft's"]
-    header = ["daemons, client", *times, "both, of torchft's", *cpu, "round trips", "lighthouse calls"]
-    return table(header, [_cells(row) for row in results])
+COLUMNS: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
+    "daemons, client": lambda row: row["contender"],
+    "quorum ms (p99)": lambda row: _time(row, "quorum_s"),
+    "commit ms (p99)": lambda row: _time(row, "should_commit_s"),
+    "both ms (p99)": lambda row: _time(row, "both_s"),
+    "both, of torchft's": lambda row: _ratio(row, "ratio"),
+    "daemons' CPU ms": lambda row: row["daemons_cpu_s"].text(2, 1e3),
+    "CPU, of torchft's": lambda row: _ratio(row, "daemons_cpu_ratio"),
+    "round trips": lambda row: f"{row['round_trips']:.2f}",
+    "lighthouse calls": lambda row: "-" if row["contender"] == REFERENCE.name else f"{row['lighthouse_calls']:.2f}",
+}
 
 
-def _cells(row: Mapping[str, Any]) -> list[str]:
-    calls = [row["calls"][call] for call in CALLS]
-    times = [f"{call['median_s'] * 1e3:.2f} ({call['p99_s'] * 1e3:.2f})" for call in calls]
-    cpu = [row["daemons_cpu_s"].text(2, 1e3), _ratio(row, row["daemons_cpu_ratio"])]
-    calls_made = f"{row['lighthouse_calls']:.2f}" if row["contender"] != REFERENCE.name else "-"
-    trips = [f"{row['round_trips']:.2f}", calls_made]
-    return [row["contender"], *times, _ratio(row, row["ratio"]), *cpu, *trips]
+def _time(row: Mapping[str, Any], call: str) -> str:
+    times = row["calls"][call]
+    return f"{times['median_s'] * 1e3:.2f} ({times['p99_s'] * 1e3:.2f})"
+
+
+def _ratio(row: Mapping[str, Any], name: str) -> str:
+    return of_torchft(row[name], is_torchft=row["contender"] == REFERENCE.name)
 
 
 def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
@@ -145,12 +153,6 @@ def bars(results: Sequence[Mapping[str, Any]]) -> list[Bar]:
     return found
 
 
-def _ratio(row: Mapping[str, Any], ratio: Any) -> str:
-    if ratio is None:
-        return "-"
-    return "1" if row["contender"] == REFERENCE.name else ratio.text()
-
-
 @benchmark("Seconds instead of a minute: two blocks of 30 steps.")
 @click.option("--blocks", type=click.IntRange(1), default=15, show_default=True, help="Measured blocks each.")
 @click.option("--steps", type=click.IntRange(2), default=100, show_default=True, help="Steps of a block.")
@@ -162,7 +164,7 @@ def main(blocks: int, steps: int, quick: bool, check: bool, path: Path | None) -
     results = run_all(blocks, steps)
     settings = {"groups": GROUPS, "blocks": blocks, "steps_per_block": steps}
     report = {"benchmark": "step_overhead", "machine": machine, **settings, "contenders": results}
-    finish(render(results), report, bars(results), is_checked=check, path=path)
+    finish(table_of(COLUMNS, results), report, bars(results), is_checked=check, path=path)
 
 
 if __name__ == "__main__":

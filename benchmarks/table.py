@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from benchmarks.recovery import GIVE_UP_S
-from benchmarks.step_overhead import OWN_CLIENT, REFERENCE, SAME_CLIENT, Contender
+from benchmarks.step_overhead import OWN_CLIENT, REFERENCE, SAME_CLIENT, Setup
 from benchmarks.support.children import ROOT
 from benchmarks.support.daemons import OURS, TORCHFT
 from benchmarks.support.figures import machine_text
@@ -71,10 +71,10 @@ def _loss(fault: str) -> Callable[[Report], tuple[str, str | None]]:
     return read
 
 
-def _calls(contender: Contender) -> Callable[[Report], tuple[str, str | None]]:
+def _calls(setup: Setup) -> Callable[[Report], tuple[str, str | None]]:
     def read(report: Report) -> tuple[str, str | None]:
         found = {row["contender"]: row["calls"]["both_s"]["median_s"] for row in report["contenders"]}
-        return _pair(found, contender.name, REFERENCE.name, 2)
+        return _pair(found, setup.name, REFERENCE.name, 2)
 
     return read
 

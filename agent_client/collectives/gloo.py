@@ -2,16 +2,16 @@
 
 gloo's own abort() leaves wait() hanging until the peer's socket closes. So this module shuts down the group's connected
 sockets instead, which makes wait() raise within milliseconds, at this rank and at every peer. It finds these sockets
-among those that appear while the group connects. Other threads may open connections at the same time, but one address
-of each gloo socket is an address at which a rank listens, and gloo publishes these in the store. The module duplicates
-the sockets' descriptors, because gloo closes its own and their numbers are reused. The listening socket must not be
-shut down, or the process aborts.
+among those that appear while the group connects. Other threads may open connections at the same time, but one end of
+each gloo socket has an address at which a rank listens, and gloo publishes these addresses in the store. The module
+duplicates the sockets' descriptors, because gloo closes its own and their numbers are reused. The listening socket must
+not be shut down, or the process aborts.
 
 When a connection closes, gloo fails the operations that wait for its peer, but not a send that is still queued
-(gloo/transport/tcp/pair.cc, signalException). Such an operation ends by its timeout only. So after an abort, `wait`
-gives up as soon as nothing can write to the tensors: all connections are closed and gloo's threads are idle. One of
-these threads may keep running after an abort, as was observed. It gets SPINS_S, long enough to read what was left in
-the socket buffers.
+(gloo/transport/tcp/pair.cc, signalException). A queued send ends only when it times out. So after an abort, `wait`
+gives up as soon as nothing can write to the tensors: all connections are closed and gloo's threads are idle. A gloo
+thread has been observed to keep running after an abort. It gets SPINS_S seconds to read what is left in the socket
+buffers.
 """
 
 import contextlib
@@ -70,14 +70,14 @@ class Connections:
 
 
 def socket_inodes() -> Inodes:
-    """Return the inodes of this process's sockets. Descriptors cannot identify sockets, because they are reused."""
+    """Return the inodes of this process's sockets. Descriptor numbers would not identify sockets: they are reused."""
     return frozenset(_descriptors())
 
 
 def group_connections(before: Inodes, store: Store, size: int) -> Connections:
-    """Return the connections of a group that has just connected, and whose ranks have published where they listen.
+    """Return the connections of a newly connected group. Its ranks must have published their listening addresses.
 
-    `before` are the sockets that existed before the group connected.
+    `before` contains the inodes of the sockets that existed before the group connected.
     """
     published = b"".join(store.multi_get([f"0/{rank}" for rank in range(size)]))
 
@@ -98,7 +98,7 @@ End = tuple[int, str, int]
 
 
 def _duplicate_new_sockets(before: Inodes, is_wanted: Callable[[End, End], bool]) -> list[socket.socket]:
-    """Duplicate the connected sockets not in `before` that `is_wanted` selects by their own and peer's address."""
+    """Duplicate the connected sockets that are not in `before` and whose two addresses `is_wanted` accepts."""
     found: list[socket.socket] = []
     for inode, descriptor in _descriptors().items():
         if inode in before:
@@ -165,7 +165,7 @@ def keep_until_done(works: Sequence[Any], backend: Any) -> None:
 
 
 def release_later(works: Iterable[Any]) -> None:
-    """Keep references to the newest `works` of a destroyed group until gloo's threads have released theirs.
+    """Keep references to the newest `works` of a destroyed group while gloo's threads release theirs.
 
     This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++ code
     that destroys the group, such as DDP's reducer, holds the GIL while it waits for the thread.
@@ -178,9 +178,9 @@ def release_later(works: Iterable[Any]) -> None:
 def _poll_until_done(works: Sequence[Any], _backend: Any) -> None:
     """Poll until all works have completed.
 
-    Calling work.wait() instead would be wrong: if it returns while the interpreter exits, the process aborts.
+    Do not call work.wait() instead: if it returns while the interpreter exits, the process aborts.
     """
-    pause_s = FIRST_PAUSE_S  # most end at once
+    pause_s = FIRST_PAUSE_S  # most works end immediately
     while not all(work.is_completed() for work in works):
         time.sleep(pause_s)
         pause_s = min(MAX_PAUSE_S, 2 * pause_s)
@@ -189,7 +189,7 @@ def _poll_until_done(works: Sequence[Any], _backend: Any) -> None:
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
     """Wait for a send or receive on a separate thread. Raise RuntimeError if it fails or the group is aborted.
 
-    Unlike a wait for a collective, this wait cannot be divided into short ones, because a timeout breaks the group.
+    Unlike a wait for a collective, this wait cannot be split into short waits, because a timeout breaks the group.
     """
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 
@@ -220,19 +220,19 @@ def _ends_within(work: Any, timeout_s: float) -> bool:
     except RuntimeError:
         if not work.is_completed():
             return False
-        work.wait()  # it may have succeeded in this very moment
+        work.wait()  # the work may have succeeded just after the timeout
     return True
 
 
 def are_threads_idle(tasks: Path = Path("/proc/self/task")) -> bool:
     """Return whether all of gloo's threads in this process are asleep.
 
-    Older versions of torch do not name these threads. Then all threads that were not started by Python must be asleep.
+    Older versions of torch do not name these threads. Then return whether all threads not started by Python are asleep.
     """
     found: dict[str, tuple[str, str]] = {}
     """Name and state (as in proc(5)) of each thread."""
     for task in tasks.iterdir():
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # the thread has ended
             name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
             found[task.name] = name, rest.split()[0]
     if {name for name, _ in found.values()} >= THREADS:
@@ -247,9 +247,9 @@ class GlooGroup:
     def __init__(
         self, store: Store, rank: int, size: int, host: str, *, connect_timeout_s: float, timeout_s: float
     ) -> None:
-        """Connect to all peers, which must use the same `store`. Raises RuntimeError if one does not connect in time.
+        """Connect to all peers. Raise RuntimeError if a peer does not connect in time.
 
-        The peers must be able to reach this host at the address `host`.
+        The peers must use the same `store`, and be able to reach this rank at the address `host`.
         """
         self.rank = rank
         self.size = size
@@ -274,10 +274,10 @@ class GlooGroup:
         wait(self.backend.allreduce([tensor], options), self.backend, self._is_over)
 
     def all_gather(self, row: torch.Tensor, timeout_s: float) -> torch.Tensor:
-        """Return the rows of all ranks, stacked by rank.
+        """Return the rows of all ranks, stacked by rank. All rows must have the same shape and dtype.
 
-        For small rows of the same shape and dtype. Each rank sends its row to all others at once; gloo's own all_gather
-        takes `size` - 1 rounds.
+        Each rank sends its row to all others at the same time. For small rows, this is faster than gloo's own
+        all_gather, which takes `size` - 1 rounds.
         """
         options: Any = AllToAllOptions()
         options.timeout = timedelta(seconds=timeout_s)
@@ -289,8 +289,8 @@ class GlooGroup:
     def for_torch(self, name: str) -> ProcessGroup:
         """Create a second process group of the same ranks, for modules such as DDP.
 
-        These modules start collectives from their own threads. Sharing this group with them would let the order of
-        collectives differ between ranks. abort() aborts the second group, too.
+        These modules start collectives from their own threads. If they shared this group, the order of collectives
+        could differ between ranks. abort() also aborts the second group.
         """
         store = PrefixStore(name, self.store)
         ranks = GlooGroup(

@@ -1,6 +1,6 @@
 """Parameters and interfaces of process groups, and a registry of this process's groups.
 
-The registry makes it possible to abort all groups at once, including those that the script has made.
+With the registry, all groups can be aborted at once, including those that the script has created.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ class GroupSpec:
 
 class RankGroup(Protocol):
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place. Raises RuntimeError if a peer is lost, after which no call works."""
+        """Sum the tensor over all ranks, in place. Raises RuntimeError if a peer is lost. All later calls then fail."""
         ...
 
     def abort(self) -> None:
@@ -34,11 +34,11 @@ class RankGroup(Protocol):
 
 class Connector(Protocol):
     def connect(self, spec: GroupSpec) -> RankGroup:
-        """Create a group, connected to all peers. Raises RuntimeError if one does not connect in time."""
+        """Create a group that is connected to all peers. Raises RuntimeError if a peer does not connect in time."""
         ...
 
     def close(self) -> None:
-        """Release resources that the groups share. The default does nothing."""
+        """Release the resources that this connector's groups share. The default does nothing."""
 
 
 class Abortable(Protocol):
@@ -55,18 +55,18 @@ def register_group(group: Abortable) -> None:
 def registered() -> list[Abortable]:
     """Return the registered groups.
 
-    The caller must keep references to them, so that Python destroys the groups. If torch's C++ objects did it, they
-    would hold the GIL while waiting for the group's threads, which may need the GIL.
+    The caller must keep references to the groups, so that Python destroys them. If torch's C++ objects destroyed a
+    group, they would hold the GIL while waiting for the group's threads, which may need the GIL.
     """
     return list(_groups)
 
 
 def abort_all() -> None:
     for group in list(_groups):
-        with contextlib.suppress(RuntimeError):  # it had failed already
+        with contextlib.suppress(RuntimeError):  # the group had already failed
             group.abort()
 
 
 def have_lost_a_peer() -> bool:
-    """Return whether any of this process's process groups has a peer that has exited or aborted it."""
+    """Return whether a peer of any of this process's groups has exited or aborted the group."""
     return any(getattr(group, "has_lost_a_peer", False) for group in list(_groups))

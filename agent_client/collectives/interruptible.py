@@ -1,8 +1,7 @@
 """Replacement for torch's ProcessGroup in which abort() interrupts every wait.
 
 Waits for gloo on CPU tensors use collectives/gloo.py. This includes waits in C++: DDP's reducer waits for the future of
-a collective, and this module supplies that future. Everything else is left to torch and the backend. NCCL has its own
-abort.
+a collective, and this module supplies that future. All other calls go to torch and the backend. NCCL has its own abort.
 """
 
 import contextlib
@@ -25,7 +24,7 @@ from agent_client.collectives.group_spec import register_group
 from agent_client.collectives.observed import first_tensor, never_compiled
 
 _ABORTED = "the process group was aborted because the generation of its run ended"
-_UNDER_WAY = 1024  # more than gloo runs at once, since it works in order
+_UNDER_WAY = 1024  # more collectives than gloo runs at the same time, because it runs them in order
 _REDUCE_SCATTERS = (
     "_reduce_scatter_base",
     "reduce_scatter_single",
@@ -52,7 +51,7 @@ class InterruptibleGroup(ProcessGroup):
         register_group(self)
 
     def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
-        """Register a backend for a type of device. One backend may be registered for several."""
+        """Register a backend for a type of device. The same backend may be registered for several types."""
         for group in (super(), self._ranks):
             group._register_backend(device, backend_type, backend)
         if isinstance(backend, ProcessGroupGloo) and backend not in self._gloo:
@@ -91,9 +90,9 @@ class InterruptibleGroup(ProcessGroup):
         return InterruptibleWork(work, backend, self._gloo[backend], self._waiter, is_sliced=not is_message)
 
     def _reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> "ReduceScatter":
-        """Run a reduce-scatter as an all-reduce, after which each rank keeps its part. torch does the same for gloo.
+        """Run a reduce-scatter as an all-reduce, after which each rank keeps its part.
 
-        torch's own version is not used, because a wait for it cannot be interrupted.
+        torch does the same for gloo, but a wait for torch's version cannot be interrupted.
         """
         outputs, inputs = ([each] if isinstance(each, torch.Tensor) else each for each in (outputs, inputs))
         options: Any = AllreduceOptions()
@@ -106,7 +105,8 @@ class InterruptibleGroup(ProcessGroup):
     def _gloo_for(self, tensor: torch.Tensor | None) -> ProcessGroupGloo | None:
         """Return the gloo backend that handles `tensor`, or None if the backend is not gloo.
 
-        A barrier has no tensor, and any backend of the group may run it. Return None unless all of them are gloo.
+        A barrier has no tensor, and any backend of the group may run it. So if `tensor` is None, return a backend only
+        if all backends are gloo.
         """
         devices = self._device_types if tensor is None else [tensor.device]
         backends: list[Any] = [self._get_backend(device) for device in devices]
@@ -124,7 +124,7 @@ class InterruptibleWork(Work):
         self._backend = backend
         self._connections = connections
         self._waiter = waiter
-        self._is_sliced = is_sliced  # not a send or receive: gloo treats its timeout as a failure of the group
+        self._is_sliced = is_sliced  # False for a send or receive: when its wait times out, gloo breaks the group
         self._future: Any = None
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
@@ -152,7 +152,7 @@ class InterruptibleWork(Work):
 
 
 class ReduceScatter(Work):
-    """Work of a reduce-scatter that is made of all-reduces. Waiting copies this rank's parts to the outputs."""
+    """Work of a reduce-scatter that runs as all-reduces. wait() copies this rank's parts to the outputs."""
 
     def __init__(
         self, works: Sequence[InterruptibleWork], sums: Sequence[Any], outputs: Sequence[Any], rank: int, size: int
@@ -178,8 +178,8 @@ class ReduceScatter(Work):
 class Waiter:
     """Waits for works and completes their futures, on its own thread.
 
-    If gloo's threads did it, they would wait for the GIL, while code that destroys the group holds the GIL and waits
-    for the threads.
+    gloo's threads must not complete these futures: they would wait for the GIL, while code that destroys the group
+    holds the GIL and waits for the threads.
     """
 
     def __init__(self) -> None:

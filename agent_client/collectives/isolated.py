@@ -1,16 +1,16 @@
 """A process group in a child process. Killing the child aborts the group, even if its backend hangs.
 
-Tensors are passed in memory that both processes map, so each is copied in and out once. A fork server, an interpreter
-that has imported torch, creates the children, so the training process itself never forks. The server has one thread and
-no process group. It exits with the process that started it, and its children exit with it.
+Tensors are passed in shared memory, so each tensor is copied in and out once. The children are forked by a fork server,
+an interpreter that has imported torch, so the training process itself never forks. The fork server has one thread and
+no process group. It exits when the process that started it exits, and its children exit with it.
 
 A request to fork is one byte, with the descriptor of the child's socket. The answer is one byte, with a pidfd of the
-new child. After that, the child receives requests in JSON over its own socket:
+new child. The child then receives requests in JSON over its own socket:
 
     {"connect": {GroupSpec}, "backend": "gloo", "device": null}  -> {}  or  {"error": "..."}
     {"reduce": "float32", "count": 7, "timeout_s": 60}    -> {}  or  {"error": "..."}
 
-A request for a tensor that is larger than the shared memory contains the descriptor of new memory.
+If a tensor is larger than the shared memory, the request contains the descriptor of a larger shared memory.
 """
 
 import contextlib
@@ -37,13 +37,13 @@ from lighthouse_runtime.process.children import die_with_parent
 START_TIMEOUT_S = 120.0
 """Time limit for the start of the fork server, which imports torch."""
 SLACK_S = 5.0
-"""How long after the timeout of a collective its child may still answer before it is killed."""
+"""Time in seconds that a child has to answer after the timeout of its collective. It is killed after that."""
 _LEAST_BYTES = 2**20
 MAX_MESSAGE_BYTES = 65536
 
 
 class IsolatedConnector(Connector):
-    """Creates process groups in children of a fork server, which it starts and restarts."""
+    """Creates process groups in children of a fork server. Starts the fork server, and restarts it if it ends."""
 
     def __init__(self, backend: str = "gloo") -> None:
         self._backend = backend
@@ -121,7 +121,7 @@ class IsolatedGroup:
         limit_s = self._timeout_s if timeout_s is None else timeout_s
         size = tensor.numel() * tensor.itemsize
         descriptors: list[int] = []
-        if size > self._memory.numel():  # the child maps the larger memory, too
+        if size > self._memory.numel():  # the child also maps the larger memory
             descriptors = [os.memfd_create("lighthouse")]
             os.ftruncate(descriptors[0], max(_LEAST_BYTES, size))
             self._memory = map_memory(os.dup(descriptors[0]))
@@ -133,7 +133,7 @@ class IsolatedGroup:
             tensor.copy_(shared)
 
     def abort(self) -> None:
-        """Kill the child, whose connections the kernel then closes. Thread-safe and idempotent."""
+        """Kill the child. The kernel then closes its connections. Thread-safe and idempotent."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
@@ -161,7 +161,7 @@ class IsolatedGroup:
 
 
 def map_memory(descriptor: int) -> torch.Tensor:
-    """Map the memory of `descriptor` as a uint8 tensor, and close the descriptor. Deleting the last view unmaps it."""
+    """Map the memory of `descriptor` as a uint8 tensor until its last view is deleted, and close the descriptor."""
     memory = mmap.mmap(descriptor, 0)
     os.close(descriptor)
     return torch.frombuffer(memory, dtype=torch.uint8)
@@ -171,9 +171,9 @@ def map_memory(descriptor: int) -> torch.Tensor:
 
 
 def fork_server() -> NoReturn:
-    """Serve requests to fork. The arguments are the descriptor of the socket for them, and the pid of the parent."""
+    """Serve requests to fork. sys.argv contains the descriptor of the request socket, and the pid of the parent."""
     orders, parent_pid = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    # The socket may stay open after the parent has exited, because the parent's forked children have it, too.
+    # The socket may stay open after the parent has exited, because the parent's forked children also hold it.
     parent = os.pidfd_open(parent_pid)
     if os.getppid() != parent_pid:
         os._exit(1)
@@ -200,7 +200,7 @@ def _fork_child(orders: socket.socket) -> bool:
         try:
             die_with_parent(server_pid, signal.SIGKILL)
             serve(socket.socket(fileno=descriptors[0]))
-        except BaseException:  # noqa: BLE001  no error may get lost
+        except BaseException:  # noqa: BLE001  report every error
             traceback.print_exc()
         finally:
             os._exit(0)

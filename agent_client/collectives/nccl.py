@@ -1,14 +1,14 @@
 """An NCCL process group that can be aborted while a peer is dead or suspended.
 
 An abort makes NCCL's kernels return, and their CUDA events complete as if the collective had succeeded. So a collective
-counts as successful only if its event has completed before an abort was announced; `Fence` orders the two with a lock.
+counts as successful only if its event has completed before an abort was announced. `Fence` orders the two with a lock.
 
-The waiting thread checks for NCCL errors itself and aborts the group on the first one, before torch's watchdog, which
-checks ten times a second, can find it. When the watchdog finds a failure, it sleeps for a minute, so that all ranks of
-the job can dump their state, and notifies the monitor of the process's first NCCL group. That monitor dumps its state,
-sleeps for eight minutes and kills the process unless its group has been destroyed. Code that destroys a group waits for
-both sleeps. All this is meant for jobs that do not survive a failure. The variables in QUIET switch it off. The first
-sleep was observed with torch 2.11; the rest is from ProcessGroupNCCL.cpp.
+The waiting thread checks for NCCL errors itself and aborts the group on the first error, before torch's watchdog finds
+the error in one of its ten checks per second. When the watchdog finds a failure, it sleeps for a minute, so that all
+ranks of the job can dump their state, and notifies the monitor of the process's first NCCL group. That monitor dumps
+its state, sleeps for eight minutes and kills the process unless its group has been destroyed. Code that destroys a
+group waits for both sleeps. torch does this for jobs that do not survive a failure. The variables in QUIET turn it off.
+The first sleep was observed with torch 2.11. The other facts are from ProcessGroupNCCL.cpp.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ QUIET = {
     DUMP: "0",  # the monitor ignores failures
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",  # a quarter of the watchdog's sleep
 }
-"""Environment variables to set while a group is created, which is when torch reads them."""
+"""Environment variables to set while a group is created, because torch reads them then."""
 POLL_S = 0.0001
 NEVER = timedelta(days=365)
 WARNING = (
@@ -47,7 +47,7 @@ WARNING = (
 
 
 def may_end_the_process(default_backends: str) -> bool:
-    """Return whether torch's monitor may kill this process after the loss of a peer."""
+    """Return whether torch's monitor may kill this process after a peer is lost, given the default group's backends."""
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
 
 
@@ -58,7 +58,7 @@ class NcclConnector(Connector):
         self.device = torch.device("cuda", torch.cuda.current_device() if device is None else device)
         if distributed.is_initialized() and may_end_the_process(distributed_c10d.get_backend_config()):
             log.warning("%s", WARNING)
-        os.environ.setdefault(DUMP, "0")  # for the default group, if it does not exist yet
+        os.environ.setdefault(DUMP, "0")  # for the default group, if the script creates it later
 
     def connect(self, spec: GroupSpec) -> "NcclGroup":
         store = PrefixStore(spec.prefix, connect_store(spec.store_address, spec.connect_timeout_s))
@@ -73,14 +73,14 @@ class NcclConnector(Connector):
 
 
 class Fence:
-    """Orders the abort of a group and the completion of collectives, so that none counts as complete after an abort."""
+    """Orders a group's abort and the completion of its collectives, so that none counts as complete after the abort."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._is_down = False
 
     def announce_abort(self) -> bool:
-        """Announce an abort. Return True for the first one."""
+        """Announce an abort. Return whether this is the first abort."""
         with self._lock:
             was_down, self._is_down = self._is_down, True
         return not was_down
@@ -98,14 +98,14 @@ class Fence:
 
 
 def wait_for(work: Any, done: Any, fence: Fence, ends_at: float) -> None:
-    """Wait until the collective of torch's `work`, after which the CUDA event `done` was recorded, has completed.
+    """Wait until the collective `work` has completed. The CUDA event `done` was recorded directly after it.
 
     Raises:
         RuntimeError: The group was aborted, a peer is lost, or the deadline `ends_at` has passed.
     """
     while not fence.has_passed(done):
-        if work.is_completed():  # this looks for NCCL's errors
-            result = work.get_future_result()  # done as soon as any thread has seen an error
+        if work.is_completed():  # this call checks for NCCL errors
+            result = work.get_future_result()  # done as soon as any thread has found an error
             if result.done() and result.value() != 0:
                 raise RuntimeError("NCCL has lost a peer")
         if time.monotonic() >= ends_at:
@@ -124,7 +124,7 @@ class NcclGroup:
         self._fence = Fence()
         options: Any = distributed.ProcessGroupNCCL.Options()
         options.config.blocking = 0  # otherwise NCCL waits forever for a peer that never connects
-        options._timeout = NEVER  # each collective has its own limit
+        options._timeout = NEVER  # each collective has its own time limit
         with _environment(**QUIET, TORCH_NCCL_NONBLOCKING_TIMEOUT=str(connect_timeout_s)):
             self._backend: Any = distributed.ProcessGroupNCCL(store, rank, size, options)
             try:
@@ -159,9 +159,9 @@ class NcclGroup:
 
 @contextlib.contextmanager
 def _environment(**variables: str) -> Generator[None]:
-    """Set environment variables within the context, in which a group is created.
+    """Set environment variables within the context.
 
-    Groups that the script creates must not be affected, so the old values are restored.
+    The old values are restored afterwards, so that groups which the script creates are not affected.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -179,10 +179,10 @@ T = TypeVar("T")
 
 
 def in_stream_order(tensor: torch.Tensor, act: Callable[[], T]) -> Callable[[], T]:
-    """Wrap `act`, which uses a tensor of the current CUDA stream, to run on another thread.
+    """Wrap `act`, which uses `tensor`, so that another thread can run it.
 
-    It then runs on that thread's stream, after all work that is now queued on the caller's stream, and returns when the
-    work that `act` has queued is done.
+    The wrapped function runs `act` on the other thread's CUDA stream, after all work that is queued on the caller's
+    current stream now. It returns when the work that `act` has queued is done.
     """
     if not tensor.is_cuda:
         return act

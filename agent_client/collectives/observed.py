@@ -1,7 +1,7 @@
 """A torch process group whose collectives are recorded in the rank's progress, and exclusion from torch.compile.
 
 torch's modules run their own collectives inside a replica group: DDP broadcasts its buffers before each forward pass.
-`ObservedGroup` records them, so that a rank that hangs in one is noticed.
+`ObservedGroup` records these collectives, so that a rank that hangs in one of them is noticed.
 
 torch's C++ code calls back into Python in the middle of a compiled region, for the collectives of a process group and
 for hooks of the backward pass. Dynamo would trace these calls, but code that begins a step, a collective or a vote must
@@ -80,7 +80,7 @@ _OTHERS = ("recv", "recv_anysource", "send")
 
 
 class ObservedGroup(ProcessGroup):
-    """Process group that forwards every call to `ranks` and records collectives in `progress`."""
+    """Process group that forwards every call to the group `ranks` and records collectives in `progress`."""
 
     def __init__(self, ranks: ProcessGroup, progress: Progress) -> None:
         super().__init__(ranks.rank(), ranks.size())  # pyright: ignore[reportCallIssue]

@@ -34,15 +34,15 @@ ProcessGroupName = Literal["gloo", "nccl", "isolated", "isolated:nccl"]
 PROCESS_GROUPS: tuple[str, ...] = get_args(ProcessGroupName)
 STORE_PREFIX = "lighthouse"
 CONNECT_PARTS = 3
-"""Connecting has three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective. gloo may
-take five times as long."""
+"""Connecting has up to three parts, each limited by `connect_timeout_s`: store, group, and NCCL's first collective.
+Connecting a gloo group may take five times that limit."""
 
 
 def connector(name: str) -> Connector:
-    """Create the connector for one of PROCESS_GROUPS. NCCL uses the current CUDA device.
+    """Create the connector for a kind of process group. NCCL uses the current CUDA device.
 
     Raises:
-        ConfigurationError: The name is unknown, or this kind is not available on this host.
+        ConfigurationError: `name` is not in PROCESS_GROUPS, or this kind is not available on this host.
     """
     match name:
         case "gloo":
@@ -70,7 +70,8 @@ class Peers:
     ) -> None:
         """Set the parameters, without connecting.
 
-        `connect_timeout_s` limits each part of connecting, and `timeout_s` a collective without its own limit.
+        `connect_timeout_s` limits each part of connecting (see CONNECT_PARTS). `timeout_s` limits a collective that has
+        no time limit of its own.
         """
         self._group_rank = group_rank
         self._host = host
@@ -86,12 +87,12 @@ class Peers:
         self._connecting: threading.Thread | None = None
 
     def configure(self, assignment: Assignment, why_revoked: Callable[[], str | None]) -> None:
-        """Connect to the participants of a new quorum. Does nothing if the quorum_id is unchanged.
+        """Connect to the participants of a new quorum. Do nothing if the quorum_id is unchanged.
 
         `why_revoked` returns why the quorum has been revoked, or None if it has not.
 
         Raises:
-            RuntimeError: A participant did not connect in time, the quorum was revoked, or its group was dropped.
+            RuntimeError: A participant did not connect in time, the quorum was revoked, or the group was dropped.
         """
         if assignment.quorum_id == self._quorum_id:
             self._connected.result()
@@ -126,7 +127,7 @@ class Peers:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Exchange rows of integers of the same length. Return those of all participants, by replica_rank."""
+        """Exchange rows of integers of the same length. Return the rows of all participants, by replica_rank."""
         row = torch.tensor(words, dtype=torch.int64)
         group = self._connected.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):
@@ -138,7 +139,7 @@ class Peers:
         return [tuple(each) for each in table.tolist()]
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """Abort running collectives if the current quorum is `quorum_id`, or whichever it is if None.
+        """Abort running collectives if the current quorum is `quorum_id`. If `quorum_id` is None, always abort them.
 
         Results of completed collectives stay valid.
         """
@@ -147,7 +148,7 @@ class Peers:
                 self._end(f"quorum {self._quorum_id} was revoked: {reason}")
 
     def drop(self) -> None:
-        """Abort running collectives, also at the peers, and close the group. It cannot be connected again."""
+        """Abort running collectives on this rank and its peers, and close the group for good."""
         with self._lock:
             if self._quorum_id is not None:
                 self._end(f"the process group of quorum {self._quorum_id} was abandoned")
@@ -155,7 +156,7 @@ class Peers:
     def close(self) -> None:
         """Drop the group and release all resources.
 
-        Waits for a thread that is still connecting, because it must not run while the interpreter exits.
+        Wait for a thread that is still connecting, because it must not run while the interpreter exits.
         """
         self.drop()
         if self._connecting is not None:
@@ -167,7 +168,7 @@ class Peers:
         ended.set_exception(RuntimeError(reason))
         connected, self._connected = self._connected, ended
         try:
-            connected.set_exception(RuntimeError(reason))  # still connecting: end the wait for it
+            connected.set_exception(RuntimeError(reason))  # the group is still connecting: end the wait for it
         except InvalidStateError:
             if connected.exception() is None and (group := connected.result()) is not None:
                 group.abort()
@@ -189,7 +190,7 @@ class Peers:
         prefix = f"{STORE_PREFIX}/{assignment.quorum_id}/{self._group_rank}"
         if assignment.compares and assignment.secret:
             # A digest that only the members can compute keeps quorums apart. It hides nothing: torch's store lists its
-            # keys to any caller. Scripts with another client know no secret; if one takes part, use the plain name.
+            # keys to any caller. Scripts with another client know no quorum secret. If one takes part, use no digest.
             prefix += f"/{prove(assignment.secret, STORE_WORD, prefix)}"
         spec = GroupSpec(
             store_address=assignment.store_address,

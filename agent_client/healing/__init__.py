@@ -1,1 +1,1 @@
-"""Copies the training state to a healing group over HTTP, without a shared disk, optionally while it trains."""
+"""Copies the training state to a healing group over HTTP, without a shared disk, optionally while that group trains."""

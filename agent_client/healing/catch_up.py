@@ -1,16 +1,16 @@
 """Performs the decisions of `CatchUpMachine` (rules/catch_up.py) with tensors and an optimizer.
 
-While this rank is catching up, it keeps a step's gradients instead of applying them. It takes them at the point at
-which the optimizer would apply them: after the averaging, and after changes by the script that are the same in every
-group, such as clipping. So the backward pass needs no hook, and the gradients are bitwise equal to those of the peers.
-For a sharded model (FSDP2), each rank keeps the gradients of its shards. The ranks of a group apply them in different
-steps, so the optimizer must not communicate.
+While this rank is catching up, it keeps a step's gradients instead of applying them. It takes the gradients at the
+point at which the optimizer would apply them: after the averaging, and after changes by the script that are the same in
+every group, such as clipping. So the backward pass needs no hook, and the gradients are bitwise equal to those of the
+peers. For a sharded model (FSDP2), each rank keeps the gradients of its shards. The ranks of a group may apply them in
+different steps, so the optimizer must not communicate.
 
 Schedulers belong to the state, but the script steps them in every training step. `ScheduleReplay` counts these calls,
 undoes them, and repeats them when the kept step is applied.
 
-`request_fields` and `answered` run on the Agent's background thread. Everything else runs on the script's thread,
-between two steps or at the end of one.
+`request_fields` and `answered` run on the Agent's background thread. All other methods run on the script's thread,
+between two steps or at the end of a step.
 """
 
 import copy
@@ -38,21 +38,21 @@ log = logging.getLogger(__name__)
 @runtime_checkable
 class Replayable(Protocol):
     def replay_step(self) -> None:
-        """Make the change to this object that the script makes after each committed step."""
+        """Change this object as the script changes it after each committed step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """How often the script has stepped each scheduler around one training step, by entry of the TrainState."""
+    """How many times the script stepped each scheduler before and during one step, by entry of the TrainState."""
 
-    between: dict[str, int]  # between the last step and the beginning of this step
-    inside: dict[str, int]
+    between: dict[str, int]  # between the previous training step and this one
+    inside: dict[str, int]  # during this training step
 
 
 class ScheduleReplay:
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Raise if one of the objects is neither `Replayable` nor a scheduler that counts its steps."""
+        """Raise ConfigurationError if an object is neither `Replayable` nor a scheduler that counts its steps."""
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
@@ -76,14 +76,14 @@ class ScheduleReplay:
         self._at_save = self._counts()
 
     def undo(self) -> StepCounts:
-        """Restore the states of the last `save`, and return how often each was stepped since then."""
+        """Restore the states of the last `save`, and return how many times each object has been stepped since then."""
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}
         for name, other in self._others.items():
             other.load_state_dict(copy.deepcopy(self.saved[name]))
             if name not in now:
-                between[name] = 1  # a Replayable does not count; the script changes it once after each step
+                between[name] = 1  # a Replayable counts no steps, but the script changes it once after each step
         for group, settings in zip(self._groups, self._settings, strict=True):
             group.update(copy.deepcopy(settings))
         return StepCounts(between, inside)
@@ -122,7 +122,7 @@ class _Step:
     buffers: list[Tensor]  # the model's buffers at the end of the step, which a scheduler may read
     moves: StepCounts
     is_first: bool = False
-    """True for the first step of the chain. The snapshot already includes the scheduler steps before it."""
+    """True for the first step of the chain. The snapshot already includes the scheduler steps before that step."""
 
 
 class CatchUpDriver:
@@ -154,7 +154,7 @@ class CatchUpDriver:
     def request_fields(self) -> CatchUp:
         self._poll()
         machine = self.machine
-        is_wanted = not (machine.heals_blocking or self._owner.is_torn)  # a torn state must heal in blocking mode
+        is_wanted = not (machine.heals_blocking or self._owner.is_torn)  # a torn state can only heal in blocking mode
         return CatchUp(is_wanted, machine.held, machine.has_source)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class CatchUpDriver:
         self._schedules.mark_begin()
 
     def answered(self, assignment: Assignment) -> None:
-        """Prepare for a step, given its assignment: start or cancel a transfer, or return to the held state."""
+        """Prepare for a step with this assignment: start or cancel a transfer, or return to the held state."""
         self._poll()
         owner, machine = self._owner, self.machine
         held, was_following = machine.held or owner.tag, machine.is_catching_up
@@ -194,7 +194,7 @@ class CatchUpDriver:
 
     @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:
-        """Apply the gradients of a committed step. While catching up, keep them, and apply those that are due."""
+        """Apply the gradients of a committed step. While catching up, keep them and apply earlier ones that are due."""
         assert self._optimizer is not None
         if not self.machine.is_catching_up:
             self._optimizer.step()
@@ -206,14 +206,14 @@ class CatchUpDriver:
         self._end_apply()
 
     def reject(self, reason: str) -> None:
-        """Stop catching up, because this rank's gradients differ from its peers'."""
+        """Stop catching up and heal in blocking mode, because this rank's gradients differ from its peers'."""
         if self.machine.is_catching_up and not self.machine.heals_blocking:  # log only the first time in a quorum
             log.error("catching up failed, healing by copying the state instead: %s", reason)
             self._drop_transfer(reason)
             self.machine.failed(is_hopeless=True)
 
     def torn(self) -> None:
-        """Record that a step was applied only partly or not at all, so that this rank holds no complete state."""
+        """Record that a committed step was applied only in part or not at all. The state is unusable until a heal."""
         if self.machine.is_catching_up:
             self._drop_transfer("the state is torn")
             self.machine.torn()
@@ -238,11 +238,11 @@ class CatchUpDriver:
         if self._transfer is not None:
             self._transfer.cancel(reason)
             self._transfer = None
-        if self.machine.transfer is not Transfer.ARRIVED:  # if it has arrived, it will be installed
+        if self.machine.transfer is not Transfer.ARRIVED:  # an arrived snapshot will be installed
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """Stop catching up, and work with the held state again, with the schedulers as at the beginning of `first`."""
+        """Stop catching up and continue with the held state. Move the schedulers to the beginning of step `first`."""
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches
@@ -290,7 +290,7 @@ class CatchUpDriver:
 
     @never_compiled
     def _select_steps(self) -> Sequence[PendingStep[_Step]]:
-        """Keep this step, and return the steps to apply now. If the snapshot has arrived, only install it."""
+        """Keep this step, and return the steps to apply now. If the snapshot has just arrived, install it instead."""
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:
@@ -338,6 +338,6 @@ class CatchUpDriver:
 
 
 def _copy_to_cpu(gradient: Tensor) -> Tensor:
-    """Return a copy in CPU memory, because the next step would overwrite a view into a DDP bucket."""
+    """Return the gradient in CPU memory. A view into a DDP bucket is copied, because the next step overwrites it."""
     is_whole = gradient.untyped_storage().nbytes() == gradient.nbytes
     return gradient if gradient.device.type == "cpu" and is_whole else gradient.detach().to("cpu", copy=True)

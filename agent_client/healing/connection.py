@@ -1,7 +1,7 @@
 """Connections for copying a state: sockets with a deadline, validation of responses, and throttled background work.
 
 `connect` tries all addresses of a host. `check_answer` must be called before the body of a response is used. `Pace`
-slows down a thread whose transfer no group is waiting for.
+slows down transfers for which no group is waiting.
 """
 
 import contextlib
@@ -27,12 +27,12 @@ class StateKey(NamedTuple):
 
 
 class DeadlineSocket(socket.socket):
-    """A socket with one time limit for all its operations together, and another for each operation."""
+    """A socket with a time limit for all its operations together, and a second time limit for each operation."""
 
     deadline: float = 0.0  # when all operations must have ended, by time.monotonic()
     silence_s: float = 0.0  # time limit of each operation in seconds
     is_proven: bool = False  # the peer has proved that it is a member of the quorum; only set by a server
-    is_cut: bool = False  # the server has closed the connection to make room for another
+    is_cut: bool = False  # the server has closed this connection to make room for another
 
     def set_limits(self, within_s: float, silence_s: float = math.inf) -> None:
         """Set the time limits in seconds: `within_s` for all following operations together, `silence_s` for each."""
@@ -58,7 +58,7 @@ class DeadlineSocket(socket.socket):
 
 
 def connect(host: str, port: int, deadline: float, silence_s: float) -> DeadlineSocket:
-    """Connect to the first address of `host` that answers. Each gets an equal share of the remaining time."""
+    """Connect to the first address of `host` that answers. Each address gets an equal share of the remaining time."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     failure: OSError | None = None
     for tried, (family, kind, protocol, _, address) in enumerate(found):
@@ -77,7 +77,7 @@ def connect(host: str, port: int, deadline: float, silence_s: float) -> Deadline
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of an address http://host:port. Raises ValueError for any other form."""
+    """Return host and port of an address http://host:port. Raise ValueError for any other form."""
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
         raise ValueError(f"{address!r} is not the address of a checkpoint server, which is http://host:port")
@@ -90,7 +90,7 @@ NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
 
 
 class StateUnavailable(Exception):
-    """The source, or no source, can send this state."""
+    """The requested state is not available from this source, or from any source."""
 
 
 class StateRefused(StateUnavailable):
@@ -98,7 +98,7 @@ class StateRefused(StateUnavailable):
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
-    """Check that the response is a success, and that its body has `length` bytes unless `length` is None."""
+    """Check that the response has status 200 and, unless `length` is None, a body of `length` bytes."""
     if response.status != 200:
         is_refusal = response.status >= 400
         text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace") if is_refusal else "not 200"
@@ -111,11 +111,11 @@ def check_answer(response: HTTPResponse, length: int | None = None) -> None:
 
 NICENESS = 10
 WORKS_S = 0.002
-"""CPU time in seconds after which the thread rests."""
+"""Minimum CPU time in seconds between two rests."""
 
 
 class Pace:
-    """Slows down a thread whose result no group is waiting for, to leave CPU and memory bandwidth to the training.
+    """Slows down the calling thread, to leave CPU time and memory bandwidth to the training.
 
     The thread gets a lower priority and, with `rest`, works at most half of the time. The priority alone is not enough,
     because the thread would still use idle cores, and its memory traffic slows down all threads.
@@ -128,7 +128,7 @@ class Pace:
         self._rested_at = time.thread_time()
 
     def rest(self) -> None:
-        """Sleep for as long as the CPU time that the thread has used since its last rest, if it is at least WORKS_S."""
+        """If the thread has used at least WORKS_S of CPU time since its last rest, sleep for an equal time."""
         worked_s = time.thread_time() - self._rested_at
         if worked_s >= WORKS_S:
             time.sleep(worked_s)

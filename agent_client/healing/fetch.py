@@ -1,14 +1,14 @@
 """Downloads one state from one or more sources. `rules/stripes.py` assigns the pieces to the sources.
 
-One of the sources is the *lead*, whose checksums define the state. The calling thread reads the lead's manifest, which
+One of the sources is the *lead*. Its checksums define the state. The calling thread reads the lead's manifest, which
 consists of the head of the encoding and the checksum of each piece. One thread per source, including the lead, reads
 pieces. With several sources, a piece is received completely before it is copied to its place, so that data from two
 sources cannot mix. With a single source, pieces are read directly into place.
 
 If the state is small, or the target is catching up, only the lead sends pieces. If the lead fails, another source
-becomes the lead. Errors name every source.
+becomes the lead. The error of a failed download names every source.
 
-A rank that may already hold the same state passes it as `own`. If all checksums are equal, no piece is read.
+A rank that may already hold the same state passes its state as `own`. If all checksums are equal, no piece is read.
 """
 
 import http.client
@@ -78,11 +78,11 @@ log = logging.getLogger(__name__)
 
 
 WAIT_SHARE = 0.9
-"""Share of the time limit for which a source may wait until it has the state. A refusal must still arrive in time."""
+"""Share of the time limit for which a source may wait until it has the state. The rest is for its refusal to arrive."""
 
 
 class Requests:
-    """Opens the connections of one transfer, all with the same deadline. `cancel` closes them and is thread-safe."""
+    """Opens all connections of one transfer, with the same deadline. `cancel` shuts them down and is thread-safe."""
 
     def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
         self.key = key
@@ -149,7 +149,7 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Send a request with a proof, and check the source's proof. The previous response must be read completely."""
+        """Send a request with a proof, and check the source's proof. The previous response must be read to its end."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         if not requests.secret:
@@ -189,34 +189,34 @@ class Connection:
 
 
 def key_path(key: StateKey, wait_s: float) -> str:
-    """Return the last part of a request's path: the key, and the time that the source may wait for the state."""
+    """Return the last part of a request's path: the key, and how long the source may wait until it has the state."""
     return f"{key.quorum_id}/{key.step}/{key.group_rank}?wait_s={wait_s:.3f}"
 
 
 MIN_STRIPED_BYTES = 32 * 2**20
-"""A smaller state is requested from the lead only, because it arrives before a second source could begin."""
+"""Minimum size of a state to request from several sources. A smaller one arrives before a second source could begin."""
 
 REPORT_BYTES = 2**19
-"""Maximum number of bytes between two reports of progress."""
+"""Maximum number of bytes from one source between two reports of progress."""
 
 FindAddress = Callable[[], str]
 """Looks up the address of a source, http://host:port."""
 OnBytes = Callable[[str, int, int], None]
-"""Receives the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
+"""Called with the name of the lead, the number of received bytes, and the total. Calls do not overlap."""
 
 
 @dataclass(eq=False)
 class Fetch:
-    """One download of a state, which also starts its time limit. The received tensors are on the CPU."""
+    """One download of a state. Its time limit starts with the constructor. The received tensors are on the CPU."""
 
     sources: Mapping[str, FindAddress]
-    """The first source is the lead, and the next ones replace it in this order."""
+    """Sources by name, in the order in which they become the lead if earlier ones fail."""
     key: StateKey
     timeout_s: float
     """Time limit of the download in seconds, not including the resolution of host names."""
     _: KW_ONLY
     accept: Callable[[State], object]
-    """Called with the received state. It raises StateMismatch if the state does not fit, and another source then
+    """Called with the received state. It raises StateMismatch if this rank cannot use the state. Another source then
     becomes the lead."""
     expect: Callable[[State], object] | None = None
     """Called with the layout, a state of meta tensors, before any tensor is read. It raises like `accept`."""
@@ -224,21 +224,21 @@ class Fetch:
     """Time in seconds for which a source may send nothing while there is another source."""
     max_bytes: int | None = None
     is_background: bool = False
-    """Whether no group is waiting. The download then yields CPU time and uses one connection."""
+    """Whether no group is waiting for the download, which then yields CPU time and uses one connection."""
     secret: str = ""
-    """The quorum's secret. Source and target prove to each other that they know it, unless it is empty."""
+    """The quorum's secret. Unless it is empty, source and target prove to each other that they know it."""
     on_received: OnBytes = lambda source, received, total: None
     own: State | None = None
-    """State of this rank, if it may be equal to the requested one."""
+    """This rank's state, if it may be equal to the requested state."""
 
     def __post_init__(self) -> None:
         self.requests = Requests(self.key, time.monotonic() + self.timeout_s, self.secret)
         self.silence_s = min(self.silence_s, self.timeout_s)
         self._transfer: _Transfer | None = None
         self._tries = dict.fromkeys(self.sources, 0)
-        """Number of attempts, by source, in which its connection broke while it was the lead."""
+        """How many times each source's connection broke while the source was the lead."""
         self._failed: dict[str, tuple[type[Exception], str]] = {}
-        """Sources that can no longer be the lead, with the class and message of their failure."""
+        """Sources that can no longer be the lead, with the class and the message of each failure."""
         self._difference = ""
 
     def run(self) -> State:
@@ -270,7 +270,7 @@ class Fetch:
         return [name for name in self.sources if name not in self._failed]
 
     def _next_lead(self) -> str | None:
-        # A source that was rejected as a sender of pieces comes last. The download then starts again with it as lead.
+        # A source that was rejected as a sender of pieces comes last. If it becomes the lead, the download starts over.
         rejected = self._transfer.failures if self._transfer is not None else {}
         lead = min(self._remaining, key=lambda name: (name in rejected, self._tries[name]), default=None)
         if lead is not None and self._tries[lead]:
@@ -397,12 +397,12 @@ _FAILURES = (
 
 
 def _is_broken(error: Exception) -> bool:
-    """Return whether the connection broke or could not be opened, so that another attempt may succeed."""
+    """Return whether the connection broke or could not be opened. Another attempt may then succeed."""
     return isinstance(error, OSError | http.client.HTTPException) and not isinstance(error, TimeoutError)
 
 
 def _classify(error: Exception) -> tuple[type[Exception], str]:
-    """Return the class of the error to raise if every source fails like this, and the message about one source."""
+    """Return the class of the error to raise if every source fails with `error`, and a message about this source."""
     if isinstance(error, TimeoutError):
         return StateUnavailable, "sends nothing"
     if _is_broken(error):

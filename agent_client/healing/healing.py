@@ -1,17 +1,17 @@
-"""Healing in one rank, as the *source* that sends its state or as the *target* that receives one, and its log.
+"""Healing in one rank: as a *source* it sends its state, as a *target* it receives one. Both log the transfer.
 
-A rank that is up to date serves the state of its step to the peers that heal. They read it in place. Before the rank
-next changes its state, it waits until the readers have finished, for up to `timeout_s` or until the quorum is revoked.
-Ranks without an assigned target also serve their state: they send parts of a large state, and replace a source that
-fails.
+A rank that is up to date serves the state of its step to the peers that heal. They read the rank's tensors in place.
+Before the rank next changes its state, it waits until the readers have finished, for up to `timeout_s` or until the
+quorum is revoked. Ranks without an assigned target also serve their state: they send parts of a large state, and
+replace a source that fails.
 
 A source serves a copy in two cases. If its state changes during the step (`TrainState.stands_still` is False), it
 serves a copy until the next step. For a target that is catching up, the source keeps a copy beyond the step, or refuses
-if it has no memory for one.
+if it has no memory for a copy.
 
 In blocking mode, a target fetches and installs the state before it computes anything in the step. So once a source has
 completed a collective over all participants, every target has received the state or failed. No rank changes its state
-before that, so the peers can read it in place until the vote.
+before that, so the peers can read the state in place until the vote.
 
 A target that is catching up fetches on a separate thread (`BackgroundFetch`), and no other group waits for it.
 """
@@ -46,15 +46,15 @@ LOG_INTERVAL_S = 1.0
 
 @contextmanager
 def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
-    """Log the transfer inside the block, and mark it as done or, after an exception, as failed.
+    """Log the progress of the transfer in the `with` block. Mark it as done or, after an exception, as failed.
 
-    With `is_beside`, the log lines say that the rank is catching up.
+    If `is_beside`, the log lines say that the rank is catching up.
     """
     heal, is_over = GroupHeal(settled_s=0.0, is_beside=is_beside), threading.Event()
 
     def log_progress() -> None:
         now = time.monotonic()
-        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal can track several ranks; here there is only one
+        heal.add_report(0, "", mark.to_message(), now)  # GroupHeal could track several ranks
         while line := heal.next_line(now):
             log.info("%s", line)
 
@@ -82,7 +82,7 @@ _MEMINFO = Path("/proc/meminfo")
 _OWN_CGROUPS = Path("/proc/self/cgroup")
 _CGROUPS = Path("/sys/fs/cgroup")
 ROOM_FOR_A_COPY = 2.0
-"""A state is copied only if at least this many times its size is free."""
+"""A state is copied only if more than this many times its size is free."""
 
 
 def has_room(size: int) -> bool:
@@ -93,7 +93,7 @@ def has_room(size: int) -> bool:
 def available_bytes() -> int:
     """Return how many bytes this process can still allocate. Droppable page cache counts as free.
 
-    The limits are the memory of the host and of the process's cgroups (v2; containers, Slurm).
+    The limits are the memory of the host and of the process's cgroups (v2), as in containers and Slurm jobs.
     """
     free = [_fields(_MEMINFO)["MemAvailable:"] * 1024]
     own = next((line[3:] for line in _OWN_CGROUPS.read_text().splitlines() if line.startswith("0::/")), None)
@@ -182,7 +182,7 @@ def _run_logged(fetch: Fetch, mark: HealMark, activity: Activity, *, is_beside: 
 
 
 class Healing:
-    """Serves this rank's state to peers, and fetches a peer's state. Only `revoke` is thread-safe."""
+    """Serves this rank's state to peers, and fetches a peer's state. `revoke` is the only thread-safe method."""
 
     def __init__(
         self, state: TrainState, group_rank: int, host: str, timeout_s: float, activity: Activity | None = None
@@ -218,7 +218,7 @@ class Healing:
         if offers or beside:
             try:
                 self._offer(assignment, machine, beside, offers=offers)
-            except (TypeError, ValueError) as error:  # makes the healing group exit, because a retry would not help
+            except (TypeError, ValueError) as error:  # a retry would not help: the refusal makes the healing group exit
                 self._server.withdraw()
                 log.error("cannot send the state to the healing group: %s", error)
                 self._server.refuse(self._key(assignment), str(error)[:MAX_REASON_CHARS], assignment.secret)
@@ -230,13 +230,13 @@ class Healing:
         self._server.withdraw()
 
     def release(self, *, is_committed: bool) -> None:
-        """Wait until no peer is reading the state in place. After a discarded step, disconnect the readers instead."""
+        """Wait until no peer is reading the state in place. After a discarded step, disconnect readers immediately."""
         if self._is_read_in_place:
             self._server.withdraw(self._timeout_s if is_committed else 0.0)
             self._is_read_in_place = False
 
     def fetch(self, assignment: Assignment) -> None:
-        """Fetch a peer's state if the assignment tells this rank to heal. Raises the errors of `Fetch.run`."""
+        """Fetch a peer's state if this rank heals under the assignment. Raises what `Fetch.run` raises."""
         self._quorum_id, self._received = assignment.quorum_id, None
         if not assignment.heals:
             return
@@ -260,16 +260,16 @@ class Healing:
         machine.installed(agent["step"], agent["tag_quorum_id"], agent["batches_committed"])
 
     def fetch_in_background(self, assignment: Assignment) -> BackgroundFetch:
-        """Start to fetch the state of the assigned source on another thread, while training continues."""
+        """Start fetching the assigned source's state on another thread, while training continues."""
         name, find = next(iter(self._sources(assignment).items()))
         mark = self._activity.heal_begins(name, assignment.max_step)
         fetch = self._new_fetch(assignment, {name: find}, mark, is_background=True)
         return BackgroundFetch(fetch, mark, self._activity)
 
     def revoke(self, quorum_id: int | None, reason: str) -> None:
-        """Cancel the transfers, in both directions, of this quorum and earlier ones, or all transfers if it is None.
+        """Cancel the transfers of this quorum and earlier ones, in both directions, and refuse new ones.
 
-        New transfers under these quorums are refused.
+        If `quorum_id` is None, cancel all transfers.
         """
         ended = self._quorum_id if quorum_id is None else quorum_id
         with self._lock:
@@ -359,6 +359,6 @@ class Healing:
                 raise StateMismatch("it is not what an Agent serves, or of another quorum's future")
 
     def _check_layout(self, announced: object) -> None:
-        # Runs before the first tensor is received, so that the state of a different model fails immediately.
+        # Called before the first tensor is received, so that the state of a different model fails immediately.
         if isinstance(announced, dict) and isinstance(train := announced.get("train"), dict):
             self._state.check_layout(train)

@@ -5,21 +5,21 @@
     GET /manifest/{quorum_id}/{step}/{group_rank}?wait_s=...
          Lighthouse-Nonce: a nonce of the target; Lighthouse-Proof: proves that the target knows the quorum's secret
     200  the head of the encoding and the checksum of each piece, which define the state
-         Lighthouse-Proof: proves that the source knows the secret, too
+         Lighthouse-Proof: proves that the source also knows the secret
     GET /pieces/{layout}/{start}-{stop},.../{quorum_id}/{step}/{group_rank}?wait_s=...
     200  these bytes of the encoding, counted from the end of the head. `layout` is a digest of the tensors' dtypes and
          shapes, and is equal for states whose pieces have the same positions
     409  another state or none is available: JSON {"asked": key, "held": key or null}. Sent after up to `wait_s`,
          because a target may ask before the source has its state, or immediately if the source will never have it
-    410  the state contains something that cannot be sent, named in the text; with the source's Lighthouse-Proof
+    410  the state contains something that cannot be sent, which the text names; with the source's Lighthouse-Proof
     403  the target has not proved that it is a member of the quorum
     412  the state under this key has another layout
     503  too many connections
 
 Each side proves that it is a member of the quorum before a byte of the state is sent or used, so other processes can
 neither read nor provide weights. A proof covers the address that the target called, and is valid for one request on one
-connection, so it is useless to copy or relay it. The state itself is not encrypted and needs a trusted network, as the
-gradients do.
+connection, so a copied or relayed proof is useless. Like the gradients, the state itself is not encrypted and needs a
+trusted network.
 
 `StateServer` tracks the readers of each state. It can wait for them, or disconnect them by shutting down their sockets,
 which also wakes a thread that is blocked in a send.
@@ -69,7 +69,7 @@ _STRIPE = re.compile(r"([0-9]{1,20})-([0-9]{1,20})")
 
 HEADERS_TIMEOUT_S = 5.0
 STALL_TIMEOUT_S = 30.0
-"""Time in seconds within which a reader must receive one chunk."""
+"""Time limit in seconds for a reader to receive one chunk."""
 MAX_WAIT_S = 60.0
 """Maximum time in seconds that a request may wait until its state is available."""
 ABORT_TIMEOUT_S = 10.0
@@ -82,7 +82,7 @@ _ACCEPT_RETRY_S = 0.05
 
 
 class Listener(TCPServer):
-    """TCP server that accepts connections in a daemon thread and serves each in another.
+    """TCP server that accepts connections in a daemon thread and serves each connection in its own thread.
 
     The number of connections is limited, in total and per host, so that other processes cannot exhaust this process's
     threads. A connection whose peer has proved its membership is never closed to make room for another. A forked child
@@ -93,12 +93,12 @@ class Listener(TCPServer):
     request_queue_size = 128
 
     def __init__(self, host: str, handler: Any, on_cut: Callable[[], None]) -> None:
-        """Start to listen on a free port and to accept connections.
+        """Start listening on a free port and accepting connections.
 
         Args:
             host: Listen address, or an empty string for all addresses.
             handler: Class that handles a connection.
-            on_cut: Called after a connection was marked with `is_cut`, so that a waiting handler checks the mark.
+            on_cut: Called after a connection was marked with `is_cut`, to wake its handler if the handler is waiting.
         """
         self._on_cut = on_cut
         self._connections: dict[DeadlineSocket, threading.Thread] = {}
@@ -147,10 +147,10 @@ class Listener(TCPServer):
         return None
 
     def _admits(self, host: str) -> bool:
-        """Return whether `host` may open another connection. If necessary, close one to make room.
+        """Return whether `host` may open another connection. If necessary, close a connection to make room.
 
-        The closed connection is one whose peer has not proved its membership, of a host that has more of these than
-        `host` would then have connections. So a host cannot lock out readers by opening idle connections.
+        Close only a connection whose peer has not proved its membership, and only if that peer's host has more of these
+        than `host` would then have connections in total. So no host can lock out readers by opening idle connections.
         """
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
@@ -241,28 +241,25 @@ class CannotBeSentError(Exception):
 
 
 class StrangerError(Exception):
-    """The reader did not prove that it is a member of the state's quorum."""
+    """The reader has not proved that it is a member of the state's quorum."""
 
 
 @dataclass(slots=True, eq=False)
 class StateOffer:
     key: StateKey
     encoding: Encoding
-    unread: int | None = None  # number of bytes to send before a copy is dropped; None for the current state
-    secret: str = field(default="", repr=False)  # readers must prove that they know it, unless it is empty
+    unread: int | None = None  # number of bytes to send before the copy is dropped, or None for the current state
+    secret: str = field(default="", repr=False)  # unless it is empty, readers must prove that they know it
     readers: set[DeadlineSocket] = field(default_factory=set[DeadlineSocket])
     targets: frozenset[str] = frozenset()  # replica_ids of the groups for which a copy is kept
-    until: float = math.inf  # when no target needs the copy any more, by time.monotonic()
+    until: float = math.inf  # time after which no target needs the copy, by time.monotonic()
 
 
 class StateServer:
-    """Serves the current state and copies of earlier ones, in separate threads. A forked child closes its sockets.
-
-    All methods are thread-safe.
-    """
+    """Serves the current state and copies of earlier states, in separate threads. All methods are thread-safe."""
 
     def __init__(self, bind_host: str, *, advertise: str) -> None:
-        """Start to listen on a free port.
+        """Start listening on a free port.
 
         Args:
             bind_host: Listen address, or an empty string for all addresses.
@@ -281,12 +278,12 @@ class StateServer:
         self.address = f"http://{Address(advertise.strip('[]'), self._listener.server_address[1])}"
 
     def publish(self, key: StateKey, state: State, secret: str = "") -> None:
-        """Make `state` the current state. It is not copied, so it must not change until `withdraw` has returned.
+        """Make `state` the current state. Its tensors are not copied and must not change until `withdraw` has returned.
 
         Args:
             key: Key under which readers request the state.
             state: The state.
-            secret: Secret that readers must prove to know. If it is empty, any client can read the state.
+            secret: Readers must prove that they know this secret. If it is empty, any client can read the state.
 
         Raises:
             TypeError, ValueError: The state contains something that cannot be sent. The previous state stays current.
@@ -323,8 +320,8 @@ class StateServer:
             key: Key under which readers request the copy.
             state: The copy, which must not change.
             targets: replica_ids of the groups that need the copy.
-            until: Time by time.monotonic() after which no target needs it.
-            secret: Secret that readers must prove to know, unless it is empty.
+            until: Time after which no target needs the copy, by time.monotonic().
+            secret: See `publish`.
         """
         encoding = encode(state)
         with self._changed:
@@ -340,7 +337,7 @@ class StateServer:
                 _cut_off(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Refuse requests for this state, and give the reason why it cannot be sent. Call `refuse_up_to` as well."""
+        """Refuse requests for a state that cannot be sent, and give `reason`. `refuse_up_to` must also be called."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()
@@ -361,7 +358,7 @@ class StateServer:
                 _cut_off(held.readers if held else set())
 
     def close(self) -> None:
-        """Close the socket and all connections, and end all threads. Refuse requests that are waiting. Idempotent."""
+        """Refuse waiting requests, close the socket and all connections, and end all threads. Idempotent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -375,9 +372,9 @@ class StateServer:
     def reading(
         self, key: StateKey, wait_s: float, reader: DeadlineSocket, may_read: Callable[[str], bool]
     ) -> Generator[StateOffer, None, None]:
-        """Yield the state under `key` once it is available, and register `reader` as its reader for the block.
+        """Yield the state under `key` once it is available. `reader` is registered as its reader within the context.
 
-        `may_read` returns whether the reader has proved that it knows the secret.
+        `may_read` returns whether the reader has proved that it knows a given secret.
 
         Raises:
             NotHeldError: The state did not become available within `wait_s` seconds.
@@ -406,7 +403,7 @@ class StateServer:
                 self._changed.notify_all()
 
     def was_read(self, held: StateOffer, count: int) -> None:
-        """Record that a reader has received `count` bytes. Drop a copy once it was read completely."""
+        """Record that a reader has received `count` bytes. Drop a copy once all its targets have read it."""
         with self._changed:
             if held.unread is None:
                 return
@@ -441,7 +438,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*request)
 
     def handle_one_request(self) -> None:
-        # The limit covers the whole request, so that a client cannot occupy the connection by sending slowly.
+        # The limit covers the whole request, so that a client cannot occupy a thread by sending slowly.
         self.connection.set_limits(min(HEADERS_TIMEOUT_S, STALL_TIMEOUT_S))
         super().handle_one_request()
 

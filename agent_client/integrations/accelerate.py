@@ -1,6 +1,6 @@
 """Integration with Hugging Face Accelerate: an Accelerator whose steps all replica groups commit or discard together.
 
-The training loop need not change: it may use `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and
+Training loops work unchanged. They may call `accumulate()`, `backward()`, `clip_grad_norm_()`, `step()` and
 `zero_grad()` in any order.
 """
 
@@ -55,7 +55,7 @@ class FaultTolerantAccelerator(Accelerator):
 
         Args:
             *args: Positional arguments of the Accelerator.
-            max_steps: Number of committed steps after which the training batches end, or None for no end.
+            max_steps: Number of committed steps after which the training batches end. If None, they never end.
             agent_options: Options of `Agent.from_env`.
             ddp_options: Options of `agent_client.DistributedDataParallel`.
             data_seed: Seed of the order of the batches.
@@ -68,7 +68,7 @@ class FaultTolerantAccelerator(Accelerator):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self.drawn: Drawn | None = None
-        """Batch that the loop has received, before it calls `accumulate()` for it. None after that."""
+        """Batch that the loop has received, until the loop calls `accumulate()` for it. None otherwise."""
         self._is_last = True
 
     def prepare(self, *args: Any, device_placement: list[bool] | None = None) -> Any:
@@ -77,7 +77,7 @@ class FaultTolerantAccelerator(Accelerator):
         A call without an optimizer prepares the objects as the base class does.
 
         Args:
-            *args: Objects to prepare. The first loader is the training loader, whose batches are selected by the step.
+            *args: Objects to prepare. The first loader is the training loader. The step determines its batches.
             device_placement: Passed to the base class.
 
         Returns:
@@ -129,7 +129,7 @@ class FaultTolerantAccelerator(Accelerator):
             yield
 
     def _do_sync(self) -> None:
-        """Enable gradient synchronization for the last of this rank's batches in a step. `accumulate()` calls this."""
+        """Enable gradient synchronization only for this rank's last batch of a step. `accumulate()` calls this."""
         super()._do_sync()
         if self.drawn is not None:
             self._is_last, self.drawn = self.drawn.is_last, None

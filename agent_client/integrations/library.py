@@ -1,4 +1,4 @@
-"""Code that the integrations share: import errors with advice, the check of `max_steps`, epochs and healing state.
+"""Code that the integrations share: import errors with advice, a check of `max_steps`, epochs and healing state.
 
 Each module of this package integrates one library, which may not be installed.
 """
@@ -13,7 +13,7 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """If an import within the context fails because the library is not installed, name the pip command."""
+    """Within the context, add the pip command to the ModuleNotFoundError for a library that is not installed."""
     try:
         yield
     except ModuleNotFoundError as e:
@@ -31,12 +31,12 @@ def check_max_steps(max_steps: int) -> None:
 
 
 def epochs_of(agent: Agent) -> float:
-    """Return the number of epochs, with fraction, that all groups together have trained in committed steps."""
+    """Return how many epochs all groups together have trained in committed steps, as a fractional number."""
     report = agent.data_report()
     return report["samples"] / report["length"] if report else 0.0
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the entries of a TrainState other than model and optimizer. All groups must have them in one order."""
+    """Return the entries of a TrainState other than model and optimizer. All groups need them in the same order."""
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

@@ -25,7 +25,7 @@ with library("lightning", "lightning>=2.6"):
     from lightning.pytorch.trainer.states import RunningStage
 
 AGENT_KEY = "lighthouse_agent"
-"""Key of the Agent's state in a checkpoint, which identifies the saved model state."""
+"""Key of the Agent's state in a checkpoint. The Agent's state identifies the saved model state."""
 
 
 class FaultTolerantStrategy(SingleDeviceStrategy):
@@ -69,7 +69,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self._ddp_options = ddp_options or {}
         self._data_seed = data_seed
         self._others: list[Any] = []
-        """This rank's microbatches of the current step, except the first one, which Lightning's loop computes."""
+        """This rank's microbatches of the current step, except the first one, which Lightning's own loop computes."""
         self._arguments: tuple[Any, ...] = ()
 
     @property
@@ -93,7 +93,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self.model = DistributedDataParallel(self.model, agent, **self._ddp_options)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Replace the training loader by one that selects batches by the step. Return other loaders unchanged."""
+        """Replace the training loader with one that selects the batches by the step. Return other loaders unchanged."""
         trainer = self.lightning_module.trainer
         if trainer.state.stage is not RunningStage.TRAINING:
             return dataloader
@@ -115,7 +115,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         return first
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass. Enable gradient reduction for the last microbatch of a step only."""
+        """Run the forward pass. Enable gradient reduction only for the last microbatch of a step."""
         is_last = not (self._others or self.lightning_module.trainer.fit_loop._should_accumulate())
         self.model.require_backward_grad_sync = is_last
         self._arguments = args[1:]
@@ -137,7 +137,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Run the closure, vote, and apply the gradients if the step is committed.
 
-        Afterwards, set Lightning's counters so that they count committed steps and epochs.
+        Afterwards, set Lightning's counters to the number of committed steps and of epochs trained in them.
         """
         begun = int(epochs_of(self.agent))
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
@@ -183,10 +183,9 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
 
 
 class _Batches:
-    """The training batches of all epochs.
+    """The training batches of all epochs. The strategy decides when an epoch ends.
 
-    The length assumes that no step is discarded. Without a length, Lightning would prefetch a batch. The strategy
-    decides when an epoch ends.
+    The length assumes that no step is discarded. Without a length, Lightning would prefetch a batch.
     """
 
     def __init__(self, loader: StepLoader, trainer: Any, strategy: FaultTolerantStrategy) -> None:

@@ -3,8 +3,8 @@ r"""Run torchtitan's torchft trainer on Lighthouse.
     torchrun --nproc_per_node=4 -m agent_client.integrations.torchtitan --job.config_file llama3_8b.toml \
         --fault_tolerance.enable --fault_tolerance.group_size=2 --fault_tolerance.replica_id=0
 
-This runs the trainer of the installed torchtitan that supports torchft, and fails if it would train alone. A healing
-group receives the current learning rate of its source, whereas torchtitan itself would send that of the first step.
+This runs the installed torchtitan's trainer with torchft support, and fails if that trainer would train alone. A
+healing group receives its source's current learning rate. torchtitan itself would send the first step's.
 """
 
 import importlib
@@ -17,7 +17,7 @@ import torch
 from agent_client.torchft.__main__ import run_module
 
 TRAINERS = ("torchtitan.experiments.ft.train", "torchtitan.train")
-"""Module of torchtitan 0.2.2 and older, and of 0.3.0, where `--module torchft.llama3` selects it."""
+"""Trainer modules of torchtitan 0.2.2 and older, and of 0.3.0, where `--module torchft.llama3` selects torchft."""
 CONTAINERS = (
     ("torchtitan.components.optimizer", "FTOptimizersContainer"),
     ("torchtitan.experiments.torchft.optimizer", "TorchFTOptimizersContainer"),
@@ -34,9 +34,9 @@ def exists(name: str) -> bool:
 def serve_present_hyperparameters() -> None:
     """Patch torchtitan's optimizer containers so that healing groups receive the current hyperparameters.
 
-    A container caches its state dict, whose tensors are the optimizer's own, but whose hyperparameters are the initial
-    ones. torchft requests the state on another thread, while FSDP's forward pass replaces parameters of the modules, so
-    the state dict cannot be rebuilt at that time.
+    A container caches its state dict. The cached tensors are the optimizer's own, but the cached hyperparameters are
+    the initial ones. torchft requests the state on another thread, while FSDP's forward pass replaces parameters of the
+    modules, so the state dict cannot be rebuilt at that time.
     """
     for module, name in CONTAINERS:
         container: Any = getattr(importlib.import_module(module), name, None) if exists(module) else None
@@ -45,9 +45,9 @@ def serve_present_hyperparameters() -> None:
 
 
 def serving_present(state_dict: Callable[[Any], dict[str, Any]]) -> Callable[[Any], dict[str, Any]]:
-    """Wrap the state_dict() of a container so that it contains the current hyperparameters.
+    """Wrap a container's state_dict() so that its result contains the current hyperparameters.
 
-    All optimizers of a container have a single parameter group, with the same hyperparameters.
+    Each optimizer of a container has a single parameter group, and all have the same hyperparameters.
     """
 
     def present(container: Any) -> dict[str, Any]:

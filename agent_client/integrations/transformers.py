@@ -31,7 +31,7 @@ with library("transformers", "transformers>=5"):
 log = logging.getLogger(__name__)
 
 AGENT_FILE = "lighthouse_agent.json"
-"""File in a checkpoint with the Agent's state, which identifies the saved model state."""
+"""File in a checkpoint with the Agent's state. The Agent's state identifies the saved model state."""
 HEALING_FIELDS = ("best_metric", "best_global_step", "num_input_tokens_seen", "total_flos")
 """Fields of TrainerState that a healing group receives, in addition to the log and the best checkpoint."""
 
@@ -58,17 +58,17 @@ class FaultTolerance:
             **kwargs: Keyword arguments of the Trainer.
 
         Raises:
-            ConfigurationError: `max_steps` is not set. It is required, because the number of steps in an epoch varies
+            ConfigurationError: `max_steps` is not set. It is required because the number of steps in an epoch varies
                 with the number of groups.
         """
         super().__init__(*args, **kwargs)
         self._agent_options = agent_options or {}
         check_max_steps(self.args.max_steps)
-        self.args.ignore_data_skip = True  # the batches of a step do not depend on those before it
+        self.args.ignore_data_skip = True  # the batches of a step do not depend on earlier batches
         self.callback_handler.callbacks.insert(0, _Counts(self))
 
     def make_agent(self) -> Agent:
-        """Return the Agent, creating it if `train()` has not done so yet. Use this to call `on_commit`, for example."""
+        """Return the Agent, creating it if necessary. Use this to call `on_commit` before `train()`, for example."""
         self.create_optimizer()
         return self.agent
 
@@ -83,7 +83,7 @@ class FaultTolerance:
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Create a scheduler that advances with committed steps, and add it to the state that heals."""
+        """Create a scheduler that advances with committed steps, and add it to the state that is healed."""
         inner = super().create_scheduler(num_training_steps, optimizer)
         if not isinstance(inner, FaultTolerantScheduler):
             self.agent.state.others["scheduler"] = inner
@@ -105,9 +105,9 @@ class FaultTolerance:
         return _Microbatches(loader)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Get the batches of a step, and the number of their items averaged over all groups.
+        """Get the batches of a step, and their number of items, averaged over all groups.
 
-        The average normalises the loss as if a single process had all batches.
+        Dividing by the average normalises the loss as if a single process had all batches.
         """
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         if number is not None and self.args.average_tokens_across_devices:
@@ -121,7 +121,7 @@ class FaultTolerance:
         return super()._get_num_items_in_batch(batches, device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute the mean loss and the gradients. Reduce gradients in the last microbatch of a step only.
+        """Compute the mean loss and the gradients. Reduce gradients only in the last microbatch of a step.
 
         `inputs` is a list with one batch for each microbatch of this rank.
         """
@@ -148,7 +148,7 @@ class FaultTolerance:
         return DistributedDataParallel(prepared, self.agent, find_unused_parameters=unused)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Log, save and evaluate if due, but only after a committed step."""
+        """Log, save and evaluate if due, and only after a committed step."""
         if self.agent.was_committed:
             super()._maybe_log_save_evaluate(*args, **kwargs)
         else:
@@ -194,7 +194,7 @@ def _as_list(inputs: Any) -> list[Any]:
 
 
 class _Counts(TrainerCallback):
-    """Copies the Agent's counts to the Trainer. It runs before all other callbacks, which use them."""
+    """Copies the Agent's counts to the Trainer, before all other callbacks, which use the counts."""
 
     def __init__(self, trainer: FaultTolerance) -> None:
         self._trainer = trainer
@@ -203,7 +203,7 @@ class _Counts(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         trainer: Any = self._trainer
         self._begun = epochs_of(trainer.agent)
-        if state.global_step != trainer.agent.current_step:  # after a heal the mean loss starts again
+        if state.global_step != trainer.agent.current_step:  # the group has healed: reset the mean loss
             state.global_step = trainer._globalstep_last_logged = trainer.agent.current_step
             trainer._tr_loss.zero_()
 
@@ -216,7 +216,7 @@ class _Counts(TrainerCallback):
 
 
 class _Progress:
-    """The part of the healing state with the Trainer's and its callbacks' counts, as JSON.
+    """Counts of the Trainer and its callbacks that a healing group receives, as JSON.
 
     The log is encoded again only when it has grown.
     """
@@ -247,7 +247,7 @@ class _Progress:
         self._logged = len(trainer.state.log_history), state_dict["log"]
 
     def replay_step(self) -> None:
-        """Do nothing: the counts need no replay when the group catches up."""
+        """Do nothing. The counts need no replay when the group catches up."""
 
     def _callbacks(self) -> Iterator[Any]:
         """Yield the callbacks that have a state to heal, except TrainerControl, which is set in each step."""
@@ -257,7 +257,7 @@ class _Progress:
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Return the path of this group's own copy, or else of the source's if this host can read it, or None."""
+        """Return the path of this group's copy of checkpoint `best`, or else of the source group's, or else None."""
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

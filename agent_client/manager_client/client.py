@@ -1,11 +1,11 @@
 """A rank's connection to its group's manager.
 
-`ManagerConnection` requests quorums and sends votes. Grants for the next step arrive with the answer to a vote.
+`ManagerConnection` requests quorums and sends votes. The answer to a vote may contain the grant for the next step.
 Unsolicited messages from the manager arrive on the rank's watch (watch.py).
 
 A manager may be restarted after a crash, so the rank tolerates the loss of its manager for a while.
 
-`Presence` shows a rank to its manager while it waits for the other ranks of its group. `ExitReport` reports the
+`Presence` shows a rank to its manager while the rank waits for the other ranks of its group. `ExitReport` reports the
 exception with which a rank exits. `WaitLog` logs what a long request for a quorum is waiting for.
 """
 
@@ -31,13 +31,13 @@ from lighthouse_runtime.client.clients import ManagerClient
 
 log = logging.getLogger(__name__)
 
-CHECKED_EVERY_S = 1.0  # interval at which a waiting rank checks what it waits for
+CHECKED_EVERY_S = 1.0  # interval at which a waiting rank checks what it is waiting for
 
 
 class Presence:
     """Shows the manager that this rank waits for the other ranks of its group, and logs which ranks are missing.
 
-    The Agent closes it when it has opened its own watch, with the same `rank_incarnation`.
+    The Agent closes this object after opening its own watch with the same `rank_incarnation`.
     """
 
     def __init__(self, group_rank: int, meeting_place: str) -> None:
@@ -49,7 +49,7 @@ class Presence:
         self._watch: RankWatch | None = None
 
     def show(self, manager_address: str) -> None:
-        """Open this rank's watch stream. Return within a few seconds even if the manager does not answer."""
+        """Open this rank's watch stream. Return within seconds, even if the manager does not answer."""
         progress = Progress()
         progress.waiting_for("the other ranks of its group").__enter__()
         self._client = ManagerClient(manager_address)
@@ -73,9 +73,9 @@ class Presence:
 
 
 class ExitReport:
-    """Reports the exception with which this rank exits to its manager, at most once.
+    """Reports to the manager the exception with which this rank exits, at most once.
 
-    It is an uncaught exception, or one that leaves the `with` block of the Agent. A forked child reports nothing.
+    The exception is uncaught or leaves the `with` block of the Agent. A forked child reports nothing.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -91,7 +91,7 @@ class ExitReport:
     def uninstall(self) -> None:
         """Restore the previous sys.excepthook.
 
-        If another hook was installed after this one, it stays in place. This hook then only calls the previous one.
+        If another hook was installed after this one, both stay in place, but this one only calls the previous hook.
         """
         self._is_over = True
         if sys.excepthook is self._hook:
@@ -113,7 +113,7 @@ class ExitReport:
 
 
 class WaitLog:
-    """Logs what a long request for a quorum is waiting for, on a separate thread because the request blocks."""
+    """Logs what a long request for a quorum is waiting for, on a separate thread, because the request blocks."""
 
     def __init__(self, group_rank: int, waiting_for: Callable[[], str]) -> None:
         self._group_rank = group_rank
@@ -126,7 +126,7 @@ class WaitLog:
 
     @contextmanager
     def waiting(self, step: int) -> Generator[None]:
-        """Enclose a request for the quorum of `step`. An exception pauses the wait, so that a retry continues it."""
+        """Enclose a request for the quorum of `step`. After an exception, a retry continues the same wait."""
         with self._lock:
             self._step = step
             self._wait.begin(time.monotonic())
@@ -158,9 +158,9 @@ class WaitLog:
 ALIVE_TIMEOUT_S = 5.0
 FIRST_BACKOFF_S = 0.05
 MAX_BACKOFF_S = 1.0
-# After a drain the peers may still read data that this rank has sent.
+# After a drain, this rank stays connected because its peers may still need to read data that it has sent.
 STAYS_AFTER_DRAIN_S = 10.0
-COUNTED_BEFORE_CLOSE_S = 1.0  # limit for the answer to a vote when the rank closes
+COUNTED_BEFORE_CLOSE_S = 1.0  # time limit for the answer to a pending vote when the rank closes
 DRAIN_TIMEOUT_S = 5.0
 
 
@@ -170,7 +170,7 @@ class SentVote:
     vote: bool
     quorum_id: int | None
     ends_at: float
-    """Deadline, a time of time.monotonic()."""
+    """Deadline, by time.monotonic()."""
     answer: Future[Decision] = field(default_factory=Future[Decision])
 
     @property
@@ -194,8 +194,8 @@ class ManagerConnection:
     ) -> None:
         """Prepare the connection without contacting the manager.
 
-        `address` may be a join string with the manager's secret. The loss of the manager is tolerated for
-        `returns_within_s` seconds. RankWatch describes the other arguments.
+        `address` may be a join string with the manager's secret. The manager may be unreachable for `returns_within_s`
+        seconds. RankWatch describes the other arguments.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -206,13 +206,13 @@ class ManagerConnection:
         self._returns_within_s = returns_within_s
         self._lost_since: float | None = None
         self._has_reported = False
-        self.asks_ahead = True  # a vote asks for the next step's grant
+        self.asks_ahead = True  # whether a vote also requests the next step's grant
         self._unanswered: SentVote | None = None
         self._granted: Assignment | None = None
         self._has_answered = False
 
     def close(self, step: int | None = None) -> None:
-        """Leave the group and close the connection, after waiting briefly for the answer to a vote of `send_yes`.
+        """Leave the group and close the connection. First wait briefly for the answer to a vote of `send_yes`.
 
         `step` is the next step that this rank would have requested, or None within a step (see Leaving).
         """
@@ -237,7 +237,7 @@ class ManagerConnection:
         distrust: Distrust | None = None,
         heals_first: bool | None = None,
     ) -> Assignment:
-        """Return the assignment for `step`, from the answer to the last vote if it contained one, or by a request.
+        """Return the assignment for `step`. Request it unless the answer to the last vote already contained it.
 
         Raises:
             GroupDrained: The group was drained and has completed its last step.
@@ -263,7 +263,7 @@ class ManagerConnection:
                     compares=True,
                     distrust=distrust,
                     heals_first=heals_first,
-                    wait_for_ready=not self._has_answered,  # later silence means that the manager is lost
+                    wait_for_ready=not self._has_answered,  # after the first answer, fail fast if the manager is lost
                 )
         except Drained as e:
             self.watch.is_drained = True
@@ -274,21 +274,21 @@ class ManagerConnection:
         return answer
 
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
-        """Send a vote and return the decision of all ranks of the group. Raise LighthouseError if there is none.
+        """Send a vote and return the decision of all ranks of the group. Raise LighthouseError if there is no decision.
 
-        A yes is binding, so it is sent again if the connection is lost, until the manager answers or time is up.
+        A yes is binding, so it is sent again if the connection is lost, until the manager answers or the time is up.
         """
         return self._await_decision(self._send(SentVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def send_yes(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
-        """Send a yes without waiting, when it already decides the step.
+        """Send a yes that alone decides the step, without waiting for the answer.
 
-        The vote is binding like any other. The next request for a quorum waits for its answer.
+        The vote is binding like any other. The next request for a quorum first waits for the answer.
         """
         self._unanswered = self._send(SentVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
-        """Wait for the answer to a vote of `send_yes`. It may contain the assignment for the next step."""
+        """Wait for the answer to a vote of `send_yes`. The answer may contain the assignment for the next step."""
         vote, self._unanswered = self._unanswered, None
         if vote is None:
             return
@@ -325,9 +325,9 @@ class ManagerConnection:
         return vote
 
     def report(self, reason: str, *, ends_group: bool = False) -> None:
-        """Report to the manager why this rank is about to exit. Further calls do nothing.
+        """Report to the manager why this rank is about to exit. Later calls do nothing.
 
-        With `ends_group`, the other ranks of the group cannot continue either.
+        `ends_group` means that the other ranks of the group cannot continue either.
         """
         if self._has_reported:
             return
@@ -341,9 +341,9 @@ class ManagerConnection:
         self._client.report(self.group_rank, self._rank_incarnation, reason, drains=True, timeout_s=DRAIN_TIMEOUT_S)
 
     def check_alive(self, error: LighthouseError) -> bool:
-        """Return whether the manager is alive after a request to it has failed with `error`.
+        """Return whether the manager is alive, after a request to it has failed with `error`.
 
-        If so, the request failed for another reason, for example because no quorum formed in time.
+        If the manager is alive, the request failed for another reason, for example because no quorum formed in time.
 
         Raises:
             AgentError: The manager has been unreachable for longer than `returns_within_s`.

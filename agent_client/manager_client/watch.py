@@ -1,10 +1,10 @@
 """A rank's watch: the stream between the rank and its manager.
 
-The open stream shows the manager that the rank is alive, and carries its progress. The manager uses it to report
-revoked quorums, lost ranks and other events at once. Votes use the stream, too, because a message on an open stream
-costs half as much as a call.
+The open stream shows the manager that the rank is alive, and carries the rank's progress. The manager uses the stream
+to report revoked quorums, lost ranks and other events immediately. Votes also use the stream, because a message on an
+open stream costs half as much as a call.
 
-A separate thread reads the stream. The grant of a quorum and its revocation may arrive in any order, so the ids of
+A separate thread reads the stream. The grant and the revocation of a quorum may arrive in any order, so the ids of
 revoked quorums are stored. When the stream closes, every quorum counts as revoked.
 """
 
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 OPENED_WITHIN_S = 5.0
 LEFT_WITHIN_S = 1.0
 RELEASED_WITHIN_S = 10.0
-"""How long a leaving rank waits for Released. Peers that are still in the last step may need its data until then."""
+"""Time in seconds that a leaving rank waits for Released, because peers still in the last step may need its data."""
 REVOKED_KEPT = 64  # quorum ids
 SAMPLED_EVERY_S = 0.5
 
@@ -74,16 +74,16 @@ class RankWatch:
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
             progress: Progress to report, or None. The thread that sends votes samples it twice a second.
-            on_revoked: Called when a quorum is revoked, with its id and a reason. The id is None if all quorums are.
-            on_group_lost: Called with the reason when a rank of the group is lost for good, so that the group must
-                restart. Like `on_revoked`, called on the watch's thread.
+            on_revoked: Called with a quorum's id and a reason when the quorum is revoked. The id is None if all quorums
+                are revoked. Called on the watch's thread, like `on_group_lost`.
+            on_group_lost: Called with the reason when a rank of the group is lost for good and the group must restart.
             is_observer: Whether the rank only reports its progress, and takes part in no quorum.
         """
-        self.world: World | None = None  # the latest, or None before the first
-        self.preemption = PreemptionChanged(None)  # the latest
-        self.waiting_for = ""  # latest report of what requests for a quorum wait for
-        self.is_drained = False  # the group has finished its last step, so the end of the manager is no loss
-        self.is_closing = is_observer  # an expected end is not logged
+        self.world: World | None = None  # the latest World message, or None before the first
+        self.preemption = PreemptionChanged(None)  # the latest message
+        self.waiting_for = ""  # latest report of what requests for a quorum are waiting for
+        self.is_drained = False  # True if the group has finished its last step: the manager's end is then expected
+        self.is_closing = is_observer  # True if the end of the stream is expected, and not logged
         self._client = client
         self._group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -102,10 +102,10 @@ class RankWatch:
         self._revoked: dict[int, Revoked] = {}
         self._changed = threading.Condition()
         self._why_group_lost: str | None = None
-        self._faults: dict[FaultKind, float] = {}  # ends of the faults that `lighthouse chaos` has ordered
+        self._faults: dict[FaultKind, float] = {}  # when each fault ordered by `lighthouse chaos` ends
 
     def ensure_open(self, *, wait_for_ready: bool) -> None:
-        """Open the watch unless it is open.
+        """Open the watch unless it is already open.
 
         Call this before the first request, so that the manager notices if this rank exits during the request.
         """
@@ -125,11 +125,11 @@ class RankWatch:
 
     @property
     def is_open(self) -> bool:
-        """True if the manager has accepted the watch and the stream has not closed since."""
+        """True if the manager has accepted the watch and the stream has not closed since then."""
         return self._has_opened.is_set() and not self._has_ended.is_set()
 
     def close(self, step: int | None) -> None:
-        """Announce a normal exit, wait until no peer needs this rank any more, and close the stream.
+        """Announce a normal exit, wait until no peer needs this rank any longer, and close the stream.
 
         `step` is the next step that this rank would have requested, or None within a step (see Leaving).
         """
@@ -147,13 +147,13 @@ class RankWatch:
         stream.cancel()
 
     def close_unannounced(self) -> None:
-        """Close the stream without announcing an exit, because the rank will open another watch."""
+        """Close the stream without announcing an exit, for a rank that opens another watch."""
         self.is_closing = True
         if self._stream is not None:
             self._stream.cancel()
 
     def wait_drained(self, within_s: float) -> None:
-        """Wait until the manager has ended after a drain. Return earlier if this rank should save a checkpoint."""
+        """Wait until the manager closes the watch after a drain, or until this rank should save a checkpoint."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended.is_set() or self.preemption.should_save, within_s)
 
@@ -162,7 +162,7 @@ class RankWatch:
         return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Wait for the revocation that names the group that the quorum has lost. Return None if there is none."""
+        """Wait for a revocation that names the group that the quorum has lost. Return None if none arrives."""
 
         def find() -> Revoked | None:
             revoked = self._revoked.get(quorum_id)
@@ -173,7 +173,7 @@ class RankWatch:
             return find()
 
     def check_group(self) -> None:
-        """Raise AgentError if a rank of the group is lost for good, so that the group must restart."""
+        """Raise AgentError if a rank of the group is lost for good and the group must restart."""
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 
@@ -182,7 +182,7 @@ class RankWatch:
     ) -> Future[Decision]:
         """Send a vote. The future fails with a LighthouseError if the vote is refused or the watch closes.
 
-        `limit_s` is the time in seconds for which this rank waits for the answer.
+        `wants_next` also requests the next step's grant. `limit_s` is how long this rank waits for the answer.
         """
         number, answer = next(self._numbers), Future[Decision]()
         with self._changed:
@@ -196,7 +196,7 @@ class RankWatch:
         return answer
 
     def has_fault(self, kind: FaultKind) -> bool:
-        """Return whether `lighthouse chaos` has ordered this fault, and it has not ended."""
+        """Return whether a fault of this kind, ordered by `lighthouse chaos`, is active."""
         return bool(self._faults) and time.monotonic() < self._faults.get(kind, 0.0)
 
     def end_fault(self, kind: FaultKind) -> None:
@@ -254,7 +254,7 @@ class RankWatch:
                 self._has_opened.set()
             case Revoked(quorum_id, reason):
                 with self._changed:
-                    # A second message about the same quorum replaces the first if it names the lost group.
+                    # A second message about the same quorum replaces the first if the second names the lost group.
                     if message.lost or quorum_id not in self._revoked:
                         self._revoked[quorum_id] = message
                     while len(self._revoked) > REVOKED_KEPT:
@@ -276,7 +276,7 @@ class RankWatch:
                     self._is_released = True
                     self._changed.notify_all()
             case EvidenceAsked(number):
-                stream.repeat_now()  # the decision about this rank needs its present position
+                stream.repeat_now()  # the decision about this rank needs its current position
                 self._reporter.answer(number, stream.send)
             case FaultOrder(_, kind, _, seconds):
                 log.warning("lighthouse chaos: %s %s", kind, f"for up to {seconds:g} s" if seconds else "ends")

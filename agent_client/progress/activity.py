@@ -1,10 +1,10 @@
 """Records what the Agent's background thread is doing. Any thread can read the record.
 
 The background thread may be running a collective, waiting for a quorum or for peers, or receiving a peer's state, while
-the script's thread is computing or waiting for it. Collectives that torch's modules run inside the group are also
-recorded here (collectives/observed.py).
+the script's thread is computing or waiting for the background thread. Collectives that torch's modules run inside the
+group are also recorded here (collectives/observed.py).
 
-The Agent's and the script's thread record independently and without a lock, because recording replaces a single tuple.
+The Agent's and the script's threads record independently and without a lock, because recording replaces a single tuple.
 Text is formatted only when a sample is taken.
 """
 
@@ -27,7 +27,7 @@ from lighthouse_protocol.messages.progress import (
 )
 
 KEPT_S = 15.0
-"""Time in seconds for which a finished heal is still reported, so that every reader sees that it has finished."""
+"""Time in seconds for which a finished heal is still reported, so that every reader sees its end."""
 
 
 class HealMark:
@@ -44,7 +44,7 @@ class HealMark:
         self._has_failed = False
 
     def received(self, source: str, received: int, total: int) -> None:
-        """Record how many bytes have arrived. The count restarts at 0 with another source."""
+        """Record how many bytes have arrived. The count may restart at 0 when the source changes."""
         self._at = (source, received, total)
         self.moved_at = self._clock()
 
@@ -67,8 +67,8 @@ class HealMark:
 
 
 REJECTED_KEPT_S = 30.0
-"""Time in seconds for which a rejected step is reported. A lighthouse that is unreachable for a shorter time still
-receives the report and opens an incident."""
+"""Time in seconds for which a rejected step is reported. The lighthouse receives the report, and opens an incident,
+even if it is unreachable for part of this time."""
 
 Shape: TypeAlias = "str | Sequence[int]"
 
@@ -81,10 +81,10 @@ class Activity:
         self.numbers = CollectiveIds()
         self.collective: tuple[CollectiveBlock | None, bool, float] = (None, False, clock())
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
-        self.torch_collectives: tuple[TorchCollective, ...] = ()  # those that are still running, and the newest one
+        self.torch_collectives: tuple[TorchCollective, ...] = ()  # the running ones, and the newest one
         self.script_groups = ScriptGroups(clock)
         self.healed: HealTotals | None = None
-        self.heal: HealMark | None = None  # the newest
+        self.heal: HealMark | None = None  # the newest heal
         self.rejected: tuple[RejectedStep | None, float] = (None, clock())
         self.data: Callable[[], DataUse | None] = lambda: None
 
@@ -129,9 +129,9 @@ class Activity:
         self.torch_collectives = (*running, newest)
 
     def _read_torch_collective(self) -> tuple[Collective | None, float]:
-        """Return the oldest of torch's collectives that is still running, because the others wait for it.
+        """Return torch's oldest running collective, because later ones wait for it, or the newest if none is running.
 
-        If none is running, return the newest one. The second value is the time at which one was last entered or left.
+        The second value is the time at which a collective was last entered or left.
         """
         entered = self.torch_collectives
         if not entered:
@@ -168,7 +168,7 @@ class Work(Protocol):
 
 @dataclass(slots=True, eq=False)
 class TorchCollective:
-    """A collective that a torch module runs inside the group. Polled, because nothing signals its completion."""
+    """A collective that a torch module runs inside the group. Its completion is polled, because torch reports none."""
 
     entry: Entry
     operation: str

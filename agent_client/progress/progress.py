@@ -1,8 +1,8 @@
 """Records the progress of this rank: its step, its open phases, and the current line of the script.
 
-`Progress` records the marks that a script with an Agent makes: steps, named phases, ticks and declared waits. With
-`TraceFile`, it also writes them to a file. `ScriptProgress` derives progress without an Agent, from the counts of
-torch's collectives and the stack of the main thread.
+`Progress` records the marks of a script with an Agent: steps, named phases, ticks and declared waits. With a
+`TraceFile`, it also writes them to a file. `ScriptProgress` derives the progress of a script without an Agent from the
+counts of torch's collectives and the stack of the main thread.
 
 One thread makes marks, and any thread may take samples. A mark appends a time to a queue, which takes a few hundred
 nanoseconds and never waits for a lock. Taking a sample processes the queued marks (progress/rules.py). If no sample is
@@ -52,11 +52,11 @@ log = logging.getLogger(__name__)
 
 MAX_UNREAD = 4096  # maximum number of queued marks
 TRACE_VARIABLE = "LIGHTHOUSE_TRACE_DIR"
-"""Names the folder of trace files. If it is not set, nothing is written."""
+"""Environment variable with the folder of trace files. If it is not set, no trace is written."""
 
 Block: TypeAlias = "AbstractContextManager[None]"
 
-# A tick; a phase that is entered (True) or left (False); the number of a step that begins.
+# The time of a tick; time, phase, and whether it is entered or left; time and number of a step that begins.
 _Mark: TypeAlias = "float | tuple[float, Phase, bool] | tuple[float, int]"
 
 
@@ -76,7 +76,7 @@ class Progress:
         self._marks_lock = threading.Lock()
         self.activity = Activity(clock)
         self.compared: StateDigest | None = None
-        """Newest state that was compared with the peers."""
+        """Digest of the newest state that was compared with the peers."""
 
     # -- marks, on the script's thread
 
@@ -101,7 +101,7 @@ class Progress:
         """Return a context manager that marks a named phase of the script's work.
 
         Args:
-            name: Name of the phase. Above MAX_NAMES names, further ones are combined as OTHER.
+            name: Name of the phase. Once there are MAX_NAMES names, new ones are combined as OTHER.
             total: Expected number of ticks, or None if unknown.
         """
         try:
@@ -112,10 +112,7 @@ class Progress:
         return self._traced(name if total is None else f"{name} of {total}", phase)
 
     def waiting_for(self, what: str) -> Block:
-        """Return a context manager that marks a wait for other ranks.
-
-        During the wait, this rank is never reported as behind.
-        """
+        """Return a context manager that marks a wait for other ranks. A waiting rank is never reported as behind."""
         wait = self._waits.get(what) or self._new(what, self._waits, is_wait=True)
         return self._traced(f"the wait for {what}", wait)
 
@@ -146,7 +143,7 @@ class Progress:
         return self._traced(_describe(number, operation, shape, within_group=within_group), inside)
 
     def enter_torch_collective(self, operation: str, shape: Shape) -> TorchCollective:
-        """Mark a collective that torch's modules run. Its end is not traced, because torch does not report it."""
+        """Mark the start of a collective that torch itself calls. torch does not report its end, so that is not traced."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.activity.enter(entered)
         if self.trace is not None:
@@ -156,11 +153,11 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks a wait of the Agent for `what`. The script may be computing meanwhile."""
+        """Return a context manager that marks a wait of the Agent for `what`, during which the script may compute."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
-        """Return a context manager that marks slow work of the Agent, for which the script will have to wait."""
+        """Return a context manager that marks slow work of the Agent, for which the script has to wait."""
         return self._traced(what, ActivityBlock(self.activity, what, is_wait=False))
 
     def _traced(self, what: str, block: Block) -> Block:
@@ -204,9 +201,9 @@ class Phase(Name):
 
 
 class TraceFile:
-    """A file with a line for each phase, wait or collective of one process that begins or ends. Thread-safe.
+    """A file with a line for each beginning and end of a phase, wait or collective of one process. Thread-safe.
 
-    It also contains decisions on steps and digests of states.
+    The file also contains decisions on steps and digests of states.
 
         2026-11-22T07:41:03.118201Z step 812 enters validation
         2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
@@ -214,7 +211,7 @@ class TraceFile:
         2026-11-22T07:41:03.140210Z step 812 commits under quorum 17
 
     A rank hangs at the last line with "enters" that has no matching "leaves". A `diff` of two ranks' files shows where
-    they diverge. Lines are not buffered. After the first write error, further lines are dropped.
+    the ranks diverge. Lines are not buffered. After the first write error, all later lines are dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -276,7 +273,7 @@ class TracedBlock:
 
 
 FIRST_COLLECTIVES = 32
-"""Number of collectives that count as the first step, in which compilation and warm-up happen."""
+"""Number of collectives that count as the first step, which includes compilation and warm-up."""
 MAX_FRAMES = 100
 _OTHERS = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")} | {"<"})
 _OURS = ("agent_client.", "sitecustomize")
@@ -288,8 +285,8 @@ Line = tuple[CodeType, int]
 class ScriptProgress:
     """Progress of a script without an Agent. Use it from one thread.
 
-    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. A sample that finds
-    new collectives marks a tick.
+    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. A sample marks a tick
+    if there are new collectives.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -302,7 +299,7 @@ class ScriptProgress:
         self._place = ScriptPlace()
 
     def sample(self) -> ProgressSample:
-        """Return a sample. The `done` of its phase is the number of collectives so far."""
+        """Return a sample. The field `done` of its phase is the number of collectives so far."""
         sample, done = self._progress.sample(), self._groups.total
         if self._moved_at != self._groups.moved_at:
             self._moved_at = self._groups.moved_at
@@ -323,17 +320,17 @@ def _main_frame() -> FrameType | None:
 class ScriptPlace:
     """Finds the line at which the script is stuck.
 
-    This is the innermost line that has been on the main thread's stack for at least half of the time without progress.
-    For an endless loop, it is the line that called the function with the loop.
+    That is the innermost line that has been on the main thread's stack for at least half of the time without progress.
+    In an endless loop, it is the line that called the function with the loop.
     """
 
     def __init__(self) -> None:
-        self._lines: list[tuple[Line, float]] = []  # outermost first, each with the time since which it is on the stack
+        self._lines: list[tuple[Line, float]] = []  # outermost first, each with the time when it was first on the stack
 
     def locate(self, frame: FrameType | None, now: float, still_s: float) -> tuple[str, str]:
         """Return the line, and the function of torch.distributed that it called. Either may be an empty string.
 
-        `frame` is the innermost frame of the main thread at `now`, after `still_s` without progress.
+        `frame` is the innermost frame of the main thread at `now`, after `still_s` seconds without progress.
         """
         lines, call = _read(frame)
         same = list(takewhile(lambda pair: pair[0][0] == pair[1], zip(self._lines, lines, strict=False)))
@@ -345,7 +342,7 @@ class ScriptPlace:
 
 
 def _read(frame: FrameType | None) -> tuple[list[Line], str]:
-    """Return the script's own lines on the stack, outermost first, and the function of torch.distributed called."""
+    """Return the script's lines on the stack, outermost first, and the function of torch.distributed that is called."""
     lines: list[Line] = []
     call = ""
     for _ in range(MAX_FRAMES):

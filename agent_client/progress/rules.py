@@ -1,13 +1,13 @@
-"""Rules of progress: how phase times follow from marks, and how collectives are numbered. No I/O.
+"""Rules of progress: how phase times are computed from marks, and how collectives are numbered. No I/O.
 
 A *mark* is the time at which a phase begins, advances or ends. The time of a phase excludes nested phases and waits,
 which are counted separately. In its first step, a process compiles and warms up, so the longest times until the end of
 that step are discarded.
 
-A collective has the same number on all ranks, because all ranks run their collectives in the same order. It is numbered
-when the script requests it, even if another thread runs it later. Collectives over the replica groups are numbered from
-the start of the quorum. Collectives inside the group are numbered separately between two of these, because their number
-may differ between groups.
+A collective has the same number on all ranks, because all ranks run their collectives in the same order. A collective
+is numbered when the script requests it, even if another thread runs it later. Collectives over the replica groups are
+numbered from the start of the quorum. Between two of these, the collectives inside the group are numbered separately,
+because each group may run a different number of them.
 """
 
 from collections import Counter
@@ -17,17 +17,17 @@ from typing import NamedTuple
 from lighthouse_protocol.messages.progress import MAX_DEPTH, STEP, OpenPhase, PhaseCount, PhaseTime, ProgressSample
 
 WAITING = "(waiting)"
-"""Name under which the times of all declared waits are added up."""
+"""Name under which the times of all declared waits are summed."""
 
 
 class ActivitySample(NamedTuple):
-    """What the Agent's own thread is doing when a sample is taken."""
+    """What the Agent's background thread is doing when a sample is taken. `sample.waits_for` or `busy` is empty."""
 
     sample: ProgressSample
-    """Without the fields that follow from marks. `waits_for` or `busy` is empty."""
+    """The sample, without the fields that are computed from marks."""
     busy: str
     since: float
-    """Time of the last change, on the clock of the marks."""
+    """Time of the last change, by the clock of the marks."""
 
 
 @dataclass(eq=False, slots=True)
@@ -69,7 +69,7 @@ class _Visit:
 
 
 class PhaseTimes:
-    """Computes times per phase from marks, which must be passed in the order in which they were made."""
+    """Computes times per phase from marks. The marks must be passed in the order in which they were made."""
 
     def __init__(self, root: Name, now: float) -> None:
         self._open = [_Visit(root, now, now)]
@@ -99,9 +99,9 @@ class PhaseTimes:
             self._records[of] = _Record()
 
     def leave(self, of: Name, now: float) -> None:
-        """Close the innermost visit of a phase, and all visits nested in it. Ignore a phase that is not open.
+        """End the innermost visit of a phase, and all visits nested in that visit. Ignore a phase that is not open.
 
-        Visits may be left out of order, for example by a generator that is closed late.
+        Visits may end out of order, for example if a generator is closed late.
         """
         if len(self._open) == 1 or not (self._open[-1].of is of or any(visit.of is of for visit in self._open[1:])):
             return
@@ -124,7 +124,7 @@ class PhaseTimes:
     # -- read
 
     def make_sample(self, own: ActivitySample, now: float) -> ProgressSample:
-        """Return a sample of the rank's progress. Slow work of the Agent's thread appears as the innermost phase."""
+        """Return a sample of the rank's progress, with slow work of the Agent's thread as the innermost phase."""
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
         waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.sample.waits_for)
@@ -142,7 +142,7 @@ class PhaseTimes:
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
-        """Count the visits per phase in this step, including unfinished ones from earlier steps."""
+        """Count the visits per phase in this step, including unfinished visits that began in earlier steps."""
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])
             for of, record in self._records.items()
@@ -164,19 +164,21 @@ class PhaseTimes:
 
 
 class Entry(NamedTuple):
-    """Position of a collective in the order of this process, independent of the quorum."""
+    """Position of a collective in the sequence of this process. A new quorum does not restart the count."""
 
     over_groups: int
-    """Number of collectives over the replica groups so far, including this one if it is one of them."""
+    """Number of collectives over the replica groups so far. If this is one of them, it is included."""
     inner: int = 0
-    """Number of collectives inside the group since then, including this one. 0 for a collective over the groups."""
+    """Number of collectives inside the group since the last one over the groups, including this one, or 0 if this
+    collective is over the groups."""
 
 
 class Number(NamedTuple):
-    """Reported number of a collective. One over the groups has a second number for its part inside the group."""
+    """Reported number of a collective."""
 
     quorum_id: int
     number: int
+    """Even for a collective over the groups. Its part inside the group has the odd number before it."""
     inner: int = 0
 
 
@@ -200,11 +202,9 @@ class CollectiveIds:
         return self._last
 
     def begin_quorum(self, quorum_id: int, over_groups: int) -> None:
-        """Restart the numbering for a new quorum. Does nothing if `quorum_id` is the current one.
+        """Restart the numbering for a new quorum. Do nothing if `quorum_id` is unchanged.
 
-        Args:
-            quorum_id: The quorum.
-            over_groups: Value of `over_groups` before the quorum's first step.
+        `over_groups` is the value of the property of that name before the quorum's first step.
         """
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)

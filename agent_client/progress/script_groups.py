@@ -2,13 +2,13 @@
 
 torch counts the collectives of each process group in C++, including those of DDP and FSDP, so counting is free until a
 sample reads the counts. The Flight Recorder describes the collectives that are still running. Reading all of its
-entries takes about 40 ms, so it is read only after a time without progress, and on a separate thread, because torch may
-hang while it describes a collective that hangs.
+entries takes about 40 ms, so it is read only after a time without progress. A separate thread reads it, because torch
+may hang while it describes a collective that hangs.
 
-When the manager requests evidence, a process reports its Python stacks and its latest collectives. It can do so only if
-it can run Python code. If C code holds the GIL, the manager sends a real-time signal instead, and faulthandler writes
-the stacks to an anonymous file, which requires no lock. This is a last resort, because faulthandler reads the stacks of
-running threads, and crashed in tests after a few hundred signals.
+When the manager requests evidence, a process reports its Python stacks and its latest collectives. This works only if
+the process can run Python code. If C code holds the GIL, the manager sends a real-time signal instead, and faulthandler
+writes the stacks to an anonymous file, which requires no lock. The signal is a last resort, because faulthandler reads
+the stacks of running threads, and crashed in tests after a few hundred signals.
 
 This module never imports torch. It uses torch only if the script has imported it.
 """
@@ -46,10 +46,10 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """Return how the manager can obtain this process's stacks by a signal. The first call installs the handler."""
+    """Install a signal handler that writes this process's stacks to a file. Return the signal and the file."""
     pid = os.getpid()
     if pid not in _offered:
-        _offered.clear()  # a forked child inherits the offer of its parent
+        _offered.clear()  # a forked child has inherited its parent's offer
         _offered[pid] = _register()
     return _offered[pid]
 
@@ -137,7 +137,7 @@ def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
 
 
 def flight_recorder() -> str:
-    """Return the newest collectives as JSON, oldest first, or an empty string."""
+    """Return the newest collectives as JSON, oldest first, or an empty string if there are none."""
     entries = [entry for dump in read_recorders(with_entries=True) for entry in dump.get("entries") or ()]
     return shortened(sorted(entries, key=lambda entry: entry.get("time_created_ns", 0)), time.time())
 
@@ -145,7 +145,7 @@ def flight_recorder() -> str:
 def read_recorders(*, with_entries: bool) -> list[dict[str, Any]]:
     """Return the dumps of torch's Flight Recorders, parsed.
 
-    Newer versions of torch have one recorder for all backends, older ones only one for NCCL.
+    Newer versions of torch have one recorder for all backends. Older versions have a recorder for NCCL only.
     """
     module: ModuleType | None = sys.modules.get(_RECORDER)
     dumps = (getattr(module, name, None) for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"))
@@ -153,7 +153,7 @@ def read_recorders(*, with_entries: bool) -> list[dict[str, Any]]:
 
 
 def shortened(entries: Iterable[dict[str, Any]], now_unix_s: float) -> str:
-    """Return the newest entries as JSON, with the useful fields only. The size is limited to that of a message."""
+    """Return the useful fields of the newest entries as JSON, at most MAX_FLIGHT_RECORDER_BYTES long."""
     shown = [_shown(entry, now_unix_s) for entry in list(entries)[-NEWEST_ENTRIES:]]
     while len(json.dumps(shown)) > MAX_FLIGHT_RECORDER_BYTES:
         del shown[0]
@@ -205,7 +205,7 @@ class ScriptGroups:
         return sum(self._entered.values())
 
     def read_calls(self) -> tuple[GroupCalls, ...]:
-        """Return the collectives of each process group. The group that has most recently made progress comes first."""
+        """Return the collectives of each process group. The group with the latest progress comes first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
         if counts != self._entered or self._was_inside - inside.keys():
@@ -224,7 +224,7 @@ class ScriptGroups:
 
 
 def _counts() -> dict[str, int]:
-    """Return the number of collectives by name of process group. All ranks of a group use the same name."""
+    """Return the number of collectives of each process group. A group has the same name on all its ranks."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     counts: dict[str, int] = {}
@@ -236,16 +236,16 @@ def _counts() -> dict[str, int]:
 
 
 class _Recorder:
-    """Finds the collectives that are still running, on a separate thread. Results are valid until the counts change."""
+    """Finds the running collectives, on a separate thread. A result is valid until the counts of collectives change."""
 
     def __init__(self) -> None:
         self._reader: threading.Thread | None = None
-        # Running collectives, as of these counts.
+        # Counts, and the running collectives at the time of these counts.
         self._known: tuple[Counts, dict[Number, list[dict[str, Any]]]] = {}, {}
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
     def inside(self, counts: Counts) -> dict[str, Words]:
-        """Return the running collectives by group, as last read. Return {} if `counts` have changed since."""
+        """Return the running collectives by group, as last read. Return {} if the counts have changed since then."""
         then, found = self._going_on
         return found if then == counts else {}
 
@@ -273,7 +273,7 @@ class _Recorder:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Return the running collectives of each group that has any, oldest first. The newest collective comes last."""
+    """Return the running collectives of each group, oldest first, followed by the group's newest collective."""
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():
@@ -293,7 +293,7 @@ def _is_unfinished(entry: Mapping[str, Any]) -> bool:
 def _describe_running(entries: Sequence[Mapping[str, Any]]) -> Words:
     """Return the operation and shape of the last entry, and the operations of the others.
 
-    The shape is empty for an operation whose ranks may have different shapes.
+    The shape is empty if the ranks of this operation may have different shapes.
     """
     *before, operation = (
         str(entry["profiling_name"]).rpartition(":")[2].strip("_")[:MAX_NAME_CHARS] for entry in entries

@@ -1,1 +1,1 @@
-"""In-process restart: runs a function again in the same process after a failure of any rank of its run."""
+"""In-process restart: after a failure of any rank of its run, a process runs its function again without exiting."""

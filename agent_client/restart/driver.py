@@ -1,6 +1,6 @@
 """Driver of a rank's state machine: feeds events to the machine, and performs its effects in order.
 
-The driver is synchronous. Everything outside it is behind the interfaces `Stream` and `Process`, so the simulator runs
+The driver is synchronous, and performs I/O only through the interfaces `Stream` and `Process`, so a simulator can run
 the same code.
 """
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """An open stream to the lighthouse. The process turns its messages and its end into events with its number."""
+    """A stream to the lighthouse. The process reports its messages and its end as events with the session number."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
 
@@ -38,7 +38,7 @@ class Process(Protocol):
     def end_run(self, ended: events.Ended) -> None: ...
 
     def sample(self) -> ProgressSample | None:
-        """Return the function's progress, or None if the last sample is recent or no function is running."""
+        """Return the function's progress, or None if the last sample is recent."""
         ...
 
     def interrupt(self, reason: str) -> None: ...

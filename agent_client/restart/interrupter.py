@@ -1,16 +1,16 @@
 """Interrupts a function whose generation has ended: first by an exception, then by aborts, and last by a kill.
 
 The exception comes first. An aborted NCCL kernel looks as if it had completed, with arbitrary data in its tensors, so
-no line of the function may run after an abort, least of all one that saves a checkpoint. Aborts may take long or hang,
-so they run on a separate thread. They affect only the old generation, because the next one starts only after they have
-finished.
+no line of the function may run after an abort, least of all one that saves a checkpoint. Aborts may take a long time or
+hang, so they run on a separate thread. They affect only the old generation, because the next generation starts only
+after the aborts have finished.
 
 `InterruptibleSection` raises an exception in a function that is running in another thread. The exception is delivered
 asynchronously, and only while the function is inside the section. Leaving the section takes the lock that a delivery
 holds, and then waits for an exception that was already delivered but not raised. A delivery is never revoked, because
 PyThreadState_SetAsyncExc with None makes CPython 3.11 hang in the next traced function. If the main thread is blocked
-in a sleep, a lock or a socket operation, a signal with an empty handler wakes it, and the exception is raised in that
-handler.
+in a sleep, a lock or a socket operation, a signal with an empty handler wakes the thread, and the exception is raised
+in that handler.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ T = TypeVar("T")
 WAKE_SIGNAL = signal.SIGRTMIN + 7
 AGAIN_AFTER_S = 0.25
 """Minimum time in seconds between two deliveries. Leaving a section takes microseconds, so at most one delivery can
-happen meanwhile."""
+happen while the function leaves it."""
 BRIEF_S = 5.0
-"""Time in seconds for which code that should not be interrupted is spared. torch gives DataLoader workers this time to
-exit."""
+"""Time in seconds for which code that should not be interrupted may continue. torch gives DataLoader workers as much
+time to exit."""
 _BRIEF_MODULES = frozenset(
     {"multiprocessing.reduction", "multiprocessing.resource_sharer", "torch.multiprocessing.reductions"}
 )
@@ -58,7 +58,7 @@ _BRIEF = frozenset(
     }
 )
 _IMPORTLIB = "<frozen importlib._bootstrap>"
-_BYTECODES = 100  # more than enough for a delivered exception to be raised
+_BYTECODES = 100  # more than enough bytecodes for a delivered exception to be raised
 
 
 class Interruption(BaseException):
@@ -66,7 +66,7 @@ class Interruption(BaseException):
 
 
 class InterruptibleSection:
-    """Runs one function at a time in the calling thread, so that other threads can `interrupt` it."""
+    """Runs one function at a time in the calling thread. Other threads can `interrupt` the function."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -99,10 +99,10 @@ class InterruptibleSection:
         """Raise Interruption in the function.
 
         Code that must complete is not interrupted: an import, because the module would be unusable in the next attempt,
-        and code that hands over a file descriptor or a process, which would leak.
+        and code that passes on a file descriptor or a process, which would leak.
 
         Returns:
-            False if no function is running, if it was interrupted a moment ago, or if it is inside such code.
+            False if no function is running, or the function was interrupted a moment ago or is inside such code.
         """
         with self._lock:
             now = time.monotonic()
@@ -123,7 +123,7 @@ class InterruptibleSection:
             code = frame.f_code
             if code.co_filename == _IMPORTLIB or is_uninterrupted(code):
                 return True
-            # A finalizer would swallow the exception. Other brief code hands over a descriptor or a process.
+            # A finalizer would swallow the exception. Other brief code passes on a descriptor or a process.
             module, name = frame.f_globals.get("__name__"), code.co_name
             is_brief = name == "__del__" or module in _BRIEF_MODULES or (module, name) in _BRIEF
             if spares_brief and is_brief:
@@ -132,9 +132,9 @@ class InterruptibleSection:
         return False
 
     def stop_delivery(self) -> None:
-        """Ensure that no other exception is delivered.
+        """Ensure that no further exception is delivered.
 
-        After an Interruption, the caller of `run` must call this as well, because another exception may have been
+        After an Interruption, the caller of `run` must also call this method, because another exception may have been
         delivered while the first one propagated.
         """
         while True:
@@ -151,7 +151,7 @@ class InterruptibleSection:
 def _listen() -> bool:
     """Install a handler for the wake signal. Return whether the signal may be sent to this thread.
 
-    The handler stays installed, because without it a late signal would kill the process.
+    The handler stays installed, because without a handler a late signal would kill the process.
     """
     if threading.current_thread() is not threading.main_thread():
         return False
@@ -166,14 +166,14 @@ def _woken(number: int, frame: FrameType | None) -> None:
     """Do nothing. A delivered exception is raised when the interpreter enters this handler."""
 
 
-KILLED_STATUS = 137  # the status that a shell reports for SIGKILL
+KILLED_STATUS = 137  # the exit status that a shell reports after SIGKILL
 
 
 class ProcessGroups:
-    """Process groups of a wrapped function: all that torch.distributed creates while it runs, and agent_client's.
+    """Process groups of a wrapped function: the groups of agent_client, and all that torch.distributed creates.
 
-    A function is often blocked in C code, waiting for a peer that has died, where no exception can be raised. Aborting
-    its process groups from another thread ends the wait. This class never imports torch itself.
+    A function that waits for a dead peer is often blocked in C code, in which no exception can be raised. Aborting the
+    function's process groups from another thread ends the wait. This class never imports torch itself.
     """
 
     def __init__(self, lighthouse: str) -> None:
@@ -225,7 +225,7 @@ class ProcessGroups:
 
 
 class Interrupter:
-    """Interrupts the function that a generation runs in this process. `interrupt` and `kill` are thread-safe."""
+    """Interrupts the function that is running in the current generation. `interrupt` and `kill` are thread-safe."""
 
     def __init__(self, section: InterruptibleSection, aborts: Sequence[Callable[[], object]]) -> None:
         self._section = section
@@ -239,7 +239,7 @@ class Interrupter:
             self._runs, self._aborting = True, None
 
     def disarm(self) -> None:
-        """Record that the generation has ended, so that nothing more is aborted, and wait for running aborts.
+        """Record that the generation has ended, so that no further abort starts, and wait for running aborts.
 
         If an abort hangs, the process is killed after the hard timeout.
         """

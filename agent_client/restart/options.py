@@ -1,7 +1,7 @@
 """Options of a Wrapper, and the position of this process in its run.
 
-`Options` validates what a script passes to the decorator. `Launch` reads the environment variables that a supervisor or
-torchrun sets, which identify this process and its lighthouse.
+`Options` validates the options that a script passes to the decorator. `Launch` reads the environment variables with
+which a supervisor or torchrun identifies this process and its lighthouse.
 """
 
 import dataclasses
@@ -31,16 +31,16 @@ NO_NAME = "none"
 @dataclass(frozen=True, slots=True)
 class Launch:
     lighthouse: str
-    """An address, several addresses, or a join string (address and token). Empty if there is no lighthouse."""
+    """One or more addresses, or a join string (address and token). Empty if there is no lighthouse."""
     job: str
     run: str
     slot: int
-    """Number that identifies this rank in the run, from 0, across restarts. Without a supervisor, it is RANK."""
+    """Number, from 0, that identifies this rank in the run across restarts. Without a supervisor, it is RANK."""
     slots: int
     """Number of slots in the run. Without a supervisor, it is WORLD_SIZE."""
     incarnation: str
     attempt: int
-    """Number of times that this slot was started before."""
+    """How many times this slot was started before."""
     stride: int
     active: int | None
     """Number of ranks that train, if the supervisor sets it."""
@@ -78,7 +78,7 @@ class Launch:
 
     @property
     def lighthouse_address(self) -> str:
-        """First address in `lighthouse`, without a token, or an empty string if there is none."""
+        """First address in `lighthouse`, without a token, or an empty string if there is no lighthouse."""
         if not self.lighthouse:
             return ""
         return str(parse_coordinator(self.lighthouse, "LIGHTHOUSE_ADDRESS").addresses[0])
@@ -98,7 +98,7 @@ class Launch:
 
 
 def run_of(variables: Mapping[str, str]) -> str:
-    """Return the id of the run. If it is a torchrun job without an id, derive an id that is unique to the job."""
+    """Return the id of the run. For a torchrun job without an id, derive an id that is unique to the job."""
     reader = Variables(variables)
     run = reader.text("LIGHTHOUSE_RUN_ID", "TORCHELASTIC_RUN_ID") or DEFAULT_RUN
     if run != NO_NAME or reader.text("LIGHTHOUSE_RUN_ID"):
@@ -145,16 +145,16 @@ class Options:
     """Options of `Wrapper`. Times are seconds or `datetime.timedelta`."""
 
     use_global_iteration: bool = False
-    """True: all ranks of the run restart together, in generations that the lighthouse numbers. False: this process
-    restarts alone and counts its own iterations."""
+    """If True, all ranks of the run restart together, in generations that the lighthouse numbers. If False, this
+    process restarts alone and counts its own iterations."""
     restart_scope: RestartScope = "run"
-    """Ranks that restart together: `run`, all ranks of the run; `group`, the ranks of this replica group, which then
-    has its own generations, keys and budgets. Choose `group` for a function that trains with an Agent: the other groups
-    keep training without this one."""
+    """Ranks that restart together: all ranks of the run (`run`), or the ranks of this replica group (`group`), which
+    then has its own generations, keys and budgets. Choose `group` for a function that trains with an Agent: the other
+    groups keep training without this one."""
     store_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Arguments of a torch TCPStore to serve for the script. The default address is MASTER_ADDR and MASTER_PORT + 2.
-    The process of slot 0 serves it unless a supervisor does. `timeout` also bounds reads of numbers and keys from the
-    lighthouse."""
+    The process of slot 0 serves the store unless a supervisor does. `timeout` also limits reads of numbers and keys
+    from the lighthouse."""
     barrier_timeout: Duration = 60.0
     """How long a new generation waits for ranks that are alive but not ready."""
     return_timeout: Duration = 60.0
@@ -163,15 +163,15 @@ class Options:
     """How long a waiting rank tolerates an unreachable lighthouse."""
     soft_timeout: Duration | None = 600.0
     """Maximum time between two calls of `ping`. If it is exceeded, the function counts as failed. The limit applies
-    after the first `ping` of a generation. None disables it."""
+    after the first `ping` of a generation. None disables the limit."""
     hard_timeout: Duration = 90.0
     """How long an interrupted function may continue to run before its process is killed. The hooks between two
     generations have the same limit."""
     active_world_size: int | None = None
-    """Number of ranks that train; the others are spares. Default: the supervisor's `--active-ranks`, else all."""
+    """Number of ranks that train. The others are spares. Default: the supervisor's `--active-ranks`, or else all."""
     min_active: int | None = None
     """With fewer active ranks than this, the run waits for `return_timeout`, and then stops. Default: the supervisor's
-    `--min-active-ranks`, else 1."""
+    `--min-active-ranks`, or else 1."""
     divisible_by: int = 1
     """The number of active ranks is always a multiple of this number."""
     hosts_together: bool = False
@@ -184,8 +184,8 @@ class Options:
     restart_window: Duration = 600.0
     """Length of the sliding time window in which restarts are counted."""
     restart_delay: Duration | None = 0.5
-    """Delay before the next generation if the last one made no progress: it ended within 10 s and without a ping. The
-    delay doubles with each consecutive generation of this kind, up to 30 s. None disables the delay."""
+    """Delay before the next generation if the last one made no progress, that is, ended within 10 s and without a ping.
+    The delay doubles with each consecutive generation of this kind, up to 30 s. None disables the delay."""
     initialize: Hook | None = None
     """Called before each generation, with the State."""
     abort: Hook | None = None

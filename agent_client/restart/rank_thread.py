@@ -1,7 +1,7 @@
 """Threads of a rank in a run, and `fork_and_monitor`, which puts a plain script under a supervisor.
 
-`DriverThread` runs the state machine, and `RankThread` adds what a wrapped function needs. Only one thread uses the
-driver. Other threads put their events into its inbox. Each stream is read by a separate thread.
+`DriverThread` runs the state machine, and `RankThread` adds the interface for a wrapped function. Only one thread uses
+the driver. Other threads put their events into its inbox. A separate thread reads each stream.
 """
 
 import json
@@ -41,7 +41,7 @@ CLOSES_WITHIN_S = 5.0
 
 
 class DriverThread(Process):
-    """Runs the state machine of a rank on a separate thread. The driver calls the methods of `Process` on it, too."""
+    """Runs a rank's state machine on a separate thread, on which the driver also calls the methods of `Process`."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
         self.machine = machine
@@ -59,7 +59,7 @@ class DriverThread(Process):
         self._inbox.put(event)
 
     def leave(self) -> None:
-        """Leave the run. This cancels the stream, so the lighthouse notices immediately."""
+        """Leave the run. The stream is cancelled, so the lighthouse notices immediately."""
         self._inbox.put(None)
         self._thread.join(CLOSES_WITHIN_S)
 
@@ -121,11 +121,11 @@ REPORT_INTERVAL_S = 0.1
 SAMPLE_INTERVAL_S = 0.5
 
 _completed: set[tuple[str, str, str]] = set()
-"""(lighthouse, job, name) of the runs that were completed while this process took part in them."""
+"""(lighthouse, job, run) of the runs that were completed while this process took part in them."""
 
 
 class RankThread(DriverThread):
-    """This process's part in a run, and the values that StoreMixin reads. Exiting the context leaves the run."""
+    """A rank's thread in a run, for a wrapped function and for StoreMixin. Exiting the context leaves the run."""
 
     def __init__(self, options: Options, launch: Launch, interrupter: Interrupter, state: State) -> None:
         if not launch.lighthouse:
@@ -179,7 +179,7 @@ class RankThread(DriverThread):
     def next_order(self) -> events.Run | events.Ended:
         """Return the generation to run next, or how the run has ended.
 
-        Block while this rank is a spare, or while other ranks are not ready.
+        The call blocks while this rank is a spare or other ranks are not ready.
         """
         order = self._ended or self._orders.get()
         if isinstance(order, events.Ended) and isinstance(order.outcome, RunCompleted):
@@ -187,7 +187,7 @@ class RankThread(DriverThread):
         return order
 
     def begin_generation(self, run: events.Run) -> None:
-        """Set the rank and the world size of a new generation. Log the generation if it follows a restart."""
+        """Set the rank and the world size for a new generation. Log the generation if it follows a restart."""
         self.state.begin_generation(run.counters, run.rank, run.world_size)
         if self._previous is not None or self._launch.attempt > 0:
             previous = "unknown" if self._previous is None else self._previous
@@ -195,7 +195,7 @@ class RankThread(DriverThread):
         self._previous = run.number
 
     def advance(self) -> int:
-        """Request the next generation for the running function, and wait for it, also while this rank is a spare."""
+        """Request the next generation for the running function, and wait until this rank is active in a generation."""
         self._interrupter.disarm()
         self.ready()
         order = self.next_order()
@@ -212,10 +212,10 @@ class RankThread(DriverThread):
         self.put(events.Returned())
 
     def stepped(self, step: int | None) -> None:
-        """Record a step, or count one if `step` is None.
+        """Record a step. If `step` is None, it is one more than the last step.
 
-        The machine receives the count since the process started, because its step must not decrease. The progress
-        report contains the count in this generation, so that ranks can be compared.
+        The state machine receives the highest step since the process started, because its step must not decrease. The
+        progress report contains the step in this generation, so that ranks can be compared.
         """
         self._step = self._step + 1 if step is None else max(self._step, step)
         self._progress.step(self._progress.number + 1 if step is None else step)
@@ -228,9 +228,9 @@ class RankThread(DriverThread):
         return self._over >= number or self._ended is not None
 
     def _stop_run(self, end: SystemExit | KeyboardInterrupt) -> None:
-        """Stop the run because this process exits by RestartAbort, with RestartAbort's exit code, or by Ctrl-C.
+        """Stop the run if this process exits by RestartAbort, with RestartAbort's exit code, or by Ctrl-C.
 
-        A supervisor sees the exit itself and only needs the reason, which it reads from the error file that torch's
+        A supervisor notices the exit itself. It only needs the reason, which it reads from the error file that torch's
         @record would write.
         """
         if self._launch.is_supervised:
@@ -261,7 +261,7 @@ class RankThread(DriverThread):
 
     def received(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
-            stream.send(RankHeartbeat(progress=self._progress.sample()))  # the verdict needs its current position
+            stream.send(RankHeartbeat(progress=self._progress.sample()))  # the verdict needs the current position
         super().received(message, stream)
 
     def run_generation(self, run: events.Run) -> None:
@@ -307,7 +307,7 @@ def fork_and_monitor(*options: str) -> None:
         from agent_client import fork_and_monitor
 
         fork_and_monitor("--max-restarts", "10")
-        import torch  # from here on the code runs in the supervised child only
+        import torch  # from here on, the code runs only in the supervised child
         ```
     """
     launch = Launch.read()

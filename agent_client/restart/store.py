@@ -4,7 +4,7 @@ StoreMixin has the methods that scripts written for other libraries use to read 
 of its own: the lighthouse numbers the generations, stores their keys, and refuses writes from an outdated generation.
 Mix it into a store class, or use it directly, inside a wrapped function with `use_global_iteration=True`.
 
-Methods for elections, readiness keys and heartbeats do not exist, because the lighthouse does this work. Their names
+There are no methods for elections, readiness keys and heartbeats, because the lighthouse does this work. Their names
 raise an AttributeError that names the replacement (docs/reference/restart-names.md).
 """
 
@@ -27,7 +27,7 @@ MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
-    """Interface to a run that this process takes part in (rank_thread.py)."""
+    """A run that this process takes part in, as StoreMixin uses it. Implemented by rank_thread.py."""
 
     client: LighthouseClient
     run_id: str
@@ -123,7 +123,7 @@ class StoreMixin:
     def get_active_ranks_for_coordination(
         self, world_size: int | None = None, timeout: timedelta | None = None
     ) -> set[int]:
-        """Return the ranks that, according to the lighthouse, are alive and not spares. The arguments are ignored."""
+        """Return the ranks that are alive and not spares, as the lighthouse reports them. The arguments are ignored."""
         run = _run()
         found = [status for status in run.client.runs(run.run_id, timeout_s=run.timeout_s) if status.run == run.run_id]
         return {rank.slot for status in found for rank in status.ranks if rank.state in ("active", "ready", "finished")}
@@ -150,7 +150,7 @@ class StoreMixin:
         Args:
             kind: Kind of the key.
             name: Name of the key.
-            generation: An earlier generation, or None for the current one. The lighthouse keeps only the last few.
+            generation: An earlier generation, or None for the current one. Only the last few generations are stored.
 
         Raises:
             UnknownName: The key was not set in that generation.
@@ -165,7 +165,7 @@ class StoreMixin:
 
     @property
     def previous(self) -> Mapping[tuple[str, str], str]:
-        """Values of earlier generations by (kind, name). Each is from the last earlier generation that set the key.
+        """Values by (kind, name), each from the last earlier generation in which the key was set.
 
         Every access sends a request to the lighthouse. Raises WrongState if another generation has formed.
         """
@@ -180,7 +180,7 @@ def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool
     Args:
         read: Reads the key.
         limit_s: Time limit in seconds.
-        gives_up: Called between two attempts. If it returns True, stop.
+        gives_up: Called before each attempt. If it returns True, stop.
 
     Returns:
         The result of `read`, or None if `gives_up` returned True.
@@ -201,7 +201,7 @@ def until_set(read: Callable[[], T], limit_s: float, gives_up: Callable[[], bool
 
 
 def last_generation(client: LighthouseClient, run: str, slot: int, timeout_s: float) -> int | None:
-    """Return the last generation in which the slot's newest process was active, or None if there is none."""
+    """Return the last generation in which the slot's newest process was active, or None if it never was."""
     for status in client.runs(run, timeout_s=timeout_s):
         for rank in status.ranks:
             if status.run == run and rank.slot == slot:
@@ -222,8 +222,8 @@ def _run() -> PresentRun:
 class RestartAbort(SystemExit):
     """Stops the run on all ranks, without a restart.
 
-    A wrapped function raises it to stop the run. When the run is stopped, the wrapper raises it on every rank. A script
-    that does not catch it exits with code 130.
+    A wrapped function raises this exception to stop the run. The wrapper then raises it on every rank, as it does when
+    the run is stopped otherwise. A script that does not catch it exits with code 130.
     """
 
     def __init__(self, reason: str = "RestartAbort") -> None:
@@ -241,7 +241,7 @@ class RestartAbort(SystemExit):
 
 @dataclasses.dataclass
 class State:
-    """Position of this process in its run, and the run's counters. It is passed to the hooks of a Wrapper."""
+    """Position of this process in its run, and the run's counters. The hooks of a Wrapper receive the State."""
 
     rank: int = 0
     """Rank among the active ranks."""
@@ -254,7 +254,7 @@ class State:
     job_restart_counter: int = 0
     """Number of incidents in the run. An incident is a failure after which the ranks restart."""
     ranks_restart_counter: int = 0
-    """Number of incidents since the last one that restarted a process. In these, all ranks restarted in process."""
+    """Number of incidents, since a process last restarted, in which all ranks restarted in process."""
     initial_rank: int = 0
     """Slot of the process. It stays the same as long as the process lives."""
     use_global_iteration: bool = False
@@ -277,9 +277,9 @@ class State:
         timeout: timedelta | None = None,
         is_coordinator: bool = False,
     ) -> int:
-        """Request the next iteration and wait for it. It begins when all active ranks have requested it.
+        """Request the next iteration, and wait until all active ranks have requested it.
 
-        The arguments are accepted for compatibility and ignored, because the lighthouse coordinates the ranks.
+        The arguments exist for compatibility and are ignored, because the lighthouse coordinates the ranks.
 
         Returns:
             The number of the next iteration.

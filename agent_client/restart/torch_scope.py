@@ -2,7 +2,7 @@
 
 While the function runs, torch creates groups that can be aborted (collectives/interruptible.py). Their ranks connect
 through a store that belongs to the current generation. So no keys of an earlier generation are visible, and rank 0 may
-be another process in each generation. `TorchScope` patches torch.distributed for this and restores it afterwards.
+be another process in each generation. `TorchScope` patches torch.distributed for a generation and then restores it.
 """
 
 import ctypes
@@ -28,7 +28,7 @@ from lighthouse_protocol.messages.run import KeyKind
 from lighthouse_runtime.net.address import advertised_host
 
 DEFAULT_TIMEOUT = timedelta(minutes=30)  # torch's default for a store
-CONNECT_TIMEOUT = timedelta(seconds=10)  # the store is already listening; an abort cannot end this wait
+CONNECT_TIMEOUT = timedelta(seconds=10)  # short, because the store already listens and an abort cannot end this wait
 _STORE = "torch_store"
 _VARIABLES = {**nccl_watchdog.QUIET, "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0"}
 """Variables that keep NCCL's watchdog from killing the process after a failure, or from blocking it for minutes. Values
@@ -37,15 +37,15 @@ _LRU_CACHE = type(functools.lru_cache(print))
 _CLEARING = (("debug", "_clear_sharding_prop_cache"), ("_redistribute", "clear_redistribute_planner_cache"))
 """DTensor modules with caches that are not lru_caches, and the functions that clear these caches."""
 
-# This module evaluates group.WORLD in default arguments, so import it before a group exists.
+# torch evaluates group.WORLD in default arguments of this module, so import it before a group exists.
 importlib.import_module("torch.distributed.nn.functional")
 
 
 class TorchScope:
-    """Patches torch.distributed for a generation. Call `abort` at any time, but `recover` only after `restore`."""
+    """Patches torch.distributed for a generation. `abort` may be called at any time, `recover` only after `restore`."""
 
     def __init__(self, lighthouse: str) -> None:
-        """Exclude the existing objects from garbage collection. `lighthouse` is its address, or an empty string."""
+        """Exclude all existing objects from garbage collection. If `lighthouse` is empty, there is no lighthouse."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -54,7 +54,7 @@ class TorchScope:
         self._store: Store | None = None
         self._rendezvous_count = 0
         self._connections: list[Connections] = []
-        # Scanning all objects takes most of the time of a restart, so exclude the existing ones.
+        # Scanning all objects would take most of the time of a restart.
         gc.collect()
         gc.unfreeze()  # the script may have frozen its imports, and then _clear_caches would not find them
         self._caches = _caches()
@@ -82,7 +82,7 @@ class TorchScope:
             setattr(distributed_c10d, name, value)
 
     def abort(self) -> None:
-        """Abort all groups of torch.distributed, and all waits for the store, for example in init_process_group.
+        """Abort all groups of torch.distributed, and all waits for the generation's store.
 
         NCCL groups are aborted together, between ncclGroupStart and ncclGroupEnd.
         """
@@ -93,10 +93,10 @@ class TorchScope:
             each.shut_down()
 
     def recover(self) -> None:
-        """Clean up after a failed generation. All groups must be aborted before."""
+        """Clean up after a failed generation. All groups must already be aborted."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
-        sys.excepthook = self._excepthook  # because each init_process_group wraps it once more
+        sys.excepthook = self._excepthook  # each init_process_group has wrapped it
         if gc.get_freeze_count() > self._frozen:  # the function froze its own objects, which would never be freed
             gc.unfreeze()
             self._frozen = 0
@@ -118,7 +118,7 @@ class TorchScope:
             yield PrefixStore(prefix, store), own, int(os.environ["WORLD_SIZE"]) if world_size < 0 else world_size
 
     def _own_store(self, is_first: bool, lighthouse: str, timeout: timedelta) -> Store:
-        """Return the generation's store. If `is_first`, serve it and publish its address at the lighthouse."""
+        """Return the generation's store. If `is_first`, serve the store and publish its address at the lighthouse."""
         if self._store is None:
             before = gloo_connections.socket_inodes()
             if is_first:
@@ -146,7 +146,7 @@ class TorchScope:
 
 def _forget_unfinished_groups() -> None:
     # torch counts the groups that it creates, and the ranks of a group use a store prefix with that count. After an
-    # interrupted or failed init_process_group, the count would differ from the other ranks' forever.
+    # interrupted or failed init_process_group, the count would permanently differ from the other ranks' count.
     if torch.distributed.is_initialized():
         return
     world: Any = distributed_c10d._world  # pyright: ignore[reportPrivateUsage]
@@ -160,7 +160,7 @@ def _clear_caches(frozen: Sequence[Any]) -> None:
     """Clear the caches of DTensor, because their keys refer to meshes of aborted groups."""
     if "torch.distributed.tensor" not in sys.modules:
         return
-    for module, name in _CLEARING:  # in older versions of torch these caches are lru_caches, too
+    for module, name in _CLEARING:  # in older versions of torch, these caches are lru_caches
         clear = getattr(importlib.import_module(f"torch.distributed.tensor.{module}"), name, None)
         if clear is not None:
             clear()

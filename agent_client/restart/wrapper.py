@@ -1,9 +1,9 @@
 """The Wrapper decorator, the attempts of one call of a wrapped function, and the TCPStore that it can serve.
 
 The decorator binds the arguments of a call once. `WrappedCall` then runs attempt after attempt until all ranks have
-finished or the run is stopped; it interrupts an attempt, and cleans up before the next one. The attempts are numbered
-by the lighthouse (rank_thread.py) or by `LocalAttempts`, which counts the failures of this process. The function
-receives a `CallWrapper`.
+finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the next
+attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the failures
+of this process. The function receives a `CallWrapper`.
 """
 
 import contextlib
@@ -35,8 +35,8 @@ from lighthouse_runtime.process.children import describe_listener
 log = logging.getLogger(__name__)
 
 CAUSE_WITHIN_S = 2.0
-"""Time in seconds within which the lighthouse reports a peer's failure after its connections have closed, even on a
-busy machine."""
+"""Time in seconds within which, even on a busy machine, the lighthouse reports a peer's failure after the peer's
+connections have closed."""
 _POLL_S = 0.005
 
 P = ParamSpec("P")
@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class LocalAttempts:
-    """Numbers the attempts from 0 without a lighthouse. It has the methods of `RankThread` that a call uses.
+    """Numbers the attempts from 0 without a lighthouse. Replaces `RankThread` in a `WrappedCall`.
 
     Only failures of this process start a new attempt. Failures of other processes are not detected.
     """
@@ -108,8 +108,8 @@ class CallWrapper:
     Attributes:
         state: Rank, world size and counters.
         store: Reads and writes keys of the run, and iteration numbers of ranks.
-        agent: Not used by the wrapper. The script may store an object here, such as its Agent, to find it again in the
-            next iteration.
+        agent: An object, such as its Agent, that the script stores here to use it again in the next iteration. The
+            wrapper does not close it.
     """
 
     def __init__(self, state: State, attempts: RankThread | LocalAttempts) -> None:
@@ -120,7 +120,7 @@ class CallWrapper:
 
     @property
     def iteration(self) -> int:
-        """Number of the generation, the current attempt to run the function. It is unique within the run."""
+        """Number of the generation (the current attempt to run the function). It is unique within the run."""
         return self.state.iteration
 
     @property
@@ -134,7 +134,7 @@ class CallWrapper:
         return self.state.world_size
 
     def ping(self, step: int | None = None) -> None:
-        """Report progress. The call takes microseconds at most, so any rate is allowed.
+        """Report progress. The call takes only microseconds, so it may be made at any rate.
 
         In a stall, the ranks are compared by their steps, so pass `step` either on all ranks or on none.
 
@@ -178,7 +178,7 @@ class WrappedCall(Generic[T]):
         self._attempts.ready()
         has_returned = False
         while isinstance(order := self._attempts.next_order(), Run):
-            if has_returned:  # the function had returned, but another rank failed afterwards
+            if has_returned:  # the function has returned, but another rank has failed since then
                 self._recover()
             has_returned = self._attempt(order)
             if has_returned:
@@ -216,9 +216,9 @@ class WrappedCall(Generic[T]):
     def _await_the_cause(self, number: int) -> None:
         """Wait up to CAUSE_WITHIN_S for a report that a peer has failed.
 
-        When a peer fails, collectives fail on this rank, often before the lighthouse knows. If this rank reported its
-        own exception first, it would hide the cause. The wait is counted in polls, so that the suspension of the host
-        uses up only one of them.
+        When a peer fails, collectives fail on this rank, often before the lighthouse notices the failure. If this rank
+        reported its own exception first, it would hide the cause. The wait is counted in polls, so that a suspension of
+        the host counts as a single poll.
         """
         for _ in range(round(CAUSE_WITHIN_S / _POLL_S)):
             if self._attempts.is_over(number) or not self._groups.have_lost_a_peer():
@@ -235,7 +235,7 @@ class WrappedCall(Generic[T]):
         kept = {id(each) for each in (*self._open_before, self._call_wrapper.agent)}
         left = [each for each in at_exit.opened() if id(each) not in kept]
         error, self._left_by = self._left_by, None
-        while error is not None:  # torch's engine may keep the error, and its traceback the function's objects
+        while error is not None:  # torch's engine may keep the error, whose traceback refers to the function's objects
             traceback.clear_frames(error.__traceback__)
             error = error.__context__
         self._hook(self._options.finalize)
@@ -275,13 +275,13 @@ def _restored(*names: str) -> Generator[None]:
 
 
 _served: dict[int, object] = {}
-"""Served stores by port. They are kept until the process exits, so that all calls of wrapped functions share them."""
+"""Served stores by port. They exist until the process exits, so that all calls of wrapped functions share them."""
 
 
 def serve_store(options: Options, launch: Launch) -> None:
-    """Serve the TCPStore of `store_kwargs`, by default if this process has slot 0. Do nothing if it is served already.
+    """Serve the TCPStore of `store_kwargs`, unless it is already served.
 
-    `is_master` in `store_kwargs` overrides the default.
+    By default, the process with slot 0 serves the store. `is_master` in `store_kwargs` overrides the default.
     """
     if not options.store_kwargs:
         return
@@ -313,8 +313,8 @@ class Wrapper:
     """Decorator that runs a function again in the same process after a failure of any rank of the run.
 
     When a rank fails or dies, the function is interrupted on all ranks, their process groups are aborted, and the
-    function starts again in the next *generation*, the lighthouse's number for an attempt. A spare rank replaces a dead
-    one. The function receives a CallWrapper in the parameter that has this annotation or is named `call_wrapper`.
+    function starts again in the next *generation* (a numbered attempt). A spare rank replaces a dead rank. The function
+    receives a CallWrapper in the parameter that has this annotation or is named `call_wrapper`.
 
     Once all active ranks have returned, the decorated function returns its result, or None on a spare rank. It raises
     RestartAbort (exit code 130) if the run is stopped, and LighthouseError if this process may not take part.

@@ -1,1 +1,1 @@
-"""The state of a training process: its values, its encoding without pickle, its digests and its files."""
+"""The state of a training process: which values it may contain, its encoding without pickle, its digests and files."""

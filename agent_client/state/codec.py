@@ -1,11 +1,11 @@
 """Encodes a state as a stream of bytes: checksummed, without pickle, and readable from any position.
 
-    magic (8 bytes) · version (u32) · header length (u64) · XXH3 of all that and of the header (u64)   big endian
-    header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}; and strides unless they are row-major
-    per tensor: its bytes, in memory order and in the byte order of the host, in pieces of 4 MiB · XXH3 of each (u64)
+    magic (8 bytes) · version (u32) · header length (u64) · XXH3 of these three and the header (u64)   big endian
+    header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}, with strides unless they are row-major
+    each tensor: its bytes, in memory order and the host's byte order, in pieces of 4 MiB · XXH3 of each piece (u64)
 
-The length is known before the first byte is sent, and no tensor is allocated before the header was validated. Any range
-of the bytes can be sent. The sender does not copy the state. The checksums detect accidental corruption only. A
+The length is known before the first byte is sent, and no tensor is allocated before the header has been validated. Any
+range of the bytes can be sent. The sender does not copy the state. The checksums detect only accidental corruption. A
 malicious stream cannot execute code, because no value refers to code.
 """
 
@@ -30,7 +30,7 @@ MAGIC = b"LHSTATE" + (b"<" if sys.byteorder == "little" else b">")
 VERSION = 5
 MAX_HEADER_BYTES = 64 * 2**20
 CHUNK_BYTES = 2**19
-"""Number of bytes that are copied and checksummed at a time, so that they are still in the CPU cache."""
+"""Number of bytes that are copied and checksummed at a time. They fit into the CPU cache."""
 PIECE_BYTES = 4 * 2**20
 """Number of tensor bytes per checksum."""
 PREFIX = struct.Struct(">8sIQ")
@@ -41,8 +41,8 @@ CHECKSUM_BYTES = 8
 class Encoding:
     """A state as chunks of bytes, which several threads can read concurrently and repeatedly.
 
-    The tensors are not copied, so they must not change while they are read. Chunks of contiguous CPU tensors are views.
-    Other tensors are copied one piece at a time.
+    The tensors must not change while they are read. Chunks of contiguous CPU tensors are views. Other tensors are
+    copied one piece at a time.
     """
 
     def __init__(self, state: State, chunk_bytes: int = CHUNK_BYTES) -> None:
@@ -81,7 +81,7 @@ class Encoding:
             yield self._checksums[piece]
 
     def _piece(self, piece: int) -> Iterator[memoryview]:
-        """Yield a piece and its checksum, which is computed only once."""
+        """Yield the chunks of a piece, and then its checksum, which is computed only once."""
         tensor, first = self._pieces[piece]
         known, checksum = self._checksums.get(piece), xxh3_64()
         for view in _raw(tensor, first, min(first + PIECE_BYTES, tensor.nbytes)):
@@ -163,7 +163,7 @@ def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
 
 
 _MAX_DIMENSION = 2**62
-"""torch itself refuses dimensions whose product is too large."""
+"""Limit of a single dimension. torch itself refuses dimensions whose product is too large."""
 
 
 class TruncatedState(CorruptState):
@@ -175,7 +175,7 @@ class Head(NamedTuple):
 
     skeleton: Json
     layouts: Sequence[torch.Tensor]
-    """The tensors, on the meta device."""
+    """Shapes and dtypes of the tensors, as tensors on the meta device."""
     size: int
 
     @property
@@ -184,7 +184,7 @@ class Head(NamedTuple):
 
 
 def decode(encoded: bytes) -> State:
-    """Decode a state. Its tensors are on the CPU. Raises CorruptState."""
+    """Decode a state, with its tensors on the CPU. Raises CorruptState."""
     source = io.BytesIO(encoded)
     head = read_head(source)
     if head.length != len(encoded):
@@ -198,7 +198,7 @@ def decode(encoded: bytes) -> State:
 
 
 def read_head(source: io.BufferedIOBase) -> Head:
-    """Read the head and nothing beyond it. Raises CorruptState."""
+    """Read the head of an encoding, and not a byte beyond it. Raises CorruptState."""
     prefix = _read(source, PREFIX.size)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
@@ -226,7 +226,7 @@ def read_head(source: io.BufferedIOBase) -> Head:
 
 
 def _read(source: io.BufferedIOBase, count: int) -> bytes:
-    """Read exactly `count` bytes. No memory is allocated for bytes that have not arrived."""
+    """Read exactly `count` bytes, without allocating memory for bytes that have not arrived."""
     chunks: list[bytes] = []
     while count:
         chunk = source.read(min(count, CHUNK_BYTES))
@@ -238,7 +238,7 @@ def _read(source: io.BufferedIOBase, count: int) -> bytes:
 
 
 def allocate(layouts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Allocate a CPU tensor for each layout. The system provides the memory only when it is written."""
+    """Allocate a CPU tensor for each layout. The system provides memory only as the tensors are written."""
     try:
         return [empty_bytes(it.nbytes).view(it.dtype).as_strided(it.shape, it.stride()) for it in layouts]
     except RuntimeError as error:

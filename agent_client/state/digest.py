@@ -1,8 +1,8 @@
-"""Computes digests of tensors, by which ranks check that their states are bitwise equal.
+"""Computes digests of tensors, with which ranks check that their states are bitwise equal.
 
-A digest covers one part of the tensors, a *window*, as the 128-bit XXH3 of its bytes. The windows are checked in turn.
-A check of each window is called a full round, and covers all tensors. A small tensor costs more than its size suggests,
-so the number of tensors in a window is also limited. With a GPU, only `read` waits.
+A digest is the 128-bit XXH3 of one part of the tensors, a *window*. The windows are checked in turn, so after as many
+checks as there are windows, all tensors are checked. A small tensor costs more than its size suggests, so the number of
+tensors in a window is also limited. With a GPU, only `read` waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from xxhash import xxh3_128
 
 WINDOW_BYTES = 2 * 2**20
-LEAST_COST = WINDOW_BYTES // 48  # a smaller tensor counts as this many bytes
+LEAST_COST = WINDOW_BYTES // 48  # number of bytes for which a smaller tensor counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,12 @@ class Digests:
     def take(
         self, tensors: Sequence[Tensor], number: int, of: Callable[[Tensor], Tensor | None] = lambda tensor: tensor
     ) -> PendingDigest:
-        """Start to compute the digest of one window of the tensors.
+        """Start computing the digest of one window of the tensors.
 
         Args:
             tensors: The tensors. Of a sharded tensor, only the local shard is used.
             number: Number of the window, modulo the number of windows.
-            of: Returns the tensor to use instead of each given one, with the same shape, or None to leave it out.
+            of: Returns the tensor of the same shape to use instead of a given tensor, or None to leave it out.
         """
         names = list(map(id, tensors))
         if names != self._names:

@@ -1,4 +1,4 @@
-"""Reads and writes one rank's part of a checkpoint, by means of torch.distributed.checkpoint (DCP).
+"""Reads and writes one rank's part of a checkpoint with torch.distributed.checkpoint (DCP).
 
     step-000000000100-quorum-7/
         .metadata          for other readers (`torch.distributed.checkpoint.load`, `dcp_to_torch_save`); never read here
@@ -8,8 +8,8 @@
 
 DCP's own metadata is a pickle, so `part.json` contains what DCP needs to find a tensor. Nothing that is unpickled here
 can execute code, because DCP loads tensors with `weights_only`. A sharded tensor has the same name in all parts, and
-each part contains one chunk of it, so any number of ranks can load it. The names of other tensors contain the rank,
-except those of rank 0.
+each part contains one chunk of the tensor, so any number of ranks can load it. The names of other tensors contain the
+rank, except those of rank 0.
 """
 
 import hashlib
@@ -40,10 +40,11 @@ _RANK = re.compile(r"rank-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Location of one tensor of a part: in its file, and inside the whole tensor if it is a shard."""
+    """Location of one tensor of a part: in the part's file, and, for a shard, inside the whole tensor."""
 
     name: str
-    """Path of the tensor in the state, joined with dots. Begins with the rank unless the tensor is shared by all."""
+    """Path of the tensor in the state, joined with dots. On ranks other than 0, it begins with the rank unless the
+    tensor is sharded."""
     dtype: str
     whole: list[int]
     offset: list[int]
@@ -53,7 +54,7 @@ class Chunk:
     """Description of a sharded tensor (shards.py) without the shard itself, or None for an unsharded tensor."""
     start: int = 0
     length: int = 0
-    """Number of bytes in the file. 0 for an empty shard, which is not stored."""
+    """Number of bytes in the file, or 0 for an empty shard, which is not stored."""
 
     @property
     def is_stored(self) -> bool:
@@ -62,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FrozenState:
-    """Copy of a state on the CPU, which training does not change."""
+    """Copy of a state on the CPU. Training does not change it."""
 
     skeleton: Json
     chunks: list[Chunk]
@@ -84,9 +85,9 @@ class Part:
 
 
 def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:
-    """Copy a state, with descriptions (shards.py) in place of sharded tensors, to the CPU.
+    """Copy a state to the CPU. In `state`, descriptions (shards.py) replace sharded tensors.
 
-    `find_shards` returns the sharding. It is called only if something in `state` is sharded.
+    `find_shards` returns the sharding, and is called only if `state` contains a description.
 
     Raises:
         TypeError, ValueError: An entry cannot be stored. The message contains its path.
@@ -115,7 +116,7 @@ def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> Frozen
 def write_part(
     folder: Path, state: FrozenState, *, step: int, quorum_id: int, rank: int, ranks: int, disk: list[int]
 ) -> None:
-    """Write the part of one rank into a new `folder`. The part is complete once the folder exists."""
+    """Write the part of one rank into a new folder `folder`. The part is complete once this folder exists."""
     temporary = folder.with_name(f"{folder.name}.saving")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -153,10 +154,10 @@ def read_parts(folder: Path) -> dict[int, Part]:
 
 
 def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: Callable[[], Shards]) -> State:
-    """Read the state of one rank. Its tensors are on the CPU.
+    """Read the state of one rank, with its tensors on the CPU.
 
-    `parts` are those that `read_parts` returned. `find_shards` returns the current sharding. It is called only if the
-    saved state is sharded. Raises CorruptState, which names the file, if the checkpoint is damaged or lacks chunks.
+    `parts` is the result of `read_parts`. `find_shards` returns the current sharding, and is called only if the saved
+    state is sharded. Raises CorruptState, which names the file, if the checkpoint is damaged or lacks chunks.
     """
     part = parts[rank]
     shards = find_shards() if any(chunk.layout for chunk in part.chunks) else None
@@ -180,7 +181,7 @@ def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: 
 
 
 def write_metadata(folder: Path, parts: Mapping[int, Part]) -> None:
-    """Write DCP's own index of a checkpoint, so that other programs can load it with DCP."""
+    """Write DCP's own index of a checkpoint, so that other programs can load the checkpoint with DCP."""
     from torch.distributed.checkpoint import FileSystemWriter
     from torch.distributed.checkpoint.storage import WriteResult
 
@@ -199,7 +200,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
-    """Yield each tensor's path, in the order of `disassemble`, and its description, or None if it is not sharded."""
+    """Yield the path of each tensor, in the order of `disassemble`, with its description, or None if unsharded."""
     if isinstance(node, torch.Tensor | bytes | np.ndarray):
         yield path, None
     elif is_description(node):
@@ -215,11 +216,11 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
-    """Return an uninitialized tensor of shape `size`, with the same memory order of dimensions as `chunk`."""
+    """Return an uninitialized tensor of shape `size` whose dimensions have the same memory order as in `chunk`."""
     dtype = DTYPES[chunk.dtype]
     if size == chunk.size:
         return torch.empty_like(torch.empty_strided(size, chunk.stride, dtype=dtype, device="meta"), device="cpu")
-    strides = chunk.layout["stride"] if chunk.layout else chunk.stride  # another sharding than the saved one
+    strides = chunk.layout["stride"] if chunk.layout else chunk.stride  # the sharding differs from the saved one
     order = sorted(range(len(size)), key=lambda dimension: -strides[dimension])
     return torch.empty([size[dimension] for dimension in order], dtype=dtype).permute(
         [order.index(dimension) for dimension in range(len(size))]
@@ -329,7 +330,7 @@ def _metadata(parts: Mapping[int, Part]) -> "Metadata":
             properties = TensorProperties(dtype=DTYPES[chunk.dtype])
             tensor = tensors.setdefault(chunk.name, TensorStorageMetadata(properties, torch.Size(chunk.whole), []))
             index = MetadataIndex(chunk.name, chunk.offset, len(tensor.chunks))
-            if index not in files:  # otherwise it is a second copy of that chunk
+            if index not in files:  # otherwise, the chunk is a second copy
                 tensor.chunks.append(ChunkStorageMetadata(torch.Size(chunk.offset), torch.Size(chunk.size)))
                 files[index] = _StorageInfo(f"rank-{rank}/{TENSORS}", chunk.start, chunk.length)
     paths = {name: tuple(name.split(".")) for name in tensors}

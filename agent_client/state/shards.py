@@ -28,9 +28,9 @@ class Shards:
     """Replaces the shards in a state with descriptions, and descriptions with shards."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Find the meshes of the parameters of the model and the optimizer.
+        """Find the meshes of the parameters.
 
-        After an FSDP forward pass, those of the model alone may be unsharded.
+        Pass the parameters of both model and optimizer: after an FSDP forward pass, the model's may be unsharded.
         """
         sharded: list[Any] = [parameter for parameter in parameters if is_sharded(parameter)]
         self._meshes: list[DeviceMesh] = list(dict.fromkeys(parameter.device_mesh for parameter in sharded))
@@ -43,11 +43,11 @@ class Shards:
         return _map(state, is_sharded, self._describe)
 
     def rebuild(self, state: State) -> State:
-        """Return `state` with a shard in place of each description. Raises CorruptState if a shard does not fit."""
+        """Return `state` with a shard in place of each description. Raises CorruptState if a description is invalid."""
         return _map(state, is_description, self._rebuild)
 
     def place(self, description: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shape and the offset of this rank's shard of a described tensor."""
+        """Return the shape of this rank's shard of a described tensor, and its offset in the whole tensor."""
         from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
         with self._layout(description) as (mesh, placements, shape):
@@ -76,7 +76,7 @@ class Shards:
 
     @contextmanager
     def _layout(self, description: dict[str, Any]) -> Generator[tuple[DeviceMesh, list[Any], torch.Size]]:
-        """Raise CorruptState, here or in the context, if the description does not match a mesh."""
+        """Yield mesh, placements and shape. Turn errors, here and in the context, into CorruptState."""
         try:
             placements = [_placement(*fields) for fields in description["placements"]]
             yield self._meshes[description["mesh"]], placements, torch.Size(description["shape"])
@@ -93,12 +93,12 @@ def is_sharded(node: object) -> bool:
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """Return the tensor, or this rank's shard of it."""
+    """Return this rank's shard of a sharded tensor, or any other tensor itself."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor
 
 
 def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
-    """Return `local` on the parameter's device, sharded if the parameter is."""
+    """Return `local` on the parameter's device. If the parameter is sharded, `local` is this rank's shard."""
     if not is_sharded(parameter):
         return local.to(parameter.device)
     sharded: Any = torch.empty_like(parameter)

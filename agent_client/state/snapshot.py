@@ -1,6 +1,6 @@
 """Copies a state, and checks a received state before it is installed.
 
-Large tensors are copied into huge pages if the system supports them. With normal pages, each 4 KiB causes a page fault,
+Large tensors are copied into huge pages if the system supports them. With normal pages, every 4 KiB cause a page fault,
 and for a state of gigabytes, the faults take longer than the copy itself.
 """
 
@@ -16,7 +16,7 @@ HUGE_PAGE_BYTES = 2 * 2**20
 
 
 def empty_bytes(size: int) -> torch.Tensor:
-    """Return an uninitialized uint8 CPU tensor of shape (size,). The system provides memory only when it is written."""
+    """Return an uninitialized uint8 CPU tensor of shape (size,). The system provides memory only as it is written."""
     if size < HUGE_PAGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
     try:
@@ -29,7 +29,7 @@ def empty_bytes(size: int) -> torch.Tensor:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy in separate CPU memory. `tensor` must not require a gradient."""
+    """Return a copy of `tensor`, which must not require a gradient, in separate CPU memory."""
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
     copied = empty_bytes(tensor.nbytes).view(tensor.dtype).as_strided(tensor.shape, kept_strides(tensor))
@@ -37,7 +37,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides of a copy of `tensor`: the same order of dimensions, but without gaps or overlaps.
+    """Return the strides for a copy of `tensor`: the same order of dimensions, but without gaps or overlaps.
 
     Fused optimizers work in memory order, so a parameter and its optimizer state must have the same order of
     dimensions, such as channels_last.
@@ -46,7 +46,7 @@ def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Return whether the elements fill their memory without gaps or overlaps, in any order of dimensions."""
+    """Return whether the elements of a tensor fill its memory without gaps or overlaps, in any order of dimensions."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
         if stride != expected:
@@ -56,7 +56,7 @@ def has_no_gaps(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def in_memory_order(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a view with permuted dimensions, whose row-major order is the memory order of a copy of `tensor`."""
+    """Return a view with dimensions permuted so that row-major order is the memory order of a copy of `tensor`."""
     strides = kept_strides(tensor)
     return tensor.permute(sorted(range(tensor.dim()), key=lambda dim: -strides[dim]))
 
@@ -70,11 +70,11 @@ class StateMismatch(Exception):
     def __init__(self, message: str, difference: str = "") -> None:
         super().__init__(message)
         self.difference = difference
-        """First difference, as one line, or an empty string if something other than the structure differs."""
+        """First structural difference, as one line, or an empty string if the structures are equal."""
 
 
 class DoesNotFit(StateMismatch):
-    """A received state does not fit the local model or optimizer. No other source's state will fit, either."""
+    """A received state does not match the local model or optimizer. Other sources' states will not match either."""
 
 
 def snapshot(state: State) -> State:
@@ -95,7 +95,7 @@ def install_matches(expected: State, received: State) -> None:
     anything, because an optimizer has no state before its first step.
 
     Raises:
-        DoesNotFit: The structures differ. The message contains the paths.
+        DoesNotFit: The structures differ. The message lists the paths that differ.
     """
     found = [f"{format_path(path)}: {what}" for path, what in _differences(expected, received, ())]
     if not found:

@@ -1,12 +1,12 @@
 """The registered training state, which healing peers copy and checkpoints contain.
 
-Most of the state is read in place until the step's vote, so parameters must not change before. `TrainState` detects
-those that do. It compares the version counters and memory addresses of all parameters. In the first steps, it also
-compares some elements of the parameters that no optimizer updates, because writes to `.data` leave no other trace.
+Peers read most of the state in place until the step's vote, so parameters must not change before the vote. `TrainState`
+detects parameters that do. It compares the version counters and memory addresses of all parameters. In the first steps,
+it also compares elements of the parameters that no optimizer updates, because writes to `.data` leave no other trace.
 
 `Scalers` makes GradScalers change only with committed steps. A script calls update() after each step(), even if the
-step was discarded. Such an update is undone when the next step begins, because some groups may have missed the
-discarded attempt, and gradients with different scales have no meaningful mean.
+step was discarded. The update for a discarded step is undone when the next step begins, because some groups may have
+missed the discarded step, and gradients with different scales have no meaningful mean.
 """
 
 import gc
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 SAMPLED_STEPS = 3
-SAMPLE = 8  # number of elements to compare of each parameter that no optimizer updates
+SAMPLE = 8  # number of elements that are compared per parameter that no optimizer updates
 
 
 class Stateful(Protocol):
@@ -40,13 +40,13 @@ class Stateful(Protocol):
 class TrainState:
     """The state that a replica group copies from a peer when it recovers.
 
-    It consists of the model, the optimizer, and everything else that changes during training and has `state_dict` and
-    `load_state_dict`, such as schedulers, a GradScaler or a counter. If the model is sharded inside the group (FSDP2),
-    each rank sends and receives its own shards.
+    The state consists of the model, the optimizer, and everything else that changes during training and has
+    `state_dict` and `load_state_dict`, such as schedulers, a GradScaler or a counter. If the model is sharded inside
+    the group (FSDP2), each rank sends and receives its own shards.
 
     Buffers and the additional entries are copied when a step begins, because the forward pass or the training loop may
-    change them. Parameters and the optimizer state are read in place until the step's vote, so the script must not
-    change them before.
+    change them. Peers read parameters and the optimizer state in place until the step's vote, so the script must not
+    change these before the vote.
 
     Example:
         ```python
@@ -59,7 +59,7 @@ class TrainState:
         """Register the training state.
 
         Args:
-            model: The unwrapped model, not one that is wrapped in DistributedDataParallel.
+            model: The model itself, not its DistributedDataParallel wrapper.
             optimizer: The torch optimizer that a FaultTolerantOptimizer wraps.
             **others: Additional entries. Their names must be the same in all groups, and their `state_dict` may contain
                 only tensors, numbers, strings, lists and dicts.
@@ -71,11 +71,11 @@ class TrainState:
         self.stands_still = True
         """False if parameters change between a step's quorum and its vote. Peers must then not read them in place."""
         self.moves_in_forward = False
-        """True if the forward pass changes parameters. It must then wait until the state was copied for a peer."""
+        """True if the forward pass changes parameters. It must then wait until the state has been copied for a peer."""
         self._marks: list[tuple[Tensor, int, int]] = []
-        """Parameters with their version counters and addresses when the step began. Writes change one of the two."""
+        """Parameters with their version counters and addresses when the step began. A write changes one of the two."""
         self._samples: list[tuple[Tensor, Tensor]] = []
-        """Parameters that no optimizer updates, with elements from when the step began. Only in the first steps."""
+        """In the first steps: parameters that no optimizer updates, with some elements from when the step began."""
         self._steps_begun = 0
         self._looked_for_schedulers = False
         self._moving: dict[str, State] = {}
@@ -92,7 +92,7 @@ class TrainState:
         return any(optimizer is getattr(each, "wrapped", each) for each in registered)
 
     def has_part(self, part: object) -> bool:
-        """Return whether `part`, such as a scheduler, is registered or is an attribute of a registered entry."""
+        """Return whether `part`, such as a scheduler, is a registered entry or an attribute of one."""
         for registered in self.others.values():
             held = [registered, *getattr(registered, "__dict__", {}).values()]
             held += [each for container in held if isinstance(container, list | tuple) for each in container]
@@ -103,8 +103,8 @@ class TrainState:
     def compared(self) -> list[torch.Tensor]:
         """Return the tensors that must be bitwise equal on all ranks whose states have the same tag.
 
-        These are the parameters, or the global parameters if the ranks take local steps. Some optimizers store
-        rank-specific values in their state, and an error in it changes the parameters in the next step anyway.
+        These are the parameters, or the global parameters if the ranks take local steps. The optimizer state is left
+        out: some optimizers store rank-specific values, and an error changes the parameters in the next step anyway.
         """
         if self.standing:
             return [tensor for other in self.standing.values() for tensor in getattr(other, "tensors", ())]
@@ -121,7 +121,7 @@ class TrainState:
         others = {name: shards.describe(other.state_dict()) for name, other in self.others.items()}
         self._moving = {"buffers": buffers, "others": snapshot({"others": others})["others"]}
         self._mark()
-        # Do this now, because a state_dict() call during FSDP's forward pass would reshard its gathered parameters.
+        # Do this now, because calling state_dict() during FSDP's forward pass would reshard gathered parameters.
         self._sharded = shards.describe(dict(self.model.state_dict())) if shards else {}
 
     @property
@@ -129,13 +129,13 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace the copies of the additional entries. `states` are their states without the script's changes."""
+        """Replace the copies of the additional entries with `states`, in which the script's changes are undone."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
-        """Return the state as it was when the step began, to be read before the vote.
+        """Return the state as it was when the step began. It is valid until the vote.
 
-        Only the parts that may change are copies. Safe to call on any thread during the forward and backward pass.
+        Only parts that may change before the vote are copied. Any thread may call this until the vote.
         """
         if not self._moving:
             self.begin_step()
@@ -155,7 +155,7 @@ class TrainState:
         return snapshot(self.in_place())
 
     def check_sendable(self) -> None:
-        """Raise ConfigurationError, with the path of the entry, if this state could not be sent to a peer."""
+        """Raise ConfigurationError, with the path of the entry, if a peer could not receive or install this state."""
         try:
             state = self.in_place()
             disassemble(state)
@@ -171,7 +171,7 @@ class TrainState:
                 )
 
     def register_schedulers(self) -> None:
-        """Register the schedulers of registered optimizers. Called before the first step begins."""
+        """Register the schedulers of the registered optimizers. Calls after the first one do nothing."""
         if self._looked_for_schedulers:
             return
         self._looked_for_schedulers = True
@@ -186,9 +186,9 @@ class TrainState:
             log.info("a %s drives the registered optimizer: it heals as %r in the TrainState", name, name)
 
     def unregistered_schedulers(self, live: Sequence[Any]) -> list[Any]:
-        """Return the `live` schedulers of registered optimizers that are not part of the state, sorted by name.
+        """Return the `live` schedulers that drive a registered optimizer without being registered, sorted by name.
 
-        Schedulers inside another one, such as SequentialLR, are left out.
+        Schedulers inside another scheduler, such as SequentialLR, are left out.
         """
         parts = {id(part) for each in live for part in vars(each).get("_schedulers", ())}
         found: list[Any] = []
@@ -202,7 +202,7 @@ class TrainState:
     def find_moved(self) -> str:
         """Return the name of a parameter that has changed since the step began, or an empty string.
 
-        If there is one, set `stands_still` to False permanently.
+        Only the first change is returned. It sets `stands_still` to False permanently.
         """
         moved = {id(tensor) for tensor, version, place in self._marks if _mark_of(tensor) != (version, place)}
         moved |= {id(tensor) for tensor, sample in self._samples if not torch.equal(_sample(tensor), sample)}
@@ -229,12 +229,12 @@ class TrainState:
             self._samples = [(tensor, _sample(tensor).clone()) for tensor in resting]
 
     def check(self, received: dict[str, State]) -> None:
-        """Raise StateMismatch or CorruptState unless `received` can be installed. Thread-safe."""
+        """Raise StateMismatch or CorruptState if `received` cannot be installed. Thread-safe."""
         self.check_layout(received)
         self._shards.rebuild(received)
 
     def check_layout(self, received: dict[str, State]) -> None:
-        """Raise StateMismatch unless keys, shapes and dtypes match. Values are not checked. Thread-safe."""
+        """Raise StateMismatch if keys, shapes or dtypes do not match. Values are not checked. Thread-safe."""
         install_matches(self.in_place(), received)
 
     def install(self, received: dict[str, Any]) -> None:
@@ -257,7 +257,7 @@ class TrainState:
 
         Raises:
             StateMismatch: The state belongs to a different model or optimizer. Nothing was changed.
-            CorruptState: The state contains shards that do not fit. Nothing was changed.
+            CorruptState: The state contains invalid shards. Nothing was changed.
         """
         self.begin_step()
         self.check(state_dict)
@@ -298,12 +298,12 @@ class Scalers:
 
     @property
     def may_skip(self) -> bool:
-        """True if a scaler is enabled and may therefore skip steps with gradients that are not finite."""
+        """True if a scaler is enabled and may therefore skip steps whose gradients are not finite."""
         return any(isinstance(each, torch.amp.GradScaler) and each.is_enabled() for each in self.state.others.values())
 
     @property
     def have_moved(self) -> bool:
-        """True if a scaler has changed since the step began, which it does when it skips the step."""
+        """True if a scaler's state has changed since the step began. A scaler that skips a step lowers its scale."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def restore(self) -> None:

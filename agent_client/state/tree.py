@@ -1,4 +1,4 @@
-"""Defines the values that a state may contain, and divides a state into a JSON skeleton and a list of tensors.
+"""Defines which values a state may contain, and splits a state into a JSON skeleton and a list of tensors.
 
     null  true  "text"  1  1.5             themselves
     {"i": "-1ffff..."}                     an int beyond 63 bits, in hexadecimal
@@ -10,8 +10,8 @@
     {"n": ["float64", 5]}                  NumPy array, sent as tensor number 5
     {"b": 3}  {"y": 4}                     tensor number 3; bytes, sent as tensor number 4. Each occurs exactly once
 
-A skeleton never contains the name of a class or a function, so input from a peer is decoded to one of these values or
-raises CorruptState.
+A skeleton never contains the name of a class or function, so data from a peer is decoded to these values or raises
+CorruptState.
 """
 
 import math
@@ -38,12 +38,12 @@ DTYPES: Mapping[str, torch.dtype] = {
     for dtype in vars(torch).values()
     if isinstance(dtype, torch.dtype) and not _WITHOUT_BYTES.fullmatch(name := str(dtype).removeprefix("torch."))
 }
-"""All dtypes of this torch version, except quantized ones, bit fields and integers of less than a byte."""
+"""All dtypes of this torch version, except quantized types, bit fields, and integers smaller than a byte."""
 
 _INTEGERS = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 _OTHER_NUMBERS = ["bool", "float16", "float32", "float64", "complex64", "complex128"]
 NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(name) for name in (*_INTEGERS, *_OTHER_NUMBERS)}
-"""NumPy dtypes that torch has, too, in the byte order of the host."""
+"""NumPy dtypes, in the host's byte order, that also exist in torch."""
 
 
 class CorruptState(Exception):
@@ -51,7 +51,7 @@ class CorruptState(Exception):
 
 
 def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
-    """Return the skeleton of `state` and its tensors, which are not copied.
+    """Return the skeleton and the tensors of `state`. The tensors are not copied.
 
     Raises:
         TypeError, ValueError: An entry cannot be encoded, is nested too deeply, or contains itself.
@@ -63,7 +63,7 @@ def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
 def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
     """Rebuild a state from its skeleton and tensors. The skeleton may come from a malicious peer.
 
-    Bytes whose tensor is on the meta device become empty.
+    Bytes and NumPy arrays whose tensor is on the meta device become empty.
 
     Raises:
         CorruptState: The skeleton is not valid. No other exception is raised.

@@ -1,1 +1,1 @@
-"""Training steps: quorum, collectives and vote, with the Agent that a script uses."""
+"""Training steps (quorum, collectives and vote), and the Agent, the interface for training scripts."""

@@ -1,10 +1,10 @@
 """The Agent, through which a training script takes part in its job. Each rank has one.
 
 The Agent requests quorums, heals, averages gradients and votes. Everything in a step except the vote runs in order on
-one background thread: the quorum request, connecting the process group, copying a state, the collectives. So the
+one background thread: the quorum request, connecting the process group, copying a state, and the collectives. So the
 quorum request overlaps with the forward pass, and the first collective waits for the quorum.
 
-This class contains the methods for scripts. `Internals` implements them.
+The class contains the methods for scripts. `Internals` implements them.
 """
 
 import contextlib
@@ -50,22 +50,23 @@ class Preemption(NamedTuple):
     """aws, gcp, azure, slurm, kubernetes, file or http."""
     reason: str
     seconds_left: float | None
-    """Time until the host ends, or None if it is unknown."""
+    """Time until the host ends, or None if unknown."""
     is_advice: bool
-    """True if the host is only likely to be taken away. The group then continues training."""
+    """True if the host is only likely to be taken away. The group then continues to train."""
     should_save: bool
-    """True if no other replica group stays, so a checkpoint must be saved before the host ends."""
+    """True if no other replica group stays, so that a checkpoint must be saved before the host ends."""
 
 
 class Agent:
     """A rank's connection to its replica group and to the other groups. Create it with `Agent.from_env`.
 
-    A step begins with a quorum: the list of replica groups that do the step together. The Agent averages gradients over
-    these groups, and all of them commit the step or discard it. If this group has fallen behind, the Agent first copies
-    the state of a peer. `DistributedDataParallel` and `FaultTolerantOptimizer` call the methods for a step. Only a
-    training loop without them calls `start_quorum`, `all_reduce` and `should_commit` itself.
+    A step begins with a quorum: the replica groups that do the step together. The Agent averages gradients over these
+    groups, and all of them commit the step or discard it. If this group has fallen behind, the Agent first copies the
+    state of a peer. `DistributedDataParallel` and `FaultTolerantOptimizer` call the methods for a step. Only a training
+    loop without them calls `start_quorum`, `all_reduce` and `should_commit` itself.
 
-    Use the Agent as a context manager. Exiting the block closes the Agent, and reports an exception to the manager.
+    Use the Agent as a context manager. Exiting the block closes the Agent. If the block raises an exception, the Agent
+    also reports it to the manager.
 
     Example:
         ```python
@@ -104,7 +105,7 @@ class Agent:
             place: Position of this rank in its replica group.
 
         Raises:
-            ConfigurationError: The state or an option is not usable. Everything that was opened is closed again.
+            ConfigurationError: The state or an option is invalid. Everything that was opened is closed again.
         """
         for optimizer in (state.optimizer, *state.others.values()):
             refuse_optimizer(optimizer)
@@ -133,7 +134,7 @@ class Agent:
             An Agent that is connected to the other ranks of its group and has not requested a quorum yet.
 
         Raises:
-            ConfigurationError: An option or an environment variable is not usable. The message names it. Nothing was
+            ConfigurationError: An option or an environment variable is invalid. The message names it. Nothing was
                 started.
             AgentError: The group's store or manager does not answer.
         """
@@ -161,8 +162,8 @@ class Agent:
     def close(self) -> None:
         """Leave the job. Close all connections, and stop the manager if this rank started it.
 
-        The call first waits for peers that are still completing this rank's last step, and until the other ranks of the
-        group are done. An Agent that is still open is closed when the interpreter exits.
+        First wait for peers that are still completing this rank's last step, and for the other ranks of the group. An
+        Agent that is still open when the interpreter exits is closed then.
         """
         self.internals.close()
 
@@ -170,7 +171,7 @@ class Agent:
 
     @property
     def current_step(self) -> int:
-        """Number of committed steps. While a step is in progress, this is the step's number, counted from 0."""
+        """Number of committed steps, which is also the number of the step in progress, counted from 0."""
         return self._machine.step
 
     @property
@@ -180,7 +181,7 @@ class Agent:
 
     @property
     def was_committed(self) -> bool:
-        """Whether the last step was committed. False again once a computation of the next step has begun."""
+        """Whether the last step was committed. False from the first computation of the next step on."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property
@@ -216,8 +217,8 @@ class Agent:
     def preemption(self) -> Preemption | None:
         """Notice that a host of this replica group will be taken away, or None if there is none.
 
-        The group leaves after its step, without any action of the script. If no other group stays, it first saves a
-        checkpoint with the script's `CheckpointFolder`. The property returns a stored value and sends no request.
+        The script need not act: the group leaves after its current step. If no other group stays, the group first saves
+        a checkpoint with the script's `CheckpointFolder`. The property returns a stored value and sends no request.
         """
         newest = self.internals.manager.watch.preemption
         if (notice := newest.notice) is None:
@@ -227,17 +228,17 @@ class Agent:
 
     @property
     def peers_pending(self) -> bool:
-        """Whether a replica group is waiting to join the next quorum. This returns a stored value."""
+        """Whether a replica group is waiting to join the next quorum. The property returns a stored value."""
         return self.world.peers_pending > 0
 
     @property
     def last_reconfiguration_s(self) -> float:
-        """Time in seconds that the last change of the process group took, from closing the old one until connected."""
+        """Time in seconds from closing the previous process group until the current one was connected."""
         return self.internals.peers.last_reconfiguration_s
 
     @property
     def catches_up(self) -> bool:
-        """Whether this rank is catching up (`heal_mode="catch_up"`), that is, computing with an older state."""
+        """Whether this rank is catching up (`heal_mode="catch_up"`): its state is older than that of its peers."""
         return self.internals.catches_up
 
     def data_report(self) -> dict[str, int | bool]:
@@ -250,8 +251,8 @@ class Agent:
             - `samples`: number of samples used in committed steps, summed over all groups.
             - `epoch`: number of complete epochs.
             - `position`: number of samples used in the current epoch.
-            - `irregular_steps`: number of steps that this rank committed with batches that it drew under another
-              quorum, or without drawing a batch.
+            - `irregular_steps`: number of steps that this rank committed with batches drawn under an earlier quorum, or
+              without drawing a batch.
             - `is_exact`: True if there are no irregular steps and the sampler has not changed. Each sample was then
               used `epoch` or `epoch + 1` times.
         """
@@ -263,11 +264,11 @@ class Agent:
         """Return this rank's position in the training, to be saved in the script's own checkpoint.
 
         Returns:
-            A dict with `step`, `tag_quorum_id` and `batches_committed`, all int. The sampler's position follows from
-            `step`.
+            A dict with the integers `step`, `tag_quorum_id` and `batches_committed`. They also determine the sampler's
+            position.
 
         Raises:
-            AgentError: This rank holds no complete state until it has healed.
+            AgentError: This rank must heal before its state is complete again.
         """
         tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
@@ -277,7 +278,7 @@ class Agent:
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue at the position of a checkpoint. Load the model and the optimizer first.
+        """Continue from the position of a checkpoint. Load the model and the optimizer first.
 
         Args:
             state_dict: The value that `state_dict` returned.
@@ -296,7 +297,7 @@ class Agent:
     # -- position of this rank in the script, shown by `lighthouse ranks`
 
     def phase(self, name: str, total: int | None = None) -> Block:
-        """Declare that the block is a phase of the script, such as "validation".
+        """Declare that the code in the `with` block is a phase of the script, such as "validation".
 
         Phases can be nested. If a phase makes no progress for much longer than usual, the rank is reported as behind
         (docs/how-to/find-a-hang.md).
@@ -319,11 +320,11 @@ class Agent:
         return self.internals.progress.phase(name, total)
 
     def tick(self) -> None:
-        """Report progress in the innermost phase: one more batch, file or request is done."""
+        """Report progress in the innermost phase, for example after each batch, file or request."""
         self.internals.progress.tick()
 
     def waiting_for(self, what: str) -> Block:
-        """Declare that this rank waits for other ranks while the block runs, so that it is not reported as behind.
+        """Declare that this rank waits for other ranks in the `with` block, so that it is not reported as behind.
 
         Args:
             what: Name of what the rank is waiting for, shown by `lighthouse ranks`.
@@ -346,7 +347,7 @@ class Agent:
         """Number of the current step, or None if it has no quorum. Waits for the step's quorum.
 
         The number is the same in all groups, so a script can use it to alternate, for example between the generator and
-        the discriminator of a GAN. While this rank heals, `current_step` is lower.
+        the discriminator of a GAN. While this rank is healing, `current_step` is lower.
         """
         self.wait_quorum()
         return self._machine.assignment.max_step if self._machine.assignment else None
@@ -356,8 +357,8 @@ class Agent:
         """Begin the step if necessary, and return which of its microbatches this rank computes.
 
         The call waits for the quorum, which is usually known immediately unless a group joins or leaves. In
-        CONSTANT_BATCH mode a rank may have several microbatches; otherwise it has one, even if its gradients do not
-        count.
+        CONSTANT_BATCH mode, a rank may have several microbatches. In other modes it has one, even if its gradients do
+        not count.
 
         Returns:
             (index, count) for each microbatch of this rank. `index` numbers the microbatches of all ranks from 0, and
@@ -386,12 +387,12 @@ class Agent:
     def start_quorum(self) -> None:
         """Begin a step by requesting its quorum. Further calls in the same step do nothing.
 
-        After a committed step the request runs in the background. If this rank may have to heal, the call waits for the
-        quorum, and installs the state of a peer if necessary.
+        After a committed step, the request runs in the background. If this rank may have to heal, the call waits for
+        the quorum, and installs the state of a peer if necessary.
 
         Calling this method is optional, because a forward pass of the wrapped model, `all_reduce` and `should_commit`
-        also begin a step. Call it if the script first computes something else that depends on the state. Otherwise, in
-        a step in which this rank must heal, that computation has used the old state, and the rank contributes zeros.
+        also begin a step. Call it if the script first computes something else that depends on the state. Otherwise that
+        computation uses the old state in a step in which this rank must heal, and the rank contributes zeros.
 
         Raises:
             GroupDrained: The group is leaving the job and has completed its last step.
@@ -426,11 +427,11 @@ class Agent:
         Args:
             tensor: Tensor of any shape with a floating-point dtype, on a device that the process group supports. All
                 groups must make the same calls in the same order, with the same number of elements and dtype.
-            within_group: Whether to average over the ranks of the replica group, too. Pass False if the ranks hold
+            within_group: Whether to average also over the ranks of the replica group. Pass False if the ranks hold
                 different shards.
             name: Name of the tensor in error messages. All groups must use the same name.
-            followed_by: The next reductions, if they are certain to follow in this order with nothing in between. The
-                groups then compare all of them in a single exchange.
+            followed_by: The next reductions, if they are certain to follow in this order without other reductions in
+                between. The groups then compare all of them in a single exchange.
 
         Returns:
             A future that completes with `tensor`.
@@ -504,9 +505,9 @@ class Agent:
 
     @contextlib.contextmanager
     def applying(self) -> Generator[None]:
-        """Mark the code that applies a committed step, if the script does not use an optimizer of this package.
+        """Mark the code that applies a committed step, in a script that does not use an optimizer of this package.
 
-        If the block raises, the state may be half updated, so this rank heals before its gradients count again.
+        If the `with` block raises, the state may be half updated, so this rank heals before its gradients count again.
         FaultTolerantOptimizer, LocalSGD and DiLoCo call this method themselves.
 
         Returns:
@@ -529,11 +530,11 @@ class Agent:
         self.internals.applying.left()
 
     def on_commit(self, callback: Callable[[int], object]) -> None:
-        """Register a function that is called after each committed step, and never after a discarded one.
+        """Register a function that is called after each committed step, and never after a discarded step.
 
         The function runs on the script's thread after FaultTolerantOptimizer has applied the step. If the script
         applies steps itself, the function runs when the next step begins. On a rank that is catching up (`catches_up`),
-        the step is not applied yet. An exception in the function propagates out of `optimizer.step()`.
+        the step is not applied yet. `optimizer.step()` raises any exception of the function.
 
         Args:
             callback: Called with `current_step`, the number of committed steps. It is 1 after the first step.
@@ -595,7 +596,7 @@ class Agent:
             within_s: Time limit in seconds.
 
         Raises:
-            RankMismatch: The values differ. Raised on all ranks. The message lists the values and their ranks.
+            RankMismatch: The values differ. All ranks raise this. The message lists the values and their ranks.
             EvaluationInterrupted: A rank was lost.
             ConfigurationError: The value is too long.
             AgentError: A step is in progress.

@@ -1,8 +1,8 @@
 """Exchanges announcements, options and digests with the other participants. rules/comparison.py contains the rules.
 
-`StepAttempt` runs the actions of a step that may fail, including these exchanges. `compare_end` and
-`announce_reduction` need one exchange each, before the collectives that they announce. The buckets of a backward pass
-are announced together with the first one, so the later ones need no exchange.
+`StepAttempt` runs the actions of a step that may fail, including these exchanges. `announce_reduction` makes one
+exchange before the collectives that it announces. All buckets of a backward pass are announced together with the first
+bucket, so the others need no exchange.
 """
 
 import logging
@@ -67,12 +67,12 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """Digest of one part (window) of the state that `tag` identifies."""
+    """Digest of one window, that is, one part, of the state that `tag` identifies."""
 
     tag: Tag
     digest: PendingDigest
     windows: int
-    """Number of parts. One part is compared at a time, in turn."""
+    """Number of windows. They are compared one at a time, in turn."""
 
 
 @dataclass(eq=False)
@@ -86,11 +86,11 @@ class StepAttempt:
     failed_at: float | None = None
 
     def run(self, what: str, act: Callable[[], object]) -> bool:
-        """Call `act`. If it fails, mark the step as failed, abort it on the peers, and return False.
+        """Call `act` and return True. If `act` fails, mark the step as failed, abort it on the peers, and return False.
 
         Raises:
-            ModelMismatch, AgentError: Retrying under another quorum would fail again. The manager is notified before
-                the peers see closed connections.
+            ModelMismatch, AgentError: A retry under another quorum would also fail. The manager is notified before the
+                peers see closed connections.
         """
         try:
             act()
@@ -118,7 +118,7 @@ class StepAttempt:
 
     @property
     def limit_s(self) -> float:
-        """Time limit of a collective or a vote in seconds. It is longer if the others must wait for a healing group."""
+        """Time limit of a collective or a vote in seconds. It is longer if the groups must wait for a healing group."""
         assignment = self.machine.assignment
         heals = assignment is not None and assignment.has_healing
         return self.config.timeout_s + (self.config.heal_timeout_s if heals else 0.0)
@@ -135,24 +135,24 @@ class Comparison:
 
     def __post_init__(self) -> None:
         self.is_on = False
-        """True if the last quorum has several participants and all of them are Agents, which compare collectives."""
+        """True if the last quorum has several participants, all with an Agent that compares collectives."""
         self.compares_end = False
-        """True in the first step under a quorum. The participants then also compare the end of the step."""
+        """True in the first step under a quorum, in which the participants also compare the end of the step."""
         self.check_every = 0
         """Number of steps between two comparisons of the state under the current quorum, or 0 for none."""
         self.checks_finite = False
         """True if the participants discard steps with gradients that are not finite."""
         self.digest: StepDigest | None = None
-        """Digest of the state at the beginning of the step if it is compared in this step, or None."""
+        """Digest of the state at the beginning of the step, or None if the state is not compared in this step."""
         self.data: DataChoice | None = None
-        """Source of the last batch if StepSampler or StepLoader has drawn it, or None."""
+        """Source of the last batch, or None if neither StepSampler nor StepLoader has drawn it."""
         self.mismatch: ScriptMismatch | None = None
         """Error to raise at the next vote of this rank, or None."""
         self._collectives = 0
         self.ahead: deque[Part] = deque()
         """Reductions that were announced together with an earlier one. They must follow before any other exchange."""
         self._may_announce_ahead = True
-        """False if the script has broken such a sequence by reducing something in between."""
+        """False if the script has ever reduced something else before all reductions in `ahead` had followed."""
         self._announces_ahead = False
         """True if `_may_announce_ahead` is true at all participants."""
         self._divergences = Divergences()
@@ -170,9 +170,9 @@ class Comparison:
         self.ahead.clear()
 
     def agree_on_options(self) -> None:
-        """Agree on options in the first step under a quorum.
+        """Agree on options with the other participants, in the first step under a quorum.
 
-        With different options, a group would leave out a collective, or apply a step that the others discard.
+        With different options, one group would leave out a collective, or apply a step that the others discard.
         """
         payload = (self.config.check_state_every, self.checks_finite, self._may_announce_ahead)
         rows = self.exchange(Announced(Kind.OPTIONS), payload=payload)
@@ -188,7 +188,7 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """Compare the state with the other participants if this is due, which is in the same steps for all."""
+        """Compare the state with the other participants, in every `check_every`-th step of the job."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -208,7 +208,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Return the digests by replica_rank, None for a state that is not compared. Raise if the step has failed."""
+        """Return the digests by replica_rank, None for a participant that sent none. Raise if the step has failed."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
@@ -217,8 +217,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, because the participants computed their gradients with different states.
 
-        The states of the minority `wrong` (replica ranks) become invalid. These have differed `times` times so far, and
-        healed after each earlier time.
+        `wrong` contains the replica ranks of the minority, whose states become invalid. Their states have differed
+        `times` times so far, and the groups healed after each earlier time.
         """
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -237,14 +237,14 @@ class Comparison:
 
     @property
     def compares_gradients(self) -> bool:
-        """True if a participant is catching up, because it must apply the same gradients later."""
+        """True if the gradients are compared: a participant is catching up, and must apply the same gradients later."""
         assignment, machine = self.machine.assignment, self.machine
         if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
             return False
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Return why this rank must not use its gradients to catch up, or an empty string if it may."""
+        """Compare the gradients. Return why this rank must not use its own to catch up, or "" if it may."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
@@ -270,7 +270,7 @@ class Comparison:
     def announce_reduction(
         self, tensor: torch.Tensor, name: str, flags: Flag, following: Sequence[Part] = ()
     ) -> list[str] | None:
-        """Announce a reduction, and those that are certain to follow with nothing in between.
+        """Announce a reduction, and the reductions `following` that are certain to come directly after it.
 
         Return the replica ids of the groups whose tensor is not finite, or None if the announcements differ.
         """
@@ -300,7 +300,7 @@ class Comparison:
         return [replica_id for replica_id, (each, _) in flagged.items() if each & Flag.NOT_FINITE]
 
     def compare_end(self) -> bool:
-        """Announce the end of the step and the source of the batches. Return whether all participants agree."""
+        """Announce the end of the step and the source of its batches. Return whether all participants agree."""
         is_same = self.exchange(self._announcement(Kind.END)) is not None
         return is_same and self.exchange(announce_draw(self.data)) is not None
 
@@ -316,9 +316,9 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants. `flags` and `payload` need not agree.
+        """Exchange announcements with all participants. The announcements must match, unlike `flags` and `payload`.
 
-        Return the rows by replica_rank, or None if they do not match. The step has then failed at all participants.
+        Return the rows by replica_rank, or None if the step has failed because they differ or a peer was lost.
         """
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
@@ -344,9 +344,9 @@ class Comparison:
         return rows
 
     def _end_faulty_groups(self, what: str, *, is_own: bool) -> None:
-        """Make the ranks of the group at fault exit, because a retry would not help. The others continue without it."""
+        """Make the ranks of the group at fault exit, because a retry would not help. The other groups continue."""
         log.error("%s", what)
-        with suppress(RuntimeError):  # a barrier: after it, all have received all announcements
+        with suppress(RuntimeError):  # a barrier, after which all participants have received all announcements
             self.peers.exchange((0,), BARRIER_TIMEOUT_S)
         if is_own:
             self.mismatch = ScriptMismatch(f"{what}: {REMEDY}")
@@ -357,7 +357,7 @@ class Comparison:
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Return whether this is a half-precision dtype. Such tensors are divided before the sum, to avoid overflow."""
+    """Return whether `dtype` is a half-precision dtype. Such tensors are divided before the sum, to avoid overflow."""
     return dtype in (torch.float16, torch.bfloat16)
 
 

@@ -1,7 +1,7 @@
 """The options of an Agent: one frozen dataclass. The table in docs/reference/options.md is generated from it.
 
-`AgentOptions` has the same names for keyword arguments, so that type checkers and editors know each of them; a test
-compares the two.
+`AgentOptions` has the same names as keyword arguments, so that type checkers and editors know each option. A test
+compares the two classes.
 """
 
 import difflib
@@ -41,7 +41,7 @@ class AgentConfig:
     """Time limit in seconds of each stage of connecting to the peers of a new quorum: reaching their store, connecting,
     and with NCCL a first collective. A rank waits up to three times this limit for a missing peer."""
     quorum_timeout_s: float = QUORUM_TIMEOUT_S
-    """Time limit of a quorum request in seconds. If it expires, the step is discarded and the request is repeated."""
+    """Time limit of a quorum request in seconds. When it expires, the step is discarded and the request is repeated."""
     heal_timeout_s: float = 300.0
     """Time limit for copying the state of a peer, in seconds."""
     process_group: ProcessGroupName = "gloo"
@@ -50,8 +50,8 @@ class AgentConfig:
     that can be killed. With `nccl`, create the Agent before any default process group that uses NCCL, or set
     `TORCH_NCCL_DUMP_ON_TIMEOUT=0`. Otherwise torch may abort the process minutes after a peer was lost."""
     heal_mode: HealModeName = "blocking"
-    """How this group heals. With `blocking`, the other groups wait for it in one step. With `catch_up`, it heals in the
-    background while all groups continue to train, and the others do not wait."""
+    """How this group heals. With `blocking`, the other groups wait for this group in one step. With `catch_up`, this
+    group heals in the background, and the other groups continue to train without waiting."""
     reduce_dtype: ReduceDtypeName = "tensor"
     """How float16 and bfloat16 gradients are averaged. `tensor` keeps their dtype and divides before the sum, as
     torch's DDP does. `float32` sums in float32 and rounds at the end, which transfers twice as many bytes. All groups
@@ -61,23 +61,23 @@ class AgentConfig:
     of another group (it exited, failed to heal, or runs a different script) do not count, and neither do steps without
     a quorum. The same number of consecutive refused quorum requests also raises AgentError."""
     manager_restart_timeout_s: float = 10.0
-    """Time in seconds for which a rank waits until an exited manager has restarted, before it raises AgentError. A rank
-    does not wait for a manager that it started itself."""
+    """Time in seconds that a rank waits for an exited manager to restart before the rank raises AgentError. A rank does
+    not wait for a manager that it started itself."""
     world_size_mode: WorldSizeModeName | WorldSizeMode = "dynamic"
-    """Which batches a step consists of. `dynamic`: one batch of each contributing group. `fixed_with_spares`: one batch
-    of each of the first `world_size` groups. `constant_batch`: always `world_size` batches, distributed among the
-    present groups."""
+    """How the batches of a step depend on the number of groups. With `dynamic`, each contributing group has one batch.
+    With `fixed_with_spares`, each of the first `world_size` groups has one batch. With `constant_batch`, a step always
+    has `world_size` batches, distributed among the contributing groups."""
     world_size: int = 0
     """Number of batches in a step, at least 1. Not used with `dynamic`."""
     check_state_every: int = 16
-    """Interval in steps at which ranks compare a part of their parameters with their peers. 0 disables this. If groups
-    have different values, the largest applies. If one of them has 0, no group compares."""
+    """Interval in steps at which ranks compare a part of their parameters with their peers. 0 disables the comparison.
+    If groups have different values, the largest applies. If any group has 0, no group compares."""
     on_nonfinite: OnNonfiniteName = "discard"
     """What to do with a step in which a gradient is infinite or NaN. `discard` repeats the step in all groups, `raise`
-    also raises AgentError on the rank, and `commit` does not check. This does not affect steps that a GradScaler skips.
-    If groups have different values, the strictest applies to all."""
+    also raises AgentError on the rank, and `commit` does not check. Steps that a GradScaler skips are not affected. If
+    groups have different values, the strictest applies to all."""
     advertise: str | None = None
-    """Address of this host that the peers can reach. Default: LIGHTHOUSE_MANAGER_ADVERTISE, or else an address of the
+    """Address at which the peers can reach this host. Default: LIGHTHOUSE_MANAGER_ADVERTISE, or else an address of the
     interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names, or else the address that routes to the manager."""
 
     def __post_init__(self) -> None:
@@ -116,7 +116,7 @@ def config_of(options: Mapping[str, Any]) -> AgentConfig:
     """Create an AgentConfig from keyword arguments.
 
     Raises:
-        ConfigurationError: An option is unknown or has an invalid value. The message names it.
+        ConfigurationError: An option is unknown or has an invalid value. The message names the option.
     """
     known = [field.name for field in fields(AgentConfig)]
     for name in options:

@@ -1,6 +1,6 @@
 """Environment variables of a rank: ours, torchrun's and torchft's.
 
-`Environment` holds the values that an Agent needs. `own_host` chooses the address of this host that the peers use.
+`Environment` contains the values that an Agent needs. `own_host` chooses the address at which peers reach this host.
 """
 
 import logging
@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 _MEETING_PLACE = ("MASTER_ADDR", "MASTER_PORT")
 _INTERFACES = (("GLOO_SOCKET_IFNAME", False), ("NCCL_SOCKET_IFNAME", True))
-"""Variables that name network interfaces, and whether their values are lists of name prefixes."""
+"""Variables that name network interfaces, and whether the value of each is a list of name prefixes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,17 @@ class Environment:
     group_rank: int
     group_world_size: int
     manager: str = field(repr=False)
-    """Address of the group's manager, with the group's secret if there is one (Coordinator.join_string). Empty if rank
-    0 starts the manager, which needs `lighthouse` and `replica_id`."""
+    """Address of the group's manager, with the group's secret if there is one (Coordinator.join_string). If empty, rank
+    0 starts a manager with `lighthouse` and `replica_id`."""
     lighthouse: str
     replica_id: str
     attempt: str
-    """Number of the group's start, so that its ranks do not connect to ranks of an earlier start."""
+    """Number of the group's current start. It prevents ranks from connecting to ranks of an earlier start."""
     advertise: str | None
-    """Address of this host that the peers can reach, or None to choose one."""
+    """Address at which the peers can reach this host, or None to choose an address."""
     is_supervised: bool = False
-    """True if `lighthouse-manager run` started this rank or its torchrun. It drains the group itself before it stops
-    the rank."""
+    """True if `lighthouse-manager run`, which drains the group before it stops a rank, started this rank or its
+    torchrun."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -97,10 +97,10 @@ class Environment:
 
 
 def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os.environ) -> str:
-    """Return the address at which the peers can reach this host, for collectives (gloo) and for its state.
+    """Return the address at which the peers can reach this host, for collectives (gloo) and for copying its state.
 
-    It is `advertise` if given, or else an address of the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME names,
-    or else the address of the interface that routes to `peer` (host:port).
+    This is `advertise` if given, or else an address of the interface that GLOO_SOCKET_IFNAME or NCCL_SOCKET_IFNAME
+    names, or else the address of the interface that routes to `peer` (host:port).
     """
     try:
         for variable, by_prefix in _INTERFACES:

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 Sum = Callable[[torch.Tensor], object]
-"""Function that sums a tensor over all ranks, in place. Raises RuntimeError if a rank is lost."""
+"""Function that sums a tensor over all ranks, in place, and raises RuntimeError if a rank is lost."""
 
 MAX_BYTES = 2**30
 
@@ -44,14 +44,14 @@ MAX_BYTES = 2**30
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
     """Return the bytes of every rank, by index. `place` is the index of this rank, and `size` the number of ranks.
 
-    The exchange only uses sums, in which each rank fills its own part of a tensor, because every kind of process group
+    The exchange uses only sums, in which each rank fills its own part of a tensor, because every kind of process group
     supports sums. A rank that has finished may exit and close its connections while another rank is still reading from
-    them. A final sum therefore confirms that all ranks have received everything. If only that sum fails, another rank
-    has already exited, which is not an error.
+    them, so a final sum confirms that all ranks have received everything. If only that sum fails, another rank has
+    already exited, which is not an error.
 
     Raises:
-        RuntimeError: `total` failed, or the sizes sum up to more than MAX_BYTES. This happens if the other ranks are in
-            a different sum.
+        RuntimeError: `total` failed, or the sizes add up to more than MAX_BYTES, as may happen if the other ranks are
+            in a different sum.
     """
     if size == 1:
         return [own]
@@ -77,9 +77,11 @@ class RankRound:
     """Runs exchanges among all ranks of the last quorum. In each exchange, every rank receives the bytes of all."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
-        """Raise EvaluationInterrupted without a quorum, and AgentError within a step.
+        """Prepare the exchanges. `what` names them in errors.
 
-        With `may_begin`, the first step may have begun already, if it has not reduced anything.
+        Raises:
+            EvaluationInterrupted: There is no quorum, or the step has failed.
+            AgentError: A step is in progress. With `may_begin`, the first step is allowed.
         """
         assignment, machine, place = internals.runner.last, internals.machine, internals.place
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):
@@ -109,11 +111,11 @@ class RankRound:
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
         """Return the bytes of all ranks as [replica_rank][group_rank]. `lighthouse ranks` shows `operation`.
 
-        If `waits_for` is not empty, this rank declares that it is waiting for this.
+        If `waits_for` is not empty, this rank declares a wait with this text.
 
         Raises:
-            EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise it or none.
-                The next step requests another quorum.
+            EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise this or none
+                does. The next step requests another quorum.
         """
         progress, has_others = self._internals.progress, self.assignment.replica_world_size > 1
         entry = progress.numbers.inside()
@@ -141,7 +143,7 @@ class RankRound:
         comparison, peers = self._internals.runner.comparison, self._internals.peers
         place, size = self.assignment.replica_rank, self.assignment.replica_world_size
         announced = Announced(Kind.GATHER, name=operation)
-        is_compared = comparison.is_on and size > 1  # to find participants that are about to reduce instead
+        is_compared = comparison.is_on and size > 1  # finds participants that are about to reduce instead
         if is_compared and comparison.exchange(announced, self._within_s) is None:
             return [], self._internals.machine.failure or "the other participants do something else"
         try:
@@ -176,7 +178,7 @@ def check_equal(internals: Internals, what: str, value: object, within_s: float)
 
 
 def check_same(texts: Mapping[RankName, str]) -> None:
-    """Raise RankMismatch if the ranks' strings differ. The message lists the rarest value first."""
+    """Raise RankMismatch if the ranks' texts differ. The message lists the rarest text first."""
     parties: dict[str, list[RankName]] = {}
     for name, text in texts.items():
         parties.setdefault(text, []).append(name)
@@ -216,7 +218,7 @@ def evaluate_on_rank0(
 
 
 def _find_first(internals: Internals, opened: RankRound, what: str) -> int:
-    """Return the replica_rank of the first group that holds the newest state. All ranks return the same one."""
+    """Return the replica_rank of the first group that holds the newest state. All ranks return the same number."""
     own = json.dumps([OPERATION, what, internals.machine.step, internals.holds_state])
     received = opened.gather(own.encode(), OPERATION)
     places: list[tuple[bool, int]] = []

@@ -1,8 +1,8 @@
 """The Agent's internals: its components, and the part of a step that runs on the script's thread.
 
-agent_client.training and the integrations use them as `agent.internals`; training scripts do not. A module registers
-itself (`add_part`) and reports its forward and backward passes. From their order, `Internals` detects steps that the
-script has abandoned (rules/loop_order.py).
+agent_client.training and the integrations use them as `agent.internals`. Training scripts do not use them. A module
+registers itself (`add_part`) and reports its forward and backward passes. From the order of these, `Internals` detects
+steps that the script has abandoned (rules/loop_order.py).
 """
 
 import itertools
@@ -81,7 +81,7 @@ class Internals:
         If this raises ConfigurationError, nothing was opened.
         """
         self._agent = agent
-        """Referenced so that the Agent stays alive as long as its threads, and is closed when the interpreter exits."""
+        """Keeps the Agent alive as long as its threads, so that it is closed when the interpreter exits."""
         self.state = state
         self.place = place
         self.ranks = place.group_world_size
@@ -126,12 +126,12 @@ class Internals:
         self.data_uses = DataUses()
         self.commit_callbacks: list[Callable[[int], object]] = []
         self.last_saves: list[Callable[[float], object]] = []
-        """Functions that save a checkpoint within a number of seconds. Called after a drain if no other group stays."""
+        """Functions that save a checkpoint within the given seconds. Called after a drain if no other group stays."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
         """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
         self.parts: list[StepPart] = []
         self._quorum: Future[None] | None = None
-        """Completes when the quorum is known, its process group is connected and a needed state has arrived."""
+        """Completes when the quorum is known, its process group is connected, and the state to heal to has arrived."""
         self._uncalled_commit: int | None = None
         """Committed step whose `on_commit` callbacks have not been called yet."""
         self._has_begun_late = False
@@ -181,12 +181,12 @@ class Internals:
         self.parts.append(part)
 
     def request_late(self) -> None:
-        """Request each quorum when its step begins. Use this if steps are long, as with LocalSGD."""
+        """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""
         self.manager.asks_ahead = False
         self.runner.requests_late = True
 
     def catch_up_for(self, optimizer: Optimizer) -> CatchUpDriver | None:
-        """Return the driver that steps `optimizer` after a commit, or None unless `heal_mode` is "catch_up"."""
+        """Return the driver that steps `optimizer` after a commit, or None if `heal_mode` is not "catch_up"."""
         if self.catch_up is not None:
             self.catch_up.attach(optimizer)
         return self.catch_up
@@ -199,8 +199,8 @@ class Internals:
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
         """Register `reduce_again`, which reduces the gradients of the current step once more.
 
-        If a peer is lost in a step, the Agent gets another quorum and calls this, so that the script need not compute
-        the gradients again.
+        If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so that the script need
+        not compute the gradients again.
         """
         world_size = self.machine.world_size
         if world_size.depends_on_quorum:
@@ -216,7 +216,7 @@ class Internals:
         return self.place.group.store if self.place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
-        """Return a process group of this replica group's ranks, for a torch module that communicates inside it."""
+        """Return a process group of this replica group's ranks, for a torch module that communicates in the group."""
         group = self.place.group or GlooGroup(
             HashStore(), 0, 1, self._host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
         )
@@ -226,7 +226,7 @@ class Internals:
 
     @property
     def catches_up(self) -> bool:
-        """True if this rank is catching up, that is, computing with an older state than its peers."""
+        """True if this rank is catching up: its state is older than that of its peers."""
         return self.catch_up is not None and self.catch_up.machine.is_catching_up
 
     @property
@@ -244,7 +244,7 @@ class Internals:
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Return this rank's index among all ranks of the last quorum, and their number. Wait for the first quorum."""
+        """Return this rank's index among all ranks of the last quorum, and their number. Wait if there is no quorum."""
         self.wait_first_quorum()
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
@@ -266,7 +266,7 @@ class Internals:
     def record_draw(self, number: int, batch: Callable[[], torch.Tensor]) -> bool:
         """Record that this rank has drawn batch `number`. `batch` returns its sample indices.
 
-        Return False if this shows that the script had abandoned the current step, which is discarded now.
+        If the draw shows that the script has abandoned the current step, discard that step and return False.
         """
         machine = self.machine
         if self._drawn[0] != machine.ended:
@@ -293,8 +293,8 @@ class Internals:
 
         Args:
             has_computed: Whether the script has already computed something for this step, so that no peer's state may
-                be installed. With None, this is true inside a backward pass; and if an earlier backward pass was
-                abandoned, its step is voted on first, which discards it.
+                be installed. If None, this is True inside a backward pass. Outside one, if an earlier backward pass was
+                abandoned, first vote on its step, which discards that step.
         """
         machine = self.machine
         if has_computed is None:
@@ -315,7 +315,7 @@ class Internals:
         if heals_first:
             self._heal_first()
         elif (self.state.moves_in_forward or self.manager.watch.preemption.notice) and not has_computed:
-            self.wait_quorum()  # so that a copy of the state, or the last checkpoint, is complete before it changes
+            self.wait_quorum()  # so that a copy of the state, or the last checkpoint, is complete before any change
 
     def _begin_with_state(self) -> None:
         machine = self.machine
@@ -378,11 +378,11 @@ class Internals:
         for save in saves if left_s >= MIN_SAVE_S else ():
             try:
                 save(left_s)
-            except Exception:  # the exit that the script expects is GroupDrained
+            except Exception:  # the script expects GroupDrained
                 log.exception("the last checkpoint before this host ends was not saved")
 
     def wait_first_quorum(self) -> None:
-        """Begin a step and wait for its quorum, unless there has already been a quorum."""
+        """If there has been no quorum yet, begin a step and wait for its quorum."""
         if self.runner.last is None:
             self.begin_step()
             self.wait_quorum()
@@ -400,7 +400,7 @@ class Internals:
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """Record that a forward pass of `part` begins, and begin the step if none is in progress.
 
-        If the pass shows that the script has abandoned the current step, discard that step first.
+        If the forward pass shows that the script has abandoned the current step, first discard that step.
         """
         self._discard_if_left_out(part, accumulates=accumulates)
         self.begin_step()
@@ -411,7 +411,7 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass begins to reduce. `end_backward` follows, unless the pass is abandoned."""
+        """Record that a backward pass begins to reduce. `end_backward` follows unless the pass is abandoned."""
         self.machine.is_in_backward = True
 
     @never_compiled
@@ -421,7 +421,7 @@ class Internals:
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
-        """Replace the content of `packed` with that of the first participant that counts.
+        """Replace the content of `packed` with that of the first participant whose gradients count.
 
         `packed` is a one-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
         """
@@ -455,7 +455,7 @@ class Internals:
         if is_committed:
             self._note_data()
         if self._has_begun_late and machine.must_heal_next:
-            self.begin_step()  # a loop that begins its steps with a reduction would be too late in the next one, too
+            self.begin_step()  # a loop that begins its steps with a reduction would also begin the next one too late
         return is_committed
 
     def _check_script(self) -> None:
@@ -529,7 +529,7 @@ class Internals:
         part.pass_order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """Discard the step if drawing a batch twice shows that the script has abandoned it. Return whether it has."""
+        """If drawing a batch twice shows that the script has abandoned the step, discard the step and return True."""
         for part in self.parts:
             self._sync_order(part)
         if not any(part.pass_order.has_reduced for part in self.parts):
@@ -554,10 +554,10 @@ class Internals:
             part.pass_order.gave_up()
 
     def _starts_over(self) -> bool:
-        """Return whether the script has reset the gradients that were reduced in this step.
+        """Return whether the script has reset the gradients that were reduced in this step, and so starts over.
 
-        A loop that accumulates still has them. If the parameters have changed, as with SAM, or if a GradScaler skipped
-        the step, the script may have reset them on purpose, so the result is False.
+        A loop that accumulates still has the gradients. If the parameters have changed, as with SAM, or a GradScaler
+        has skipped the step, the script may have reset the gradients on purpose, so the result is False.
         """
         reduced = [part for part in self.parts if part.pass_order.has_reduced]
         gradients = (parameter.grad for part in reduced for parameter in part.parameters_reduced)
@@ -568,7 +568,7 @@ class Internals:
         return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If this is not possible, abort the step in all groups."""
+        """Reduce zeros instead of this rank's gradients. If this is impossible, abort the step and return False."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:
@@ -581,5 +581,5 @@ class Internals:
 
 
 def is_in_backward() -> bool:
-    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
+    """Return whether this thread is running a backward pass. A forward pass recomputed there begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

@@ -1,6 +1,6 @@
-"""Observes a rank whose script has no Agent, and reports its position to the manager.
+"""Observes a rank whose script has no Agent, and reports the rank's position to the manager.
 
-The script calls `observe`. Under `lighthouse-manager run` it need not even do this.
+The script calls `observe`. Under `lighthouse-manager run`, the call is unnecessary.
 """
 
 import importlib
@@ -34,16 +34,16 @@ def observe() -> None:
     """Show this rank in `lighthouse ranks`, and report it if it falls behind the other ranks, without an Agent.
 
     `lighthouse ranks` then shows the rank's latest collective on any process group (torch.distributed, DDP, FSDP), and
-    the line of the script. torch counts the collectives, and a thread reads the counters twice a second, so collectives
-    do not become slower. Under `lighthouse-manager run`, scripts are observed without this call.
+    the current line of the script. Collectives do not become slower, because torch counts them, and a thread reads the
+    counters twice a second. Under `lighthouse-manager run`, scripts are observed without this call.
 
-    As for `Agent.from_env`, environment variables give the manager's address. With only LIGHTHOUSE_ADDRESS and
+    As with `Agent.from_env`, the manager's address comes from environment variables. With only LIGHTHOUSE_ADDRESS and
     REPLICA_GROUP_ID set, rank 0 starts a manager once the script has created its process group. The call returns
-    immediately. It is not an error if the manager does not answer. A second call, or a call in a process with an Agent
+    immediately, and does not fail if the manager does not answer. A second call, or a call in a process with an Agent
     or a Wrapper, has no effect.
 
     Raises:
-        ConfigurationError: An environment variable is missing or not usable. The message names it.
+        ConfigurationError: An environment variable is missing or invalid. The message names the variable.
 
     Example:
         ```python
@@ -75,7 +75,7 @@ class Observer:
         self.pid = os.getpid()
         self._environment = environment
         self._closed = threading.Event()
-        self._manager: Any = None  # process of the manager, if this rank started it
+        self._manager: Any = None  # process of the manager if this rank has started it
         self._thread = threading.Thread(target=self._run, name="lighthouse observer", daemon=True)
         self._thread.start()
         close_at_end(self, is_of_process=True)
@@ -120,8 +120,8 @@ class Observer:
 def _script_store() -> Any:
     """Return the store of the script's process group, or None if there is none.
 
-    Never triggers the first import of torch. If another thread is in the middle of importing it, this waits for that
-    import to finish, because the module lacks some functions until then.
+    Never import torch for the first time. If another thread is importing torch, wait for that import to finish, because
+    the module lacks some functions until then.
     """
     if TORCH_GROUPS not in sys.modules:
         return None

@@ -1,8 +1,8 @@
 """Starts a replica group: its ranks connect to each other and to their manager.
 
 The ranks find each other through MASTER_ADDR and MASTER_PORT, as under torchrun. If no manager address is set, rank 0
-starts a manager and publishes its address in the group's store. The store has no access control, so the group's secret
-is never stored in it. Instead, each rank derives the secret from the lighthouse's join token and a nonce in the store.
+starts a manager and publishes its address in the group's store. The store has no access control, so it never contains
+the group's secret. Instead, each rank derives the secret from the lighthouse's join token and a nonce in the store.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from lighthouse_runtime.process.children import START_TIMEOUT_S, ServerProcess
 from lighthouse_runtime.process.commands import START_MANAGER
 
 MANAGER_KEY = "manager_address"
-GROUP_WORD = "group"  # purpose, one of the inputs of the derived secret, besides a nonce and the replica id
+GROUP_WORD = "group"  # purpose of the secret, from which it is derived together with a nonce and the replica id
 STORE_RETRY_S = 0.1
 
 
@@ -38,11 +38,11 @@ class GroupPlace:
     group_rank: int = 0
     group_world_size: int = 1
     group: GlooGroup | None = None
-    """Connection among the ranks. Required if the group has several ranks."""
+    """Process group of the ranks, or None if the group has a single rank."""
     manager_process: ServerProcess | None = None
-    """Process of the group's manager, if this rank started it."""
+    """Process of the group's manager, or None if this rank has not started it."""
     presence: Presence | None = None
-    """Keeps a watch open until the Agent has opened its own, so that the manager sees this rank."""
+    """Keeps a watch open, so that the manager sees this rank, until the Agent has opened its own watch."""
 
     def __post_init__(self) -> None:
         if (self.group_world_size > 1) != (self.group is not None):
@@ -53,7 +53,7 @@ ALONE = GroupPlace()
 
 
 def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
-    """Connect the ranks of the group. Return the address of its manager, and this rank's position in the group.
+    """Connect the ranks of the group. Return the address of the group's manager, and this rank's position in the group.
 
     Rank 0 starts the manager if no address is set.
     """
@@ -72,7 +72,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
-    """Connect several ranks. The manager sees each rank from the start, and logs the missing ones."""
+    """Connect several ranks. The manager sees each rank from the start, and can name the missing ranks."""
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
         presence.show(env.manager)
@@ -88,7 +88,7 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
         address = env.manager or _read_manager(env, store.get(MANAGER_KEY).decode())
     if not env.manager:
         presence.show(address)
-    # Without the zone of a link-local address, which is only valid on one host.
+    # Leave out the zone of a link-local address, because it is only valid on one host.
     rank0 = Address(os.environ["MASTER_ADDR"].partition("%")[0], 1)
     group = GlooGroup(
         PrefixStore("group", store),
@@ -103,9 +103,9 @@ def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) ->
 
 
 def _group_secret(env: Environment, nonce: str) -> str:
-    """Derive the group's secret from the join token, which all ranks have.
+    """Derive the group's secret from the lighthouse's join token, which all ranks have.
 
-    If there is no token (a lighthouse on a loopback address, or --insecure), the nonce is the secret.
+    Without a token (if the lighthouse has a loopback address or runs with --insecure), the nonce is the secret.
     """
     token = _join_token(env)
     return prove(token, GROUP_WORD, nonce, env.replica_id) if token else nonce
@@ -130,8 +130,8 @@ def _read_manager(env: Environment, announced: str) -> str:
 def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, str]:
     """Start a manager as a child process of this rank. Return the process, and the manager's address with the secret.
 
-    The secret is the one in the environment, or else `secret`, or else a random one. The manager exits when this
-    process does.
+    The secret comes from the environment, or else is `secret`, or else is random. The manager exits when this process
+    exits.
     """
     secret = os.environ.get(MANAGER_SECRET_VARIABLE) or secret or secrets.token_hex(SECRET_BYTES)
     options = {"--replica-id": env.replica_id, "--group-world-size": str(env.group_world_size), "--bind": "[::]:0"}
@@ -148,9 +148,9 @@ def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, st
 
 
 def wait_for_store(manager: str, timeout_s: float) -> None:
-    """Wait until the group's TCPStore answers, because a supervisor starts it in parallel with the ranks.
+    """Wait until the group's TCPStore answers, because a supervisor starts the store in parallel with the ranks.
 
-    Ignore a manager that does not answer. The first quorum request will report that.
+    Return immediately if the manager does not answer. The first quorum request will report this.
     """
     ends_at = time.monotonic() + timeout_s
     try:

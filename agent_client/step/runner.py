@@ -2,7 +2,7 @@
 
 `prepare_step`, `reduce` and `reach_all` run on the background thread, in the order in which they were submitted.
 `install_state` and `finish_step` run on the script's thread: `install_state` after `prepare_step`, and `finish_step`
-after everything else. The participants compare each collective before they run it (comparison.py).
+last. The participants compare each collective before they run it (comparison.py).
 """
 
 import logging
@@ -48,8 +48,8 @@ BUFFERS = "the buffers of the model; broadcast_buffers=False leaves them out"
 RESTART = "restart the job from its last checkpoint"
 SAMPLES_LOGGED = 64
 LOSS_TIMEOUT_S = 0.25
-"""Time in seconds that a discarded step waits for the lighthouse to name the lost group. Both notice a loss at about
-the same time."""
+"""Time in seconds that a discarded step waits for the lighthouse to name the lost group. The peers and the lighthouse
+notice a loss at about the same time."""
 
 
 @dataclass(eq=False)
@@ -68,10 +68,10 @@ class StepRunner:
         machine, manager, config = self.machine, self.manager, self.config
         self.last: Assignment | None = None
         self.samples: Callable[[], torch.Tensor] | None = None
-        """Returns the sample indices of this rank's last batch. Set if a StepSampler has drawn the batch."""
+        """Returns the sample indices of this rank's last batch. None if no StepSampler has drawn the batch."""
         self.requests_late = False
         """True if a step's quorum is requested when the step begins, instead of with the vote on the previous step. A
-        group that heals in such a step contributes zeros, because it has computed nothing in it."""
+        group that heals in such a step contributes zeros, because it has computed nothing for the step."""
         self.attempt = StepAttempt(machine, manager, self.peers, config)
         self._patience = Patience(config.max_consecutive_discards)
         self.comparison = Comparison(machine, manager, self.peers, self.attempt, config, self.progress)
@@ -83,7 +83,7 @@ class StepRunner:
     def prepare_step(self, reductions_before: int) -> None:
         """Request the quorum, connect to its participants, serve this rank's state, and heal if necessary.
 
-        The script has submitted `reductions_before` reductions before this step.
+        `reductions_before` is the number of reductions that the script has submitted before this step.
         """
         machine, comparison, attempt = self.machine, self.comparison, self.attempt
         attempt.failed_at, self._nonfinite = None, ""
@@ -131,8 +131,8 @@ class StepRunner:
     def _request_quorum(self) -> Assignment | LighthouseError:
         """Request the quorum, and retry while the manager is unreachable.
 
-        Return the error if the manager refuses the request; the next step then requests again. Raise AgentError if the
-        manager has exited, or no later request can succeed.
+        If the manager refuses the request, return the error. The next step then sends another request. Raise AgentError
+        if the manager has exited, or no later request can succeed.
         """
         patience, manager_process = self._patience, self.place.manager_process
         while True:
@@ -155,8 +155,8 @@ class StepRunner:
     def _request_once(self) -> Assignment:
         """Request a quorum for this step.
 
-        If the quorum was revoked in the meantime, and no other rank of the group can have begun the step, vote no to
-        give the quorum up.
+        If the quorum has already been revoked, and the group has no other rank that may have begun the step, vote no
+        and request the next quorum.
         """
         machine = self.machine
         while True:
@@ -200,9 +200,9 @@ class StepRunner:
     ) -> torch.Tensor:
         """Average `tensor` over the contributing groups, in place, and return it.
 
-        With `within_group`, average over the ranks of this group first, even after a failure, because the other ranks
-        are waiting in the same collective. The reductions in `following` are certain to follow with nothing in between,
-        and are announced together with this one. `entry` is the reduction's entry in the progress report.
+        With `within_group`, first average over the ranks of this group, even after a failure, because the other ranks
+        are waiting in the same collective. `following` are the reductions that are certain to come directly after this
+        one, and are announced together with it. `entry` is the reduction's entry in the progress report.
         """
         group, divides_first = self.place.group, is_half(tensor.dtype)
         summed = tensor.to(dtype_of_sum(tensor.dtype, self.config.reduce_dtype))
@@ -224,7 +224,7 @@ class StepRunner:
         return tensor if summed is tensor else tensor.copy_(summed)
 
     def _with_fault(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Put a NaN into the gradient if `lighthouse chaos` has ordered it. The step is then discarded."""
+        """Put a NaN into the gradient if `lighthouse chaos` has ordered this fault. The step is then discarded."""
         watch = self.manager.watch
         if watch.has_fault(FaultKind.NAN) and gradient.is_floating_point() and gradient.numel():
             watch.end_fault(FaultKind.NAN)
@@ -232,9 +232,10 @@ class StepRunner:
         return gradient
 
     def receive_from_first(self, packed: torch.Tensor, entry: Entry) -> torch.Tensor:
-        """Replace the content of `packed` with that of the first participant that counts.
+        """Replace the content of `packed` with that of the first participant whose gradients count.
 
-        All other participants contribute zeros to a sum. Byte 0 is 1, which shows that exactly one has contributed.
+        The contents are summed, and all other participants contribute zeros. Byte 0 must be 1. If it is still 1 after
+        the sum, exactly one participant has contributed.
         """
         machine = self.machine
         if not (machine.contributes and machine.share.is_first):
@@ -279,7 +280,7 @@ class StepRunner:
             if not self.attempt.run("reducing", lambda: self.peers.all_reduce(tensor, self.attempt.limit_s)):
                 return
             if is_announced and comparison.checks_finite and not is_finite(tensor):
-                comparison.ahead.clear()  # all have received the same sum, so all now find out whose gradient it was
+                comparison.ahead.clear()  # all have the same sum, so all do this, and find the groups at fault
                 wrong = comparison.announce_reduction(tensor, name, flags)
                 if wrong is None or not self._reject(name, wrong):
                     return
@@ -287,16 +288,16 @@ class StepRunner:
         if is_mean:
             if not divides_first:
                 tensor /= max(1, machine.divisor)
-            elif machine.divisor != machine.share.divisor:  # peers have announced in the meantime that they skip
+            elif machine.divisor != machine.share.divisor:  # peers have announced since then that they skip a batch
                 tensor *= machine.share.divisor / max(1, machine.divisor)
             if comparison.checks_finite and not comparison.is_on and not is_finite(tensor):
                 self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because the gradient `name` is infinite or NaN. Return True if a GradScaler will skip it.
+        """Discard the step because the gradient `name` is not finite. If a GradScaler will skip the step, return True.
 
-        The groups in `wrong`, whose own gradient is not finite, log it. If there are none, only the mean is not finite,
-        and the first group logs it.
+        The groups in `wrong`, whose own gradients are not finite, report this. If there are none, only the mean is not
+        finite, and the first group reports this.
         """
         if self.scalers.may_skip or may_skip():
             return True
@@ -318,10 +319,10 @@ class StepRunner:
         return f"; samples here: {', '.join(map(str, samples[:SAMPLES_LOGGED]))}{more}"
 
     def reach_all(self) -> None:
-        """Before the vote, if nothing was reduced, check with a collective that every participant is in the step.
+        """Before the vote, if nothing was reduced, run a collective to check that every participant is in the step.
 
-        In the first step under a quorum, also check that all participants have run the same number of collectives. In
-        later steps, the next announcement would reveal a difference.
+        In the first step under a quorum, always check this, and that all participants have run the same number of
+        collectives. In later steps, the next announcement would reveal a difference.
         """
         if self.comparison.compares_end:
             if self.machine.failure is not None:
@@ -371,8 +372,8 @@ class StepRunner:
     def _vote(self) -> bool:
         """Vote, and return the decision.
 
-        A rank that voted yes cannot continue without the decision, because the other ranks may have committed. If the
-        group has only one rank, its vote is the decision.
+        A rank that has voted yes cannot continue without the decision, because the other ranks may have committed the
+        step. If the group has a single rank, its vote is the decision.
         """
         vote, machine = self.machine.vote(), self.machine
         step = machine.assignment.max_step if machine.assignment else machine.step
@@ -422,13 +423,13 @@ class StepRunner:
         return loss.lost, loss.reason.removeprefix(f"{loss.lost}: ")
 
     def _log_for_group(self, line: str, level: int = logging.WARNING) -> None:
-        """Log a line about the whole group on one of its ranks only. Do nothing if the line is empty."""
+        """Log a line about the whole group on only one of its ranks. Do nothing if the line is empty."""
         if line:
             log.log(level if self.manager.group_rank == 0 else logging.DEBUG, "%s", line)
 
 
 def log_quorum(before: Assignment | None, now: Assignment) -> None:
-    """Log the quorum of `now`, with the groups that joined and were lost. Do nothing if `before` has the same one."""
+    """Log the quorum of `now`, and which groups joined or left since `before`. Do nothing if the quorum is the same."""
     if before is not None and before.quorum_id == now.quorum_id:
         return
     known = frozenset(before.replica_ids if before is not None else now.replica_ids)
@@ -441,13 +442,13 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether no element is infinite or NaN. If the sum of all elements is finite, so are the elements."""
+    """Return whether no element is infinite or NaN."""
     values = tensor._values() if tensor.is_sparse else tensor
     if not (values.is_floating_point() or values.is_complex()):
         return True
     has_half = values.is_floating_point() and values.itemsize < torch.float32.itemsize
     total = values.sum(dtype=torch.float32 if has_half else None)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of finite numbers may overflow
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of finite elements may overflow
 
 
 class BackgroundThread:

@@ -1,7 +1,7 @@
 """Checks for objects of a script that would make the replica groups differ. Each error says what to do instead.
 
-Most problems are found in the registered model and optimizer, others only among all live objects of the process, which
-are searched once, before the first vote. `OptimizerWatch` observes which optimizers step after a commit, and whether
+Most problems are found in the registered model and optimizer. Others are found only by a search of all live objects of
+the process, once before the first vote. `OptimizerWatch` observes which optimizers step after a commit, and whether
 their steps finish (Applying in rules/machine.py).
 """
 
@@ -33,7 +33,7 @@ AFTER_THE_VOTE = (
 
 
 def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> None:
-    """Raise ConfigurationError for an optimizer whose state or step cannot be made fault tolerant."""
+    """Raise ConfigurationError for an optimizer that cannot heal or whose step cannot be voted on."""
     name = type(optimizer).__name__
     if any(each.__name__ == "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__):
         raise ConfigurationError(
@@ -49,7 +49,7 @@ def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> Non
 
 
 def refuse_model(module: nn.Module) -> None:
-    """Raise ConfigurationError for a module that our DistributedDataParallel cannot replicate."""
+    """Raise ConfigurationError for a model that our DistributedDataParallel cannot replicate."""
     if (name := find_fsdp1(module)) is not None:
         raise ConfigurationError(
             f"{name} is a FullyShardedDataParallel (FSDP1), which is not supported: use torch's fully_shard "
@@ -82,7 +82,7 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 
 
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
-    """Raise ConfigurationError for live objects that would make the groups differ. Call it before the first vote."""
+    """Raise ConfigurationError for live objects that would make the groups differ. Call this before the first vote."""
     live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)
     for wrapper in (each for each in live if isinstance(each, parallel.DistributedDataParallel)):
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)
@@ -138,12 +138,12 @@ class OptimizerWatch:
 
 
 def may_skip() -> bool:
-    """Return whether the process has a GradScaler, which skips steps with overflowing gradients on all ranks."""
+    """Return whether the process has an enabled GradScaler, which may skip a step on all ranks."""
     return any(issubclass(type(thing), torch.amp.GradScaler) and thing.is_enabled() for thing in gc.get_objects())
 
 
 def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
-    """Warn if a DataLoader divides the training data among the ranks of this group only.
+    """Warn if a DistributedSampler divides the training data among the ranks of this group only.
 
     This searches all objects of the process, which takes about 50 ms.
     """

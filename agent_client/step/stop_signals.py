@@ -1,15 +1,15 @@
 """Handles the exit of a rank: stop signals, cleanup at exit, and code that must not be interrupted.
 
 A stop signal (SIGTERM from torchrun or Slurm) makes the manager drain the group, unless `lighthouse-manager run` does
-that itself. The rank completes the steps that were already granted, and then GroupDrained is raised. torchrun and its
+that itself. The rank completes the steps that were already granted, and then raises GroupDrained. torchrun and its
 agent, or a scheduler and torchrun, may each send the same signal, so a second signal within SAME_WITHIN_S is ignored. A
-later one terminates the process as usual. So does any signal before the rank is connected to a manager, because no peer
-depends on the rank then.
+later signal terminates the process as usual. So does any signal before the rank is connected to a manager, because no
+peer depends on the rank then.
 
 `close_at_end` closes objects before the interpreter exits, or before a wrapped function runs again. This is necessary
-because the exiting interpreter terminates a daemon thread when it next acquires the GIL. If the thread is returning
-from torch's C++ code at that moment, its stack is unwound through frames that do not allow it, and the process dies by
-SIGABRT, whatever its exit status should be. A forked child closes nothing.
+because the exiting interpreter terminates a daemon thread when the thread next acquires the GIL. If the thread is
+returning from torch's C++ code at that moment, its stack is unwound through frames that do not allow this, and the
+process dies by SIGABRT instead of exiting with its status. A forked child closes nothing.
 """
 
 import atexit
@@ -40,7 +40,7 @@ class StopSignals:
         self._manager = manager
         self._rank = rank
         self._taken: list[signal.Signals] = []
-        self._handler = self._on_signal  # one object, to be compared by identity with signal.getsignal
+        self._handler = self._on_signal  # a single object, which can be compared with signal.getsignal by identity
         self._asked_at: float | None = None
         self._has_failed = False
 
@@ -49,7 +49,7 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in SIGNALS:
-            if signal.getsignal(number) is signal.SIG_DFL:  # not handled by the script, nor ignored by nohup
+            if signal.getsignal(number) is signal.SIG_DFL:  # neither handled by the script nor ignored by nohup
                 signal.signal(number, self._handler)
                 self._taken.append(number)
         _installed.add(self)
@@ -72,7 +72,7 @@ class StopSignals:
             os.kill(os.getpid(), number)
         elif asked_at is None:
             self._asked_at = now
-            # A handler may interrupt the script within a call over the same connection, so use a thread.
+            # The handler may have interrupted the script in a call over the same connection, so use another thread.
             threading.Thread(target=self._request_drain, args=(number,), name="drain", daemon=True).start()
 
     def _request_drain(self, number: int) -> None:
@@ -91,7 +91,7 @@ class Closable(Protocol):
 
 
 _open: "weakref.WeakKeyDictionary[Closable, bool]" = weakref.WeakKeyDictionary()
-"""Open objects, and whether each is closed only when the process exits."""
+"""Open objects, and whether each of them is closed only when the process exits."""
 _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weakref.WeakKeyDictionary()
 
 
@@ -145,7 +145,7 @@ _codes: set[CodeType] = set()
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """Decorate a function that must not be interrupted when a wrapped function is.
+    """Exclude calls of `function` from the interruption of a wrapped function (restart/interrupter.py).
 
     The interruption is raised before or after the call. `function` must not block without a time limit.
     """

@@ -1,10 +1,10 @@
-"""Replaces torchft's native module with one that uses our daemons. Requires neither torch nor torchft.
+"""Replaces torchft's native module with a module that uses our daemons. The import requires neither torch nor torchft.
 
     from agent_client.torchft import install
     install()
 
-After that, torchft's Manager, Optimizer, DistributedDataParallel, LocalSGD and DiLoCo use our lighthouse and managers.
-So does every script that uses these classes.
+After that, torchft's Manager, Optimizer, DistributedDataParallel, LocalSGD and DiLoCo, and so all scripts that use
+these classes, use our lighthouse and managers.
 """
 
 import importlib
@@ -34,9 +34,9 @@ _NATIVE = "torchft._torchft"
 def install() -> None:
     """Make torchft's Python code use our lighthouse and managers. Further calls do nothing.
 
-    Call this before torchft is imported, or at least before one of its objects is created. If torchft has already been
-    imported, its native classes are replaced in every module that has imported them. The gradient hook of torchft's
-    DistributedDataParallel is replaced as well.
+    Call this before torchft is imported, or at least before an object of torchft is created. If torchft has already
+    been imported, its native classes are replaced in every module that has imported them. The gradient hook of
+    torchft's DistributedDataParallel is also replaced.
 
     Raises:
         ModuleNotFoundError: torchft, or a module that it requires, is not installed.
@@ -67,8 +67,8 @@ def install() -> None:
 def _tolerant_hook() -> Callable[..., Any]:
     """Return a gradient hook that tolerates a failed all-reduce.
 
-    The hook of torchft 0.2.0 asserts that an all-reduce has a future, but a failed one has none. With gloo, the loss of
-    a peer during a step would therefore crash every other trainer.
+    The hook of torchft 0.2.0 asserts that an all-reduce has a future, but a failed all-reduce has none. With gloo, the
+    loss of a peer during a step would therefore crash every other trainer.
     """
     import torch
     from torch.distributed import GradBucket

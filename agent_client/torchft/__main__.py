@@ -1,9 +1,9 @@
-"""Run a torchft script unchanged on our control plane.
+"""Run a torchft script unchanged with our lighthouse and managers.
 
     torchrun --nproc-per-node 8 -m agent_client.torchft train.py --steps 1000
 
 The arguments are `-m MODULE` or `SCRIPT`, followed by the script's own arguments. A script that does not use torchft,
-and so would train without the other groups, exits before its first step.
+and so would train without the other groups, exits before its first optimizer step.
 """
 
 import importlib
@@ -24,7 +24,7 @@ ALONE = (
 
 
 def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
-    """Run a module as the main module, with this process's arguments. `before` runs after `install`."""
+    """Run a module as the main module, with this process's arguments. `before` is called after `install`."""
     install()
     before()
     refuse_to_train_alone()
@@ -32,7 +32,7 @@ def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
 
 
 def refuse_to_train_alone() -> None:
-    """Raise SystemExit at the first optimizer step of this process, unless torchft has connected to a manager."""
+    """Make this process's first optimizer step raise SystemExit if torchft has not connected to a manager by then."""
     optimizers = importlib.import_module("torch.optim.optimizer")
 
     def first_step(*_: Any) -> None:

@@ -1,8 +1,8 @@
 """Clients with the names, arguments and exceptions of torchft's native module.
 
-They use torchft's wire protocol, so they work with our daemons and with torchft's, for example while a job migrates
+They use torchft's wire protocol, so they work with both our daemons and torchft's, for example while a job migrates
 group by group. Like torchft's clients, they connect in the constructor. A call that times out raises TimeoutError, and
-any other failure raises RuntimeError. The GIL is released while a call waits.
+any other failure raises RuntimeError. A waiting call does not hold the GIL.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from lighthouse_runtime.client.connection import SyncClient
 from lighthouse_runtime.client.rpcs import Rpc
 from lighthouse_runtime.security.client_tls import files_from
 
-# The results have torchft's names and defaults, and all fields can be assigned, as in torchft.
+# As in torchft, all fields of a result can be assigned. Names and defaults are torchft's.
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class QuorumResult:
         recover_dst_replica_ranks (list[int]): Replica ranks of the groups that heal from this rank.
         store_address (str): Address of the store at which the members connect.
         max_step (int): Highest step among the members.
-        max_replica_rank (Optional[int]): Rank among the groups at max_step, or None for a group that is behind.
+        max_replica_rank (Optional[int]): Rank among the groups at max_step, or None if this group is behind.
         max_world_size (int): Number of groups at max_step.
         heal (bool): Whether this rank must heal.
         commit_failures (int): Highest number of consecutive failed commits that a member reported.
@@ -66,12 +66,12 @@ class QuorumMember:
 
     Args:
         replica_id (str): Name of the group.
-        address (str): Address of its manager.
-        store_address (str): Address of its store.
-        step (int): Its step.
-        world_size (int): Number of its ranks.
-        shrink_only (bool): Whether it accepts only groups that were in the last quorum.
-        data (dict or None): Additional data from its request.
+        address (str): Address of the group's manager.
+        store_address (str): Address of the group's store.
+        step (int): The group's step.
+        world_size (int): Number of ranks in the group.
+        shrink_only (bool): Whether the group accepts only groups that were in the last quorum.
+        data (dict or None): Additional data from the group's request.
     """
 
     replica_id: str
@@ -126,7 +126,7 @@ def quorum(answer: torchft_pb2.LighthouseQuorumResponse) -> Quorum:
 
 
 def _fields(message: Any, kind: type) -> dict[str, Any]:
-    """Return the values of the dataclass `kind`'s fields in `message`. An unset optional field is None."""
+    """Return the fields of `message` that the dataclass `kind` also has. An unset optional field is None."""
     found: dict[str, Any] = {}
     for name in (each.name for each in dataclasses.fields(kind)):
         value = getattr(message, name)
@@ -167,7 +167,7 @@ class LighthouseClient:
     ) -> Quorum:
         """Request to be in the next quorum, and wait until it has formed.
 
-        The arguments describe the requesting group; see QuorumMember. `data` must be serializable as JSON.
+        The arguments describe the requesting group (see QuorumMember). `data` must be serializable as JSON.
         """
         try:
             text = json.dumps(data) if data is not None else ""
@@ -187,7 +187,7 @@ class LighthouseClient:
         return self._channel.call(Rpc(_LIGHTHOUSE + "Quorum", request, answer, quorum), timeout)
 
     def heartbeat(self, replica_id: str, timeout: timedelta = timedelta(seconds=5)) -> None:
-        """Send one heartbeat of the group `replica_id`."""
+        """Send a heartbeat of the group `replica_id`."""
         request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id)
         answer = torchft_pb2.LighthouseHeartbeatResponse
         self._channel.call(Rpc(_LIGHTHOUSE + "Heartbeat", request, answer, lambda _: None), timeout)
@@ -225,8 +225,8 @@ class ManagerClient:
     ) -> QuorumResult:
         """Request a quorum for `step`.
 
-        Returns when every rank of the group has sent its request and the quorum has formed. torchft's Manager calls
-        this method.
+        The call returns when every rank of the group has sent its request and the quorum has formed. torchft's Manager
+        makes this call.
         """
         request = torchft_pb2.ManagerQuorumRequest(
             group_rank=group_rank,
@@ -240,7 +240,7 @@ class ManagerClient:
         return self._channel.call(Rpc(_MANAGER + "Quorum", request, answer, quorum_result), timeout)
 
     def _checkpoint_metadata(self, rank: int, timeout: timedelta) -> str:
-        """Return the address at which `rank` serves its state, as given in its last request for a quorum."""
+        """Return the address at which `rank` serves its state, from the rank's last request for a quorum."""
         request = torchft_pb2.CheckpointMetadataRequest(rank=rank)
         answer = torchft_pb2.CheckpointMetadataResponse
         return self._channel.call(
@@ -248,7 +248,7 @@ class ManagerClient:
         )
 
     def should_commit(self, group_rank: int, step: int, should_commit: bool, timeout: timedelta) -> bool:
-        """Vote on a step. Wait for all ranks of the group, and return whether the step succeeded at all of them."""
+        """Vote on a step. Wait for all ranks of the group, and return whether the step succeeded on all of them."""
         request = torchft_pb2.ShouldCommitRequest(group_rank=group_rank, step=step, should_commit=should_commit)
         answer = torchft_pb2.ShouldCommitResponse
         return self._channel.call(Rpc(_MANAGER + "ShouldCommit", request, answer, attrgetter("should_commit")), timeout)
@@ -258,7 +258,7 @@ class Channel(SyncClient):
     """Connection to a server that raises torchft's exceptions instead of ours."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
-        """Connect. The TLS files are for a lighthouse; a manager uses none. Raises RuntimeError."""
+        """Connect to a manager, or with its TLS `files` to a lighthouse. Raise RuntimeError if there is no answer."""
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:
@@ -269,7 +269,7 @@ class Channel(SyncClient):
             raise RuntimeError(f"failed to connect: {e}; {advice}") from None
 
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
-        """Make a call, without waiting for a server that is down."""
+        """Make a call. Fail immediately if the server is down."""
         with _torchft_errors():
             return self.invoke(dataclasses.replace(rpc, timeout_s=timeout.total_seconds(), wait_for_ready=False))
 

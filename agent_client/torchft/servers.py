@@ -1,6 +1,6 @@
-"""Servers with the names and arguments of torchft's native module, which run our daemons.
+"""Servers with the names and arguments of torchft's native module, but with our daemons.
 
-torchft's servers run as threads of the training process. These run as child processes, which makes no difference to a
+torchft's servers run as threads of the training process. Ours run as child processes, which makes no difference to a
 script. A server stops on shutdown(), when its last reference is dropped, or when its parent process exits.
 """
 
@@ -38,13 +38,13 @@ class _Server:
 
 
 class LighthouseServer(_Server):
-    """A lighthouse for tests and small jobs. For anything else, start `lighthouse serve` once.
+    """A lighthouse for tests and small jobs. For other jobs, start a permanent `lighthouse serve`.
 
     Args:
-        bind (str): Address to listen on. Port 0 takes a free port.
+        bind (str): Address to listen on. Port 0 selects a free port.
         min_replicas (int): Minimum number of replica groups in a quorum.
         join_timeout_ms (Optional[int]): How long to wait for a live group that has not joined. Default: 100, as in
-            torchft; `lighthouse serve` waits for 60 s.
+            torchft. (`lighthouse serve` waits for 60 s.)
         quorum_tick_ms (Optional[int]): Ignored, because a quorum forms as soon as it can, without polling.
         heartbeat_timeout_ms (Optional[int]): Time without a heartbeat after which a group is dead. Default: 5 s.
     """
@@ -79,11 +79,11 @@ class ManagerServer(_Server):
     """Manager of a replica group. Rank 0 creates it, and all ranks connect to it with a ManagerClient.
 
     Args:
-        replica_id (str): Name of the group. Of torchft's name:uuid only the name is used, because our manager
-            chooses its own incarnation.
+        replica_id (str): Name of the group, or torchft's name:uuid. The uuid is ignored, because our manager chooses
+            its own incarnation.
         lighthouse_addr (str): Address of the lighthouse.
-        hostname (str): Name of this host that its peers can reach.
-        bind (str): Address to listen on. Port 0 takes a free port.
+        hostname (str): Name by which peers can reach this host.
+        bind (str): Address to listen on. Port 0 selects a free port.
         store_addr (str): Address of the group's store.
         world_size (int): Number of ranks in the group.
         heartbeat_interval (timedelta): Ignored, because our lighthouse sets the interval.
@@ -106,7 +106,7 @@ class ManagerServer(_Server):
         with Channel(lighthouse_addr, connect_timeout, files_from()) as lighthouse:
             try:
                 lighthouse.call(rpcs.health(timeout_s=connect_timeout.total_seconds()), connect_timeout)
-            except RuntimeError as e:  # torchft's own, which our managers cannot join
+            except RuntimeError as e:  # torchft's own lighthouse, which our managers cannot use
                 advice = "start `lighthouse serve` there; torchft's managers need it, too"
                 raise RuntimeError(f"{lighthouse_addr} is not a Lighthouse server ({e}); {advice}") from None
         options = {
@@ -115,7 +115,7 @@ class ManagerServer(_Server):
             "--bind": bind,
             "--store": store_addr,
             "--group-world-size": str(world_size),
-            # The ranks end together with this process, so there is nothing to wait for.
+            # The ranks exit together with this process, so the manager need not wait for them.
             "--drain-timeout": "1ms",
         }
         self._process = ServerProcess(
@@ -131,7 +131,7 @@ class ManagerServer(_Server):
 def _end_with_manager(status: int) -> None:
     """Exit this process if the manager has exited because of a kill request.
 
-    Such a request is meant for the whole group. With torchft, the manager runs in this process, so both would exit.
+    Such a request applies to the whole group. With torchft, the manager runs in this process, so both would exit.
     """
     if status != _KILLED:
         log.error("the group's manager ended (status %d); its ranks will get no quorum", status)

@@ -1,9 +1,9 @@
-"""Patches for torchrun's agent that our rendezvous handler needs. Each wraps a method of torch's agent.
+"""Patches for torchrun's agent that our rendezvous handler needs. Each patch wraps a method of torch's agent.
 
-1. Worker failures that the loss of another node caused do not count against this node's --max-restarts. The default is
-   0, so otherwise the whole job would fail.
+1. If the workers of this node fail because another node was lost, the failure does not count against --max-restarts.
+   The default of this option is 0, so otherwise the whole job would fail.
 2. If a node is lost while the others exchange their ranks, the others rendezvous again instead of failing.
-3. A spare that is not needed exits successfully. torch's agent logs that it will, but then fails.
+3. A spare that is not needed exits successfully. torch's agent logs that it will do so, but then fails.
 """
 
 import functools
@@ -24,7 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Wrap the methods of torch's agent. Agents with other handlers are not affected. Repeated calls do nothing."""
+    """Wrap the methods of torch's agent. Agents with other handlers are not affected. Further calls do nothing."""
     for wrapper in (_monitor_workers, _rendezvous, _invoke_run):
         name = wrapper.__name__
         original = getattr(LocalElasticAgent, name, None)

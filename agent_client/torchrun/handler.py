@@ -7,8 +7,8 @@ run, and each round as a generation of that run.
   for the rendezvous.
 - Each round has its own store, on the node with rank 0. That node publishes the store's address as a key of the
   generation. So no node contacts the store of a dead node, and keys of an earlier round are not visible.
-- torchrun's agents read `num_nodes_waiting` each time they check their workers (--monitor-interval). It is 1 as soon as
-  the round has ended.
+- torchrun's agents call `num_nodes_waiting` each time they check their workers (--monitor-interval). The result is 1
+  once the round has ended.
 """
 
 import dataclasses
@@ -53,7 +53,7 @@ from lighthouse_runtime.security.client_tls import files_from
 log = logging.getLogger(__name__)
 
 STORE_TIMEOUT = timedelta(minutes=5)  # torch's default for a store
-CONNECT_TIMEOUT = timedelta(seconds=10)  # per attempt
+CONNECT_TIMEOUT = timedelta(seconds=10)  # limit of each attempt
 CALL_TIMEOUT_S = 5.0
 RETRY_S = 0.1
 MAX_SPARES = 256
@@ -76,20 +76,20 @@ NOT_NEEDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of `--rdzv-conf`. Those that torchrun's own backend also has have the same names and defaults."""
+    """Options of `--rdzv-conf`. Options that torchrun's own backend also has keep their names and defaults."""
 
     join_timeout: float = 600.0
-    """Time in seconds for which a node waits for a round that includes it. A spare waits indefinitely."""
+    """Time in seconds for which a node waits for a round that includes the node. A spare waits indefinitely."""
     last_call_timeout: float = 30.0
-    """Time in seconds for which a round waits for more nodes once the minimum has joined. After a loss, the remaining
-    nodes continue immediately."""
+    """Time in seconds for which a round waits for more nodes once the minimum number has joined. After a loss, the
+    remaining nodes continue immediately."""
     close_timeout: float = 30.0
     """Time in seconds for which a node tries to report the end of the run to an unreachable lighthouse."""
     connect_timeout: float = 60.0
     """Time in seconds for which a starting node tries to reach the lighthouse."""
     loss_timeout: float = 2.0
-    """Time in seconds for which a node whose workers have failed waits for a report that another node was lost. If none
-    arrives, the failure counts against --max-restarts."""
+    """Time in seconds for which a node whose workers have failed waits for a report that another node was lost. If no
+    report arrives, the failure counts against --max-restarts."""
 
     @classmethod
     def read(cls, given: Mapping[str, object]) -> "Options":
@@ -117,8 +117,8 @@ class LighthouseRendezvous(RendezvousHandler):
     ) -> None:
         """Set the parameters, without connecting.
 
-        `client` is for the run of the nodes, `named_by` the option or variable that names the lighthouse, and `host`
-        the address at which other nodes can reach this one.
+        `client` is a client for the run of the nodes, `named_by` the option or variable that names the lighthouse, and
+        `host` the address at which other nodes can reach this node.
         """
         self.options = options
         self._params = params
@@ -169,7 +169,7 @@ class LighthouseRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return 1 if the round has ended, or else 0.
 
-        On 1, torchrun's agent restarts its workers. The next round forms as soon as all nodes have stopped theirs.
+        If it is 1, torchrun's agent restarts its workers. The next round forms once all nodes have stopped theirs.
         """
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):
@@ -206,10 +206,10 @@ class LighthouseRendezvous(RendezvousHandler):
         return self._node is not None and self._node.is_over_within(limit_s)
 
     def is_lost_elsewhere(self) -> bool:
-        """Return whether the round has ended because another node was lost or joined.
+        """Return whether the round has ended because another node was lost or wants to join.
 
-        A failure of this node's workers is then only a consequence. Waits up to `loss_timeout` for the lighthouse's
-        message.
+        A failure of this node's workers is then only a consequence. Wait up to `loss_timeout` for the lighthouse to
+        report this.
         """
         node = self._node
         return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure
@@ -258,7 +258,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return None
 
     def _connect(self, node: Node, joined: Run, ends_at: float) -> TCPStore | None:
-        """Try once to connect to the round's store. Return None if it fails, after a short wait."""
+        """Try once to connect to the round's store. If this fails, wait briefly and return None."""
 
         def published() -> Address:
             _, keys = self._client.get_keys(joined.number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)
@@ -283,7 +283,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- joining and leaving
 
     def _live_node(self) -> Node:
-        """Return the node, connecting it to the lighthouse if it is not in the run."""
+        """Return the node. If it has not joined the run, first connect it to the lighthouse."""
         if self._node is None and self._is_shut_down:
             raise self._left_error()
         if self._node is None:
@@ -363,7 +363,7 @@ def create(params: RendezvousParameters) -> LighthouseRendezvous:
         raise ValueError(f"--rdzv-endpoint is empty, and {_VARIABLE} is not set: where is the lighthouse?")
     try:
         coordinator = parse_coordinator(text, named_by).with_files(files_from())
-        # The run of the nodes has another name than the run of the workers has by default.
+        # The run of the nodes must not have the name that the run of the workers has by default.
         run = group_run(check_name(name or NO_NAME, "--rdzv-id"), "nodes")
         host = advertised_host(str(coordinator.addresses[0]), params.local_addr)
     except LighthouseError as e:

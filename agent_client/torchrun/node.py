@@ -1,7 +1,7 @@
 """A node of a torchrun job, as a rank of an elastic run.
 
-`Node` drives the state machine of a rank, whose generations are torchrun's rounds. It joins rounds, and detects when
-the current one is over. `RoundStore` wraps the store of a round so that waits for keys stop when the round is over.
+`Node` drives the state machine of a rank, in which torchrun's rounds are generations. It joins rounds, and detects when
+the current round has ended. `RoundStore` wraps the store of a round so that waits for keys stop when the round ends.
 """
 
 import threading
@@ -20,7 +20,7 @@ from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import GenerationEnded, RankHello, RunCompleted, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
-WAITS_FOR_S = 0.25  # poll interval of `join`: a spare that becomes active then gets the whole limit
+WAITS_FOR_S = 0.25  # poll interval of `join`, which extends its limit while the node is a spare
 _SLICES = 40
 NEVER_S = 1e9
 
@@ -33,10 +33,10 @@ class Node(DriverThread):
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
         """Set the parameters. Call start() to connect.
 
-        `entry` is the first message to the lighthouse. A node that waits for a round tolerates an unreachable
-        lighthouse for `limit_s` seconds.
+        `entry` is the first message to the lighthouse. While the node waits for a round, the lighthouse may be
+        unreachable for `limit_s` seconds.
         """
-        # torchrun ends the workers, so the machine must never kill this process.
+        # torchrun stops the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
         super().__init__(RankMachine(entry, config), open_stream)
         self._changed = threading.Condition()
@@ -48,7 +48,7 @@ class Node(DriverThread):
         self._has_left = False
 
     def leave(self) -> None:
-        """Leave the run, so that the other nodes need not wait for this one. A waiting join() returns None."""
+        """Leave the run, so that the other nodes do not wait for this node. A waiting join() returns None."""
         with self._changed:
             self._has_left = True
             self._changed.notify_all()
@@ -75,7 +75,7 @@ class Node(DriverThread):
     def is_over_within(self, limit_s: float) -> bool:
         """Wait up to `limit_s` seconds until the round has ended. Return whether it has.
 
-        This waits many times for a short while, so that a suspension of the host does not use up the whole limit.
+        The wait is divided into many short waits, so that a suspension of the host does not use up the whole limit.
         """
         with self._changed:
             return any(self._changed.wait_for(lambda: self.is_over, limit_s / _SLICES) for _ in range(_SLICES))

@@ -2,11 +2,11 @@
 
 Each replica group writes its own checkpoints into its own folder, and the groups' last checkpoints may have different
 steps. Each group resumes at the step and tag of its checkpoint. In the first quorum, the groups at the highest step
-send their state, and the others heal. The ranks of a group share the folder, or each rank has one on a local disk.
+send their state, and the others heal. The ranks of a group share the folder, or each has a folder on a local disk.
 
 A checkpoint is a folder in the format of torch.distributed.checkpoint (state/files.py). The ranks write their parts
-into a hidden folder without waiting for each other, and the last one renames the folder. A save runs no collective, so
-a rank that dies while it saves does not affect the others.
+into a hidden folder without waiting for each other, and the last rank to finish renames the folder. A save runs no
+collective, so a rank that dies while it saves does not affect the others.
 """
 
 import contextlib
@@ -47,12 +47,12 @@ from lighthouse_protocol.messages.membership import Tag
 log = logging.getLogger(__name__)
 
 BUSY_WAIT_S = 30.0
-"""Time in seconds that `save` waits for the previous save. It is less than the default timeout of a collective."""
+"""Time in seconds that `save` waits for the previous save, less than the default timeout of a collective."""
 CLOSE_WAIT_S = 600.0
 MOST_TAGS = 32
 """Number of newest checkpoints per rank that `resume` considers."""
 COMMON = "held-by-all"
-"""File in a checkpoint on a local disk. It shows that all other ranks of the group have a checkpoint of this step."""
+"""File in a checkpoint on a local disk, which shows that all ranks of the group have had this checkpoint."""
 
 _STEP = r"step-(\d+)-quorum-(\d+)"
 _COMPLETE = re.compile(_STEP)
@@ -60,7 +60,7 @@ _UNFINISHED = re.compile(rf"\.{_STEP}\.[0-9a-f]+(\.\d+)?")
 _REMOVED = re.compile(r"\.removed-.*")
 
 _running: dict[tuple[Path, int], threading.Thread] = {}
-"""Threads of the last saves by (folder, rank). Global, because a wrapped function may open the folder again."""
+"""Thread of the last save by (folder, rank). Global, because a restarted wrapped function opens the folder again."""
 
 os.register_at_fork(after_in_child=_running.clear)
 
@@ -70,7 +70,7 @@ class CheckpointFolder:
 
     Each group of a job needs its own folder. The ranks of a group may share it, or each use a folder on a local disk. A
     checkpoint is a folder `step-N-quorum-Q` in the format of `torch.distributed.checkpoint`, with a checksum for every
-    file. It also contains each rank's state of the random number generators of Python, NumPy and torch.
+    file. It also contains, for each rank, the state of the random number generators of Python, NumPy and torch.
 
     Example:
         ```python
@@ -88,8 +88,8 @@ class CheckpointFolder:
         Args:
             folder: Path of the folder.
             agent: The Agent of this rank. Its `close()` waits up to 10 minutes for a save in progress.
-            keep: Number of newest checkpoints to keep, at least 2. The newest one that all ranks have is always kept.
-                The disk needs space for one more than this number.
+            keep: Number of newest checkpoints to keep, at least 2. The newest checkpoint that all ranks have is always
+                kept. The disk needs space for one more than this number.
 
         Raises:
             ValueError: `keep` is less than 2.
@@ -102,12 +102,12 @@ class CheckpointFolder:
         self._keep = keep
         self._rank, self._ranks = agent.group_rank, agent.group_world_size
         self._disk: list[int] = []
-        """Ranks that share this folder. Empty before `_prepare`."""
+        """Ranks that share this folder. Empty before `_prepare` is called."""
         self._nonce = ""
         self._given_up: set[Tag] = set()
-        """Checkpoints of later steps than the one at which the group has resumed. Training will replace them."""
+        """Checkpoints of later steps than that at which the group has resumed. Training will replace them."""
         self._foreign: set[Tag] = set()
-        """Checkpoints that existed when a script saved without having resumed. They are never removed."""
+        """Checkpoints that existed when the script first saved without having resumed. They are never removed."""
         self._own: list[Path] = []
         self._warned: set[str] = set()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -119,15 +119,15 @@ class CheckpointFolder:
 
         Call this between two steps, at the same step on every rank of the group. If the previous save is still running,
         the call waits up to 30 s for it, and then skips this save with a warning. If writing fails, a warning is
-        logged. While a rank is catching up, it writes nothing.
+        logged. A rank that is catching up writes nothing.
 
         Returns:
             The path at which the checkpoint appears once all ranks have written their parts, or None if this save was
             skipped.
 
         Raises:
-            AgentError: This rank holds no complete state until it has healed.
-            TypeError: The state contains an entry that cannot be stored. The message names its path.
+            AgentError: This rank must heal before its state is complete again.
+            TypeError: The state contains an entry that cannot be stored. The message names the entry's path.
         """
         if self._agent.catches_up:
             return None
@@ -185,14 +185,14 @@ class CheckpointFolder:
         """Load the newest checkpoint that all ranks of the group have.
 
         Call this on every rank of the group before the first step. Damaged checkpoints are skipped with a warning. The
-        number of ranks may differ from that at the time of the save. A rank for which the checkpoint has no part keeps
-        the current state of its random number generators.
+        number of ranks may have changed since the save. A rank for which the checkpoint has no part keeps the current
+        state of its random number generators.
 
         Returns:
-            True if a checkpoint was loaded, False if there is none yet.
+            True if a checkpoint was loaded, False if there is no checkpoint yet.
 
         Raises:
-            AgentError: There are checkpoints, but none that all ranks can use. The message gives the reasons.
+            AgentError: There are checkpoints, but none that all ranks can use. The message says why.
             StateMismatch: The checkpoint belongs to a different model.
             OSError: The folder cannot be read or written.
         """
@@ -232,7 +232,7 @@ class CheckpointFolder:
             probe.touch()
         except OSError as e:
             error = e
-        self._sum([0])  # a barrier: after it, all probe files exist
+        self._sum([0])  # a barrier, after which all probe files exist
         try:
             disk = [each for each in range(self._ranks) if (self._folder / f".probe-{self._nonce}-{each}").exists()]
             if self._rank == min(disk):
@@ -254,7 +254,7 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the checkpoints that this rank can load, by their descriptions. Append why others cannot."""
+        """Return the checkpoints that this rank can load, by tag. Append to `reasons` why it cannot load the others."""
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -349,7 +349,7 @@ class CheckpointFolder:
         return True
 
     def _write_part(self, tag: Tag, state: FrozenState) -> None:
-        while len(self._own) > 1:  # other ranks have not completed these, and may still complete the last one
+        while len(self._own) > 1:  # other ranks have not completed these, and may still complete the last
             shutil.rmtree(self._own.pop(0), ignore_errors=True)
         staging = self._folder / f".{_name(tag)}.{self._nonce}"
         part = staging / f"rank-{self._rank}"
@@ -369,7 +369,7 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename each hidden folder that has the parts of all ranks. With `every`, also those of earlier processes."""
+        """Rename each hidden folder that has the parts of all ranks. `every` includes those of earlier processes."""
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)
@@ -389,11 +389,11 @@ class CheckpointFolder:
             except OSError as error:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
-                shutil.rmtree(claimed, ignore_errors=True)  # this checkpoint exists already
+                shutil.rmtree(claimed, ignore_errors=True)  # this checkpoint already exists
             sync_folder(self._folder)
 
     def _rotate(self, saved: Tag) -> None:
-        """Remove old checkpoints. Keep the newest ones, and the newest one that all ranks are known to have."""
+        """Remove old checkpoints. Keep the newest ones, and the newest checkpoint that all ranks are known to have."""
         held = {tag: path for tag, path in self._held().items() if tag not in self._foreign}
         self._given_up |= {tag for tag in held if tag > saved}
         counted = held.keys() - self._given_up
@@ -410,9 +410,9 @@ class CheckpointFolder:
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _held_by_ranks(self, own: Collection[Tag]) -> Sequence[Collection[Tag]] | None:
-        """Return the checkpoints that each rank had after its last save, or None if this is unknown.
+        """Return the checkpoints that each rank had after its last save, or None if unknown.
 
-        Ranks with local disks exchange this through the group's store.
+        Ranks with local disks exchange their lists through the group's store.
         """
         if len(self._disk) == self._ranks:
             return [own]
@@ -458,19 +458,16 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Return whether all ranks of the group had this checkpoint.
-
-    They did if they share the folder, or if the checkpoint contains the file COMMON.
-    """
+    """Return whether all ranks had this checkpoint: they share the folder, or it contains the file COMMON."""
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):
-        return True  # unknown, so assume that they had it, because then a missing one is reported
+        return True  # unknown, so assume that all had it: a checkpoint that is now missing is then reported
     return len(part.disk) == part.ranks or (path / COMMON).exists()
 
 
 def _random_state() -> dict[str, State]:
-    """Copy the state of the random number generators that Python, NumPy and torch use by default."""
+    """Return a copy of the states of the default random number generators of Python, NumPy and torch."""
     numpy: Any = sys.modules.get("numpy")
     of_numpy: Any = numpy.random.get_state() if numpy else ("", b"")
     name, keys, *rest = of_numpy

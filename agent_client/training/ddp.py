@@ -6,11 +6,11 @@ the buckets are arranged once, before the first pass, last parameter first. Opti
 refused.
 
 A forward pass in training mode begins the step. If a backward pass raises after it has reduced some buckets, the step
-is discarded before the next one begins, because the peers wait for the remaining buckets.
+is discarded before the next step begins, because the peers wait for the remaining buckets.
 
-With `find_unused_parameters`, torch leaves the gradient of a parameter unchanged (usually None) if no rank used it. It
-determines this by an all-reduce of a map of used parameters over its process group. All replica groups must have the
-same result, so this all-reduce runs over all groups.
+With `find_unused_parameters`, torch leaves the gradient of a parameter unchanged (usually None) if no rank used the
+parameter. To find out, torch all-reduces a map of used parameters over its process group. All replica groups must have
+the same result, so this all-reduce runs over all groups.
 """
 
 import logging
@@ -42,20 +42,20 @@ from lighthouse_protocol.messages.membership import Tag
 log = logging.getLogger(__name__)
 
 MARK = 1
-"""Value of a byte that only the first participant sets. The sum shows whether exactly one participant did."""
+"""Value of a byte that only the first participant sets. The sum shows whether exactly one participant set it."""
 HEAD_BYTES = 16
 """Size of the mark, padded with zeros so that tensors of any dtype after it are aligned."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Alike:
-    """Buffers of one dtype on one device, which are copied in one call."""
+    """Buffers of the same dtype on the same device, which are copied in one call."""
 
     buffers: list[Tensor]
 
     def flat(self) -> Tensor:
         flat = flatten(self.buffers)
-        return flat.clone() if len(self.buffers) == 1 else flat  # torch returns a single buffer itself
+        return flat.clone() if len(self.buffers) == 1 else flat  # torch does not copy a single buffer
 
     def assign(self, flat: Tensor) -> None:
         torch._foreach_copy_(self.buffers, unflatten(flat, self.buffers))  # pyright: ignore[reportPrivateUsage]
@@ -72,9 +72,9 @@ class _Alike:
 class SharedBuffers:
     """Keeps the buffers that the forward pass changes (such as BatchNorm's statistics) equal in all replica groups.
 
-    The groups train on different samples, so their statistics differ. Before the vote, all groups copy the buffers of
-    the first participant that contributes. The buffers are sent as bytes, in a single reduction for all dtypes, so the
-    copies are bitwise equal. `find` returns the buffers. It is called each time, because a script may replace them.
+    The groups train on different samples, so their statistics differ. Before the vote, all groups receive the buffers
+    of the first participant that contributes. The buffers are sent as bytes, in a single reduction for all dtypes, so
+    the copies are bitwise equal. `find` returns the buffers. It is called each time, because a script may replace them.
     """
 
     def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
@@ -92,7 +92,7 @@ class SharedBuffers:
 
     @torch.no_grad()
     def start(self) -> None:
-        """Start to receive the buffers of the first participant. Do nothing if this group is the only one."""
+        """Start receiving the buffers of the first participant. Do nothing if this group is the only participant."""
         self._coming = []
         if self._machine.has_peers:
             for device, on_device in groupby(self._alike(), lambda alike: alike.buffers[0].device):
@@ -115,13 +115,13 @@ class SharedBuffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        # If the tag has changed, a peer's state was installed in the meantime.
+        # If the tag has changed, a peer's state has been installed since then.
         if self._before is not None and self._before[0] == self._machine.tag:
             for alike, before in zip(self._alike(), self._before[2], strict=True):
                 alike.assign(before)
 
     def _alike(self) -> list[_Alike]:
-        """Group the buffers by device and dtype, the widest dtype first, so that each one is aligned."""
+        """Group the buffers by device and dtype, the widest dtype first, so that each buffer is aligned."""
         found: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for buffer in self._find():
             if buffer.numel():
@@ -136,9 +136,9 @@ MIB = 2**20
 @dataclass(slots=True)
 class _Kept:
     parameters: list[Tensor]
-    """Parameters of the bucket, in its order."""
+    """Parameters of the bucket, in the bucket's order."""
     content: Tensor
-    """Gradients before the reduction, a one-dimensional tensor."""
+    """Gradients before the reduction, as a one-dimensional tensor."""
     name: str
     rest: Sequence[Part]
 
@@ -149,7 +149,7 @@ class Salvage:
 
     The content of each bucket before its reduction is kept until the next backward pass. If a peer is lost, the kept
     buckets are reduced again under the next quorum, in the same order as in a backward pass. So the reductions match
-    those of peers that do the same, and of peers that compute the step again.
+    those of peers that also reduce again, and of peers that compute the step again.
     """
 
     agent: Agent
@@ -172,7 +172,7 @@ class Salvage:
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
-        """Keep the map of the parameters that this rank has used. It is reduced after all buckets."""
+        """Keep the map of the parameters that this rank has used, which is reduced after all buckets."""
         self._used = used.clone(), name
 
     def reduce_again(self) -> None:
@@ -182,7 +182,7 @@ class Salvage:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
             sizes = [parameter.numel() for parameter in kept.parameters]
             for parameter, mean in zip(kept.parameters, reduced.split(sizes), strict=True):
-                # As torch does, use the memory order of the parameter if its memory has no gaps.
+                # Like torch, use the memory order of the parameter if its memory has no gaps.
                 if has_no_gaps(parameter.shape, parameter.stride()):
                     mean = mean.as_strided(parameter.shape, parameter.stride())
                 else:
@@ -193,7 +193,7 @@ class Salvage:
                     parameter.grad.copy_(mean)
         if self._used is None:
             return
-        # Remove the gradients of parameters that no group used, and set those of parameters that only peers used.
+        # Remove gradients of parameters that no group used, and set gradients of parameters that only peers used.
         used, name = self._used
         by_any = self.agent.all_reduce(used.clone(), name=name).result() > 0
         for parameter, here, anywhere in zip(self.parameters, used.tolist(), by_any.tolist(), strict=True):
@@ -206,7 +206,7 @@ class Salvage:
 class DistributedDataParallel(parallel.DistributedDataParallel):
     """Averages gradients over all ranks of all replica groups. Replaces torch's DistributedDataParallel.
 
-    Inside a replica group it works as torch's class does. The average over the replica groups is computed by `agent`. A
+    Inside a replica group, it works like torch's class. The Agent computes the average over the replica groups. A
     forward pass in training mode begins a step if none is in progress.
 
     Example:
@@ -226,7 +226,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
                 the same order.
             agent: The Agent of this rank.
             salvage: What to do if a peer is lost in a step. If True, the gradients that the other groups have computed
-                are reduced again without the peer, and the step is committed. This needs memory for a second set of
+                are reduced again without the peer, and the step is committed. This takes memory for a second set of
                 gradients. If False, the step is discarded and the script repeats it.
             **options: Options of torch's class, except `process_group`, `static_graph` and
                 `skip_all_reduce_unused_params`. With `broadcast_buffers` (default True), all groups copy the buffers of
@@ -350,7 +350,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def share_buffers(self) -> None:
-        """Start to share the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
+        """Start sharing the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
         self.reducer._check_reducer_finalized()
         self._shared.start()
 
@@ -360,8 +360,8 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def _drop_unreduced_pass(self) -> None:
         """Discard a pass that raised before it had reduced anything, so that the next pass belongs to the same step.
 
-        This is not possible in a group of several ranks, because torch would wait for the others. There, the next pass
-        raises torch's own error.
+        In a group of several ranks, this is impossible, because torch would wait for the other ranks. The next pass
+        then raises torch's own error.
         """
         try:
             self.reducer._check_reducer_finalized()
@@ -391,7 +391,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
     def _lay_out_buckets(self) -> None:
         """Arrange the buckets now, as torch would do after the first backward pass.
 
-        torch never rearranges them with `find_unused_parameters`.
+        With `find_unused_parameters`, torch never rearranges buckets.
         """
         self.reducer._push_all_rebuilt_params()
         self.reducer._rebuild_buckets()
@@ -413,7 +413,7 @@ class _GroupAmongGroups(ObservedGroup):
 
     @never_compiled
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Set the map to 1 for each parameter that any rank used whose gradients count."""
+        """Set the map to 1 for each parameter that was used by any rank whose gradients count."""
         [used] = tensors
         here = used.bool()
         if self.salvage is not None:
@@ -431,11 +431,10 @@ class _GroupAmongGroups(ObservedGroup):
         return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
-        """Remove the gradients of the parameters in `uncounted`, which only ranks used whose gradients do not count.
+        """Remove the gradients of the parameters in `uncounted`, used only by ranks whose gradients do not count.
 
-        A healing group's gradients do not count, so parameters that only this group used have no gradient in the other
-        groups. If the step has failed, keep the gradients until it is discarded, because a GradScaler raises without
-        them.
+        For example, parameters that only a healing group used have no gradients in the other groups. If the step has
+        failed, keep the gradients until the step is discarded, because a GradScaler raises without gradients.
         """
         if self.agent.has_failed:
             return
@@ -445,7 +444,7 @@ class _GroupAmongGroups(ObservedGroup):
 
 
 def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
-    """Return the name of `module` inside `model`, or else its class name. A compiled module has the same name."""
+    """Return the name of `module` inside `model`, or else its class name. Compilation does not change the name."""
     module, model = (getattr(each, "_orig_mod", each) for each in (module, model))
     found = next((name for name, part in model.named_modules() if part is module), "")
     return found or type(module).__name__
@@ -467,7 +466,7 @@ class _Reduction:
     follows."""
     pass_order: PassOrder = field(default_factory=PassOrder)
     passes: "list[weakref.ref[_Mark]]" = field(default_factory=list)
-    """Forward passes whose backward pass has not run. A reference is dead once the graph of its pass was freed."""
+    """Forward passes whose backward pass has not run. A reference is dead once the graph of the pass is freed."""
     _layout: list[Part] = field(default_factory=list[Part])
 
     def keep_layout(self, buckets: Sequence[GradBucket]) -> None:

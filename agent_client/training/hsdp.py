@@ -1,8 +1,8 @@
 """HSDP: torch's `fully_shard` (FSDP2) shards inside a replica group, and the Agent replicates across replica groups.
 
 Each rank averages the gradients of its shards with the same rank of the other groups, during the backward pass. If a
-step has several microbatches, this happens in the last one (`model.set_requires_gradient_sync(is_last)`). FSDP2
-requires that all ranks of a group use the same parameters in a step. Here, all groups must do so, too, or call
+step has several microbatches, only the last one averages (`model.set_requires_gradient_sync(is_last)`). FSDP2 requires
+that all ranks of a group use the same parameters in a step. Here, all groups must use the same parameters, or call
 `model.set_reduce_scatter_unused_params(True)`. A forward pass of the module in training mode begins the step.
 """
 

@@ -1,13 +1,13 @@
 """LocalSGD (arXiv 1805.09767), DiLoCo (arXiv 2311.08105) and its streaming variant (arXiv 2501.18512).
 
 Each rank takes local (inner) steps without communication. After `sync_every` inner steps, an outer step synchronizes
-all ranks. An outer step is a step of the Agent, which all ranks commit or none. Its quorum is requested when the outer
-step begins, so it includes groups that have joined in the meantime. The global parameters are those of the last
-committed outer step. They are equal in all groups, and a healing group copies them.
+all ranks. An outer step is a step of the Agent, so either all ranks commit it or none does. Its quorum is requested
+when the outer step begins, and so includes groups that have joined since the last outer step. The global parameters are
+those of the last committed outer step. They are equal in all groups, and a healing group copies them.
 
 LocalSGD averages the parameters. In DiLoCo, an outer optimizer updates the global parameters with the mean of the
-pseudo-gradients (global - local), and the local parameters continue from there. If the model is divided into P
-fragments, one fragment is synchronized at a time, each every `sync_every` inner steps. Outer step n synchronizes
+pseudo-gradients (global - local), and the local parameters continue from the global ones. If the model is divided into
+P fragments, they are synchronized one at a time, each of them every `sync_every` inner steps. Outer step n synchronizes
 fragment n mod P, so a healed group continues with the right fragment. With `delay`, the communication overlaps with
 that number of inner steps. With `mixing`, a fragment keeps a share of the local parameters:
 local = mixing * local + (1 - mixing) * global.
@@ -35,7 +35,7 @@ STATE_NAME = "outer"
 class OuterState:
     """The global parameters, and everything that a healing group copies together with them.
 
-    Inner steps change only the local parameters. If the model is sharded, each rank stores its shards.
+    Inner steps change only the local parameters. If the model is sharded, each rank stores its own shards.
     """
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
@@ -66,7 +66,7 @@ class OuterState:
 
 @dataclass(slots=True)
 class InnerSteps:
-    """Internals of an OuterSteps object, used by a sampler that counts inner steps."""
+    """Interface of an OuterSteps object for a sampler that counts inner steps. Replaces `Agent.internals`."""
 
     agent: Agent
     taken: int = 0
@@ -87,9 +87,9 @@ class OuterSteps(FaultTolerantOptimizer):
 
     zero_grad() and step() call the inner optimizer, and every `interval`-th step() ends an outer step. An outer step
     begins `delay` inner steps before its end, and its communication overlaps with these. A discarded outer step is
-    retried immediately. If `attempts` attempts fail, its inner steps are lost, and the script does them again.
+    retried immediately. If `attempts` attempts fail, its inner steps are lost, and the script repeats them.
 
-    Passed to StepSampler as the position, it counts inner steps.
+    Pass an object of this class to StepSampler as its position, and the sampler counts inner steps.
     """
 
     votes_each_step = False
@@ -127,7 +127,7 @@ class OuterSteps(FaultTolerantOptimizer):
 
     @property
     def current_step(self) -> int:
-        """Number of inner steps in all committed outer steps, plus those taken since."""
+        """Number of inner steps in all committed outer steps, plus the inner steps since then."""
         return self._agent.current_step * self._interval + self._state.inner_steps
 
     @property
@@ -149,11 +149,11 @@ class OuterSteps(FaultTolerantOptimizer):
         self.wrapped.zero_grad(set_to_none)
 
     def step(self, closure: Callable[[], float] | None = None) -> bool:
-        """Take an inner step, and end the outer step if it was the last one.
+        """Take an inner step, and end the outer step if this was its last inner step.
 
         Returns:
-            False if this ended an outer step that was discarded. The parameters are then those of the last committed
-            outer step. Otherwise True.
+            False if this call ended an outer step that was discarded. The parameters are then those of the last
+            committed outer step. Otherwise True.
         """
         self.wrapped.step(closure)
         self._state.inner_steps += 1
@@ -163,13 +163,13 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end_outer_step()
 
     def _join(self) -> None:
-        """Heal, if necessary, before the first inner step, in an outer step without inner steps."""
+        """Before the first inner step, run an outer step without inner steps, in which this rank heals if necessary."""
         while self._agent.current_step == 0:
             self._begin_outer_step()
             self._end_outer_step()
 
     def _begin_outer_step(self) -> None:
-        """Begin an outer step and wait for its quorum, because a healing peer must receive the state as it is now."""
+        """Begin an outer step. Wait for its quorum, because a healing peer must receive the current state."""
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)
@@ -202,7 +202,7 @@ class OuterSteps(FaultTolerantOptimizer):
         raise NotImplementedError
 
     def _update_parameters(self, is_committed: bool) -> None:
-        """Update the global parameters if the outer step was committed, and then the local ones."""
+        """If the outer step was committed, update the global parameters. Then update the local parameters."""
         raise NotImplementedError
 
 
@@ -213,10 +213,10 @@ def parameters_of(optimizer: Optimizer) -> set[Tensor]:
 class LocalSGD(OuterSteps):
     """Optimizer that averages the parameters of all groups every `sync_every` steps.
 
-    Between two averages, the groups do not communicate. Use it like the optimizer that it wraps. Each average is an
-    outer step, which is committed in all groups or in none. It needs memory for one copy of the parameters, and for a
-    second one during an outer step. The groups reach an outer step at different times, so set the Agent's timeouts to
-    more than this difference.
+    Between two averages, the groups do not communicate. Use this class like the optimizer that it wraps. Each average
+    is an outer step, which is committed in all groups or in none. It takes memory for one copy of the parameters, and
+    for a second copy during an outer step. The groups reach an outer step at different times, so set the Agent's
+    timeouts to more than this difference.
 
     Example:
         ```python
@@ -237,7 +237,7 @@ class LocalSGD(OuterSteps):
             optimizer: The torch optimizer of the inner steps.
             agent: The Agent of this rank.
             sync_every: Number of inner steps per outer step. It must be the same in all groups.
-            attempts: Number of attempts at an outer step. If all of them are discarded, its inner steps are lost.
+            attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.
 
         Raises:
             ValueError: The arguments are not valid together.
@@ -297,11 +297,11 @@ class DiLoCo(OuterSteps):
                 must not have a state yet.
             agent: The Agent of this rank.
             sync_every: Number of inner steps between two synchronizations of a fragment.
-            fragments: Number of fragments, which then have similar sizes, or the module of each fragment. One fragment
-                is synchronized at a time. `sync_every` must be a multiple of the number of fragments.
+            fragments: Number of fragments of similar size, or a list with the module of each fragment. One fragment is
+                synchronized at a time. `sync_every` must be a multiple of the number of fragments.
             delay: Number of inner steps that overlap with the communication.
             mixing: Share of the local parameters that a fragment keeps, from 0 to 1.
-            attempts: Number of attempts at an outer step. If all of them are discarded, its inner steps are lost.
+            attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.
 
         Raises:
             ValueError: The arguments are not valid together.
@@ -338,7 +338,7 @@ class DiLoCo(OuterSteps):
         if is_committed:
             for index, mean in self._means.items():
                 self._state.tensors[index].grad = mean.result()
-            self._outer.step()  # skips the parameters of other fragments, which have no gradient
+            self._outer.step()  # skips the parameters of other fragments, because they have no gradients
             self._outer.zero_grad()
         local = self._state.local
         for index in self._means:

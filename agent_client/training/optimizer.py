@@ -22,10 +22,10 @@ from agent_client.step.script_check import refuse_optimizer
 
 
 class FaultTolerantOptimizer(Optimizer):
-    """Optimizer whose `step()` commits the step in all replica groups, or discards it.
+    """Optimizer whose `step()` commits the step in all replica groups or discards it in all of them.
 
-    It wraps a torch optimizer and shares its parameter groups and state, so a scheduler may be created for either of
-    the two. A discarded step changes neither parameters nor optimizer state.
+    It wraps a torch optimizer and shares the parameter groups and state, so a scheduler may be created for either of
+    the two optimizers. A discarded step changes neither parameters nor optimizer state.
 
     Attributes:
         last_loss: The value that the closure of the last `step()` returned, or None if there was no closure.
@@ -47,12 +47,12 @@ class FaultTolerantOptimizer(Optimizer):
         """Wrap one optimizer or several.
 
         Args:
-            optimizer: The optimizer, which must be registered in the Agent's TrainState. Or a list of optimizers that
-                step after the same backward pass, such as Muon and AdamW. They share one vote and step in list order.
+            optimizer: The optimizer, or a list of optimizers that step after the same backward pass, such as Muon and
+                AdamW. They share one vote and step in list order. All must be registered in the Agent's TrainState.
             agent: The Agent of this rank.
 
         Raises:
-            ConfigurationError: The optimizer evaluates the model several times per step (LBFGS), or is not registered.
+            ConfigurationError: An optimizer evaluates the model several times per step (LBFGS), or is not registered.
         """
         optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer)
         for each in optimizers:
@@ -77,7 +77,7 @@ class FaultTolerantOptimizer(Optimizer):
         self._order = ZeroGradOrder()
         self._agent = agent
         self._catch_up = agent.internals.catch_up_for(self.wrapped) if len(optimizers) == 1 else None
-        # Share the hooks: those registered here run when the wrapped optimizer steps, or saves or loads its state.
+        # Share the hooks. Hooks registered here run when the wrapped optimizer steps, or saves or loads its state.
         vars(self).update((name, hooks) for name, hooks in vars(self.wrapped).items() if name.endswith("_hooks"))
 
     @property
@@ -95,7 +95,8 @@ class FaultTolerantOptimizer(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Zero the gradients. At the top of a loop, also begin the step, so that its quorum forms early.
 
-        At the end of a loop, this only zeroes the gradients. The next forward pass, reduction or vote begins the step.
+        At the end of a loop, the call only zeroes the gradients. The next forward pass, reduction or vote then begins
+        the step.
         """
         internals = self._agent.internals
         if self._order.zeroes(has_computed=internals.machine.has_computed, forward_begins=internals.forward_begins):
@@ -106,11 +107,10 @@ class FaultTolerantOptimizer(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> bool:  # type: ignore[override]
         """Vote on the step, and apply the gradients if it was committed.
 
-        A group that is catching up (`heal_mode="catch_up"`) applies them later, in the same order.
+        A group that is catching up (`heal_mode="catch_up"`) applies the gradients later, in the same order.
 
         Args:
-            closure: Computes the gradients and returns the loss. It is called once, before the vote, with gradients
-                enabled.
+            closure: Computes the gradients and returns the loss. Called once, before the vote, with gradients enabled.
 
         Returns:
             True if the step was committed, False if it was discarded.
@@ -118,7 +118,7 @@ class FaultTolerantOptimizer(Optimizer):
         Raises:
             ConfigurationError: A second optimizer votes after the same backward pass.
             ScriptMismatch: The other groups run different collectives in this step.
-            AgentError: Too many consecutive steps were discarded, or the decision cannot be learned.
+            AgentError: Too many consecutive steps were discarded, or this rank voted yes and cannot learn the decision.
         """
         self._order.steps()
         self.last_loss = None
@@ -210,10 +210,9 @@ class _Together(Optimizer):
 class FaultTolerantScheduler(LRScheduler):
     """Learning-rate scheduler for loops that ignore the return value of `optimizer.step()`.
 
-    It wraps a scheduler that is stepped once after each optimizer step, and skips the step if the optimizer step was
-    discarded or skipped. Register the wrapped scheduler in the TrainState, so that a healing group copies its state.
-
-    Several calls of `step()` after one optimizer step all take effect. Accelerate makes one call per process.
+    It wraps a scheduler that the loop steps after each optimizer step, and does nothing if the optimizer step was
+    discarded or skipped. Register the wrapped scheduler in the TrainState, so that a healing group copies its state. If
+    `step()` is called several times after one optimizer step, as Accelerate does, all calls take effect.
     """
 
     def __init__(self, scheduler: LRScheduler, agent: Agent) -> None:
@@ -221,7 +220,7 @@ class FaultTolerantScheduler(LRScheduler):
         self._agent = agent
 
     def step(self, *values: Any, **named: Any) -> None:
-        """Step the wrapped scheduler if the last training step was committed and the next one has not computed yet."""
+        """Step the wrapped scheduler if the last training step was committed and no computation has begun since."""
         if self._agent.was_committed:
             self.wrapped.step(*values, **named)
 

@@ -1,8 +1,8 @@
 """Selects the samples on which a rank trains.
 
-All batches of a run are numbered from 0: first the batches of step 0 on all ranks, then those of step 1, and so on. So
-a step's first number is the number of batches in the committed steps before it. Healing groups copy this number with
-the step. So each batch is used in exactly one committed step, even if groups join and leave.
+All batches of a run are numbered from 0: first the batches of step 0 on all ranks, then those of step 1, and so on. The
+number of a step's first batch is the number of batches in all earlier committed steps. A healing group copies it
+together with the state. So each batch is used in exactly one committed step, even if groups join and leave.
 """
 
 import functools
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 Position: TypeAlias = "Agent | OuterSteps"
-"""Position of a rank in the run. An Agent counts steps; LocalSGD and DiLoCo count inner steps."""
+"""Position of a rank in the run. An Agent counts steps. LocalSGD and DiLoCo count inner steps."""
 
 
 @dataclass(slots=True)
@@ -34,7 +34,7 @@ class Draws:
     _count: int = 0
 
     def draw(self, of: int, *, ended: int, moves: int, accumulates: bool) -> int:
-        """Return the index, from 0, of the next of the step's `of` batches.
+        """Return the index, from 0, of the next batch of this rank in the step. The rank has `of` batches per step.
 
         If the step was computed but not voted on, because a GradScaler skipped it, start again with its first batch.
         The other arguments are fields of StepMachine.
@@ -62,14 +62,15 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Number of one batch of a rank, and the positions of the rank's batches in the step."""
+    """One of a rank's batches in a step. `first` is the number of the first batch of the step on any rank."""
 
     first: int
     offsets: tuple[int, ...]
-    """Offsets of the rank's batches in the step from `first`."""
+    """Offsets of all of the rank's batches in the step, from `first`."""
     stride: int
     """Number of batches in the step, summed over all ranks."""
     index: int = 0
+    """Index of this batch in `offsets`."""
 
     @property
     def number(self) -> int:
@@ -89,8 +90,8 @@ class Drawn:
 def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: int) -> Drawn:
     """Return the first batch of a rank in the next step.
 
-    `slots` are those of `Agent.slots`, each with `accumulate` batches, and `rank_batches` is the number of batches in
-    the committed steps, summed over all ranks of all groups.
+    `slots` is the result of `Agent.slots`. Each slot has `accumulate` batches. `rank_batches` is the number of slots in
+    all committed steps, summed over all ranks of all groups.
     """
     places = slots[0][1]
     offsets = tuple(number * places + place for place, _ in slots for number in range(accumulate))
@@ -98,7 +99,7 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
 
 
 def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
-    """Group the batches for consecutive backward passes: each list has one batch of each microbatch of the rank."""
+    """Group the batches into lists that each contain one batch from each of the rank's microbatches."""
     batches: list[T] = []
     for each, batch in drawn:
         several = len(each.offsets) // accumulate
@@ -112,10 +113,10 @@ def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterat
 class StepSampler:
     """Iterable over batches of sample indices. In every step, the ranks of all groups get disjoint batches.
 
-    The order is a random permutation per epoch. An epoch is `length` samples, summed over all ranks. Each sample is
-    used once per epoch, even if groups join and leave. After a discarded step, the same samples are returned again. The
-    position follows from the Agent's step, so a loop that resumes from a checkpoint continues with the right batch. To
-    load samples in worker processes, use StepLoader.
+    Each epoch has its own random order. An epoch is `length` samples, summed over all ranks. Each sample is used once
+    per epoch, even if groups join and leave. After a discarded step, the same samples are returned again. The Agent
+    determines the position, so a loop that resumes from a checkpoint continues with the right batch. To load samples in
+    worker processes, use StepLoader.
 
     Example:
         ```python
@@ -145,9 +146,9 @@ class StepSampler:
             batch_size: Number of samples in a batch of one rank.
             position: The Agent, or the LocalSGD or DiLoCo object, whose inner steps are then counted.
             seed: Seed of the random order.
-            accumulate: Number of batches per rank and step. The loop must run a backward pass for each, all but the
-                last one under `no_sync()`.
-            steps: Number of committed steps after which the iteration ends, or None for an endless iteration.
+            accumulate: Number of batches per rank and step. The loop must run a backward pass for each batch, under
+                `no_sync()` for all but the last.
+            steps: Number of committed steps after which the iteration ends. If None, it never ends.
 
         Raises:
             ValueError: `length`, `batch_size` or `accumulate` is less than 1.
@@ -167,18 +168,18 @@ class StepSampler:
 
         Raises:
             ConfigurationError: The mode is CONSTANT_BATCH, in which a rank may have several microbatches per step (use
-                `microbatches`). Or another batch is requested before the script has used the last one.
+                `microbatches`), or another batch is requested before the script has used the last batch.
         """
         return (self.batch(drawn.number) for drawn in self.draws())
 
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
         """Yield the numbers of this rank's batches, step by step.
 
-        If a rank may have `several` microbatches in a step, their batches are yielded one by one.
+        `several` allows several microbatches in a step. Their batches are yielded one by one.
         """
         position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:
-            slots = position.slots() if several else [position.slot()]  # waits for the quorum; healing moves the rest
+            slots = position.slots() if several else [position.slot()]  # waits for the quorum, and heals if necessary
             if position.current_step >= self._steps:
                 return  # the rank has copied the state of a peer that has already done all steps
             internals.record_source(self.data)
@@ -194,7 +195,7 @@ class StepSampler:
 
         For each batch in the list, run a backward pass of its mean loss. Do not divide the loss by the number of
         microbatches. Run all but the last pass under the model's `no_sync()`. Then step the optimizer. With
-        `accumulate` > 1, each step has that number of lists, and losses are divided by `accumulate` only.
+        `accumulate` > 1, each step has that number of lists, and losses are divided only by `accumulate`.
 
         Returns:
             An iterator over lists of at least one tensor of sample indices, int64 of shape (batch_size,).

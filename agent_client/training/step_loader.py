@@ -1,7 +1,7 @@
 """Data loader whose worker processes load samples in advance, even though replica groups join and leave.
 
-The workers load the batches that follow if the set of groups stays the same. If it changes, the loader drops these
-batches and loads the right ones.
+The workers load the batches that come next if the set of groups stays the same. If the set changes, the loader drops
+these batches and loads the right batches.
 """
 
 from collections import deque
@@ -24,10 +24,10 @@ _KEPT = (
 class StepLoader:
     """Data loader for replica groups. It loads the batches of a StepSampler in the workers of a torch DataLoader.
 
-    The workers load in advance the batches that follow if no step is discarded and no group joins or leaves. Otherwise,
-    the loader drops what was loaded in advance and loads the right batch, which costs at most the time for loading
-    `num_workers * prefetch_factor` batches. The position follows from the Agent's step, so a new loader continues at
-    the current step.
+    The workers load in advance the batches that come next if no step is discarded and no group joins or leaves.
+    Otherwise, the loader drops these batches and loads the right batch, which costs at most the time for loading
+    `num_workers * prefetch_factor` batches. The Agent determines the position, so a new loader continues at the current
+    step.
 
     Example:
         ```python
@@ -43,7 +43,7 @@ class StepLoader:
         """Create the loader.
 
         Args:
-            dataset: A map-style data set, that is, one with `__getitem__`.
+            dataset: A map-style data set (with `__getitem__`).
             sampler: Sampler that selects the samples of each step.
             loader: Class of the underlying loader: torch's DataLoader, or torchdata's StatefulDataLoader.
             **options: Options of that class, such as `num_workers`, `collate_fn`, `pin_memory`, `prefetch_factor`,
@@ -79,7 +79,7 @@ class StepLoader:
             position: The Agent, or the LocalSGD or DiLoCo object.
             batch_size: Number of samples in a batch, or None for the batch size of `loader`.
             accumulate: Number of batches per rank and step.
-            steps: Number of committed steps after which the iteration ends, or None for an endless iteration.
+            steps: Number of committed steps after which the iteration ends. If None, it never ends.
             seed: Seed of the random order. It must be the same in all replica groups.
 
         Returns:
@@ -107,7 +107,7 @@ class StepLoader:
         return cls(loader.dataset, sampler, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the loaded batches. Raises the errors of the sampler, and errors of loading a sample."""
+        """Yield the loaded batches. Raise errors of the sampler, and of loading a sample."""
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
@@ -126,7 +126,7 @@ class StepLoader:
             yield wanted, batch
 
     def microbatches(self) -> Iterator[list[Any]]:
-        """Yield the loaded microbatches of each step as a list; see `StepSampler.microbatches`."""
+        """Yield the loaded microbatches of each step as a list (see `StepSampler.microbatches`)."""
         return in_microbatches(self.drawn(several=True), self.sampler.data.accumulate)
 
     def state_dict(self) -> dict[str, Any]:
@@ -134,16 +134,16 @@ class StepLoader:
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a StatefulDataLoader. Call this before the first batch. The position stays the Agent's."""
+        """Load the state of a StatefulDataLoader before the first batch. This does not change the position."""
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 
 
 class _Ahead:
-    """Batch sampler that yields the batches that are expected after `next`.
+    """Batch sampler that yields the batch `next` and the batches that are expected after it.
 
-    Its state is intentionally an empty dict. Without one, a StatefulDataLoader would count batches and, after loading
-    its own state, skip that number.
+    Its state is intentionally an empty dict. If it had no state_dict(), a StatefulDataLoader would count batches and,
+    after loading its own state, skip that number.
     """
 
     def __init__(self, sampler: StepSampler) -> None:

@@ -9,14 +9,17 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from benchmarks.support.all_reduce import Place
 from benchmarks.support.children import Child, Children
 from benchmarks.support.daemons import (
     HERE,
+    OURS,
     TORCHFT,
     Daemon,
     prepare_lighthouse,
+    replace_lighthouse,
     start_lighthouse,
     start_manager,
 )
@@ -54,6 +57,10 @@ class Group:
         self.manager.child.signal(number)
         self.rank.signal(number)
 
+    def end(self) -> None:
+        self.manager.child.end()
+        self.rank.end()
+
     def since(self, at: float) -> list[Event]:
         recent = itertools.takewhile(lambda event: event.at >= at, reversed(self.events))
         return list(recent)[::-1]
@@ -71,36 +78,36 @@ class Group:
 
 
 class Cluster:
-    def __init__(self, children: Children, product: str, heartbeat_timeout_s: float) -> None:
-        self.product = product
-        self.heartbeat_timeout_s = heartbeat_timeout_s
+    def __init__(
+        self,
+        children: Children,
+        product: str = OURS,
+        heartbeat_timeout_s: float = 5.0,
+        *,
+        program: str = "training_rank",
+        store: str = f"{HERE}:1",
+        **told: Any,
+    ) -> None:
+        """Start all. `program` is the rank's, in this folder; it is also told `told`. All groups use `store`."""
+        self._product, self._heartbeat_timeout_s, self._store = product, heartbeat_timeout_s, store
+        self._program, self._told = f"benchmarks.support.{program}", told
         self._children = children
         self._peers: dict[str, Place] = {name: (HERE, free_port()) for name in NAMES}
         self.lighthouse = start_lighthouse(children, product, MIN_REPLICAS, heartbeat_timeout_s)
-        self.groups = {name: self._start(name) for name in NAMES}
-        self.wait_training()
+        self.groups = {name: self.start(name) for name in NAMES}
 
     def replace(self, name: str) -> None:
         """End the rest of a group, restart it, and wait until all groups train."""
-        self.groups[name].manager.child.end()
-        self.groups[name].rank.end()
-        self.groups[name] = self._start(name)
+        self.groups[name].end()
+        self.groups[name] = self.start(name)
         self.wait_training()
 
     def kill_lighthouse(self, away_s: float) -> float:
         """Kill our lighthouse, start another after `away_s`, and return the time of the kill."""
-        old, timeout_s = self.lighthouse, self.heartbeat_timeout_s
-        self.lighthouse = prepare_lighthouse(
-            self._children,
-            MIN_REPLICAS,
-            heartbeat_timeout_s=timeout_s,
-            port=old.port,
-        )
-        killed_at = time.monotonic()
-        old.child.end()
-        time.sleep(away_s)
-        self.lighthouse.serve()
-        return killed_at
+        old, timeout_s = self.lighthouse, self._heartbeat_timeout_s
+        new = prepare_lighthouse(self._children, MIN_REPLICAS, heartbeat_timeout_s=timeout_s, port=old.port)
+        self.lighthouse = new
+        return replace_lighthouse(old, new, away_s)
 
     def wait_training(self) -> None:
         """Wait until all groups have committed some steps under one quorum."""
@@ -116,12 +123,12 @@ class Cluster:
         is_one = len({quorum_id for quorum_id, _ in quorums}) == 1 and {size for _, size in quorums} == {len(NAMES)}
         return is_one and all(len(events) == SETTLED_STEPS for events in last)
 
-    def _start(self, name: str) -> Group:
-        is_torchft = self.product == TORCHFT
+    def start(self, name: str) -> Group:
+        is_torchft = self._product == TORCHFT
         replica_id = f"{name}:{uuid.uuid4()}" if is_torchft else name
-        manager = start_manager(self._children, self.product, self.lighthouse, replica_id)
+        manager = start_manager(self._children, self._product, self.lighthouse, replica_id, store=self._store)
         told = {"manager": manager.address, "name": name, "step_s": STEP_S, "peers": self._peers, "torchft": is_torchft}
-        rank = self._children.start(f"rank of {name}", "-m", "benchmarks.support.training_rank", json.dumps(told))
+        rank = self._children.start(f"rank of {name}", "-m", self._program, json.dumps(told | self._told))
         group = Group(manager, rank)
         group.follow()
         return group

@@ -1,5 +1,6 @@
 """The measured daemons, ours and torchft's. Each runs in a separate process with its default intervals."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -76,6 +77,15 @@ def prepare_lighthouse(
         join_string = Coordinator((Address(HERE, port),), made.ca_pin, token).join_string()
     child = _prepare_ours(children, "lighthouse", serve, port)
     return Daemon(child, port, http_port, join_string, credentials)
+
+
+def replace_lighthouse(old: Daemon, new: Daemon, away_s: float) -> float:
+    """Kill a lighthouse, let the prepared one serve after `away_s`, and return the time of the kill."""
+    killed_at = time.monotonic()
+    old.child.end()
+    time.sleep(away_s)
+    new.serve()
+    return killed_at
 
 
 def start_manager(

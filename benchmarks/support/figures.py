@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -66,6 +67,20 @@ class Spread:
         return f"{self.median * factor:.{digits}f} ({low} to {high})"
 
 
+class Contender(ABC):
+    """One of several that are measured in turn."""
+
+    def __init__(self) -> None:
+        self.blocks: list[dict[str, Any]] = []
+
+    @abstractmethod
+    def measure(self) -> dict[str, Any]:
+        """Measure a block."""
+
+    def values(self, name: str) -> list[Any]:
+        return [block[name] for block in self.blocks]
+
+
 def spread(values: Sequence[float]) -> Spread:
     return Spread(statistics.median(values), min(values), max(values))
 
@@ -73,6 +88,11 @@ def spread(values: Sequence[float]) -> Spread:
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> Spread:
     """Return the ratios of measurements that were made in turn, pair by pair."""
     return spread([mine / other for mine, other in zip(ours, theirs, strict=True)])
+
+
+def of_torchft(ratio: Spread | None, *, is_torchft: bool) -> str:
+    """Return the cell of a ratio to torchft's measurements, which is None without them."""
+    return "-" if ratio is None else "1" if is_torchft else ratio.text()
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -121,6 +141,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     rule = [":" + "-" * (widths[0] - 1), *("-" * (width - 1) + ":" for width in widths[1:])]
     return "\n".join(_row(row, widths) for row in (header, rule, *rows))
+
+
+def table_of(columns: Mapping[str, Callable[[Any], str]], rows: Sequence[Any]) -> str:
+    """Return a table with a line for each row; `columns` has the header and the cell of each column."""
+    return table(list(columns), [[cell(row) for cell in columns.values()] for row in rows])
+
+
+def take_turns(contenders: Sequence[Contender], turns: int) -> None:
+    """Let the contenders measure a block each, in turn, and keep the blocks. The first turn does not count."""
+    for turn in range(turns + 1):
+        for contender in contenders:
+            block = contender.measure()
+            if turn > 0:
+                contender.blocks.append(block)
 
 
 def finish(text: str, report: dict[str, Any], bars: Sequence[Bar], *, is_checked: bool, path: Path | None) -> None:

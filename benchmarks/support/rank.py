@@ -7,12 +7,11 @@ its quorum can stand, and the reply to a vote then contains the next grant.
 import secrets
 import sys
 import time
-from datetime import timedelta
 from typing import Any, Protocol
 
 from agent_client.manager_client.client import ManagerConnection
 from benchmarks.support.line_protocol import answer_orders
-from benchmarks.support.torchft_native import native
+from benchmarks.support.torchft_native import Client
 
 TIMEOUT_S = 30.0
 
@@ -30,24 +29,15 @@ class Calls(Protocol):
 class TorchftCalls:
     def __init__(self, address: str) -> None:
         self.round_trips = 0
-        self._timeout = timedelta(seconds=TIMEOUT_S)
-        self._client = native().ManagerClient(f"http://{address}", connect_timeout=self._timeout)
+        self._client = Client(address, TIMEOUT_S)
 
     def quorum(self, step: int) -> None:
         self.round_trips += 1
-        self._client._quorum(
-            group_rank=0,
-            step=step,
-            checkpoint_metadata="http://127.0.0.1:1",
-            shrink_only=False,
-            timeout=self._timeout,
-            commit_failures=0,
-            init_sync=True,
-        )
+        self._client.quorum(step)
 
     def should_commit(self, step: int) -> None:
         self.round_trips += 1
-        _must_commit(self._client.should_commit(0, step, True, self._timeout))
+        _must_commit(self._client.should_commit(step))
 
 
 class OurCalls:

@@ -58,6 +58,23 @@ def manager(host: str, lighthouse_address: str, replica_id: str) -> Any:
     )
 
 
+class Client:
+    """torchft's client of a group of one rank."""
+
+    def __init__(self, manager: str, timeout_s: float) -> None:
+        self._timeout = timedelta(seconds=timeout_s)
+        self._client = native().ManagerClient(f"http://{manager}", connect_timeout=self._timeout)
+
+    def quorum(self, step: int, commit_failures: int = 0) -> Any:
+        return self._client._quorum(
+            group_rank=0, step=step, checkpoint_metadata="http://127.0.0.1:1", shrink_only=False,
+            timeout=self._timeout, commit_failures=commit_failures, init_sync=True,
+        )  # fmt: skip
+
+    def should_commit(self, step: int) -> bool:
+        return self._client.should_commit(0, step, True, self._timeout)
+
+
 def main() -> None:
     kind, *arguments = sys.argv[1:]
     server = {"lighthouse": lighthouse, "manager": manager}[kind](*arguments)

@@ -12,13 +12,12 @@ import secrets
 import sys
 import time
 from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any, Protocol
+from typing import Protocol
 
 from agent_client.manager_client.client import ManagerConnection
 from agent_client.step.rules.machine import StepMachine
 from benchmarks.support.all_reduce import AllReduce, Place
-from benchmarks.support.torchft_native import native
+from benchmarks.support.torchft_native import Client
 from lighthouse_protocol.messages.membership import Assignment
 from lighthouse_protocol.refusals import LighthouseError
 
@@ -65,12 +64,9 @@ class OurRank:
         machine = self._machine
         while True:
             try:
+                tag, failures = machine.tag_quorum_id, machine.discards
                 assignment = self._link.ask(
-                    machine.step,
-                    "",
-                    tag_quorum_id=machine.tag_quorum_id,
-                    commit_failures=machine.discards,
-                    timeout_s=TIMEOUT_S,
+                    machine.step, "", tag_quorum_id=tag, commit_failures=failures, timeout_s=TIMEOUT_S
                 )
             except LighthouseError as e:
                 print(e, file=sys.stderr, flush=True)
@@ -91,26 +87,16 @@ class OurRank:
 
 class TorchftRank:
     def __init__(self, manager: str, step_s: float) -> None:
-        self._timeout = timedelta(seconds=TIMEOUT_S)
-        self._client = native().ManagerClient(f"http://{manager}", connect_timeout=self._timeout)
+        self._client = Client(manager, TIMEOUT_S)
         self._step_s = step_s
-        self._step = 0
-        self._failures = 0
+        self._step = self._failures = 0
 
     def run_step(self) -> None:
-        answer: Any = self._client._quorum(
-            group_rank=0,
-            step=self._step,
-            checkpoint_metadata="http://127.0.0.1:1",
-            shrink_only=False,
-            timeout=self._timeout,
-            commit_failures=self._failures,
-            init_sync=True,
-        )
+        answer = self._client.quorum(self._step, self._failures)
         step = self._step = answer.max_step
         tell("quorum", answer.quorum_id, step, answer.replica_world_size)
         time.sleep(self._step_s)
-        commit = self._client.should_commit(0, step, True, self._timeout)
+        commit = self._client.should_commit(step)
         tell("commit" if commit else "discard", answer.quorum_id, step, answer.replica_world_size)
         self._step += commit
         self._failures = 0 if commit else self._failures + 1

@@ -50,9 +50,10 @@ from lighthouse.job.progress import Grid, Levels, Pace, Samples, grid_of, levels
 from lighthouse.job.records import Group, QuorumRecord
 from lighthouse.job.run_driver import FROM_TIMER, MachineDriver, Ports, RunDriver
 from lighthouse.job.status import TimelineWriter, explain, job_status, preemption_status
+from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.identity import split_replica_id
 from lighthouse_protocol.limits import answer_margin_s
-from lighthouse_protocol.messages.chaos import FaultReport
+from lighthouse_protocol.messages.chaos import FaultCancelled, FaultOrder, FaultReport
 from lighthouse_protocol.messages.membership import MAX_PENDING_NAMED, Participant, Quorum, QuorumChange, World
 from lighthouse_protocol.messages.preemption import PreemptionNoted, PreemptionNotice, PreemptionReport
 from lighthouse_protocol.messages.session import (
@@ -76,6 +77,7 @@ from lighthouse_protocol.messages.status import JobStatus, TimelineKind
 from lighthouse_protocol.refusals import DeadlinePassed, LighthouseError, Unreachable
 from lighthouse_protocol.rules.quorum_change import NamedQuorum, change_between
 from lighthouse_protocol.rules.stall import StallVerdict
+from lighthouse_runtime.histogram import Histogram
 from lighthouse_runtime.log_event import event
 from lighthouse_runtime.ports import Peer, Reply, Timer, Timers
 from lighthouse_runtime.timing.timers import DeadlineTimer, SustainedNotice
@@ -147,22 +149,11 @@ class _Waiting:
 class WaitingJoins:
     """Joins that wait for a quorum. Each came as a call of its own or on a session."""
 
-    def __init__(
-        self,
-        clock: Callable[[], float],
-        waited: Callable[[float], None] = lambda seconds: None,
-        refused: Callable[[LighthouseError], None] = lambda error: None,
-    ) -> None:
-        """Create an empty queue.
-
-        Args:
-            clock: Monotonic time in seconds.
-            waited: Receives the time in seconds that each answered join has waited.
-            refused: Receives the error of each refused join.
-        """
-        self._clock = clock
-        self._waited = waited
-        self._refused = refused
+    def __init__(self, ports: Ports, waits: Histogram) -> None:
+        """Create an empty queue. `waits` receives the time in seconds that each answered join has waited."""
+        self._clock = ports.timers.time
+        self._refused = ports.refused
+        self._waits = waits
         self._calls: dict[int, _Waiting] = {}
 
     def __bool__(self) -> bool:
@@ -179,7 +170,7 @@ class WaitingJoins:
     def answer_calls(self, calls: Sequence[int], answer: Answer) -> None:
         for call in calls:
             if (waiting := self._take_call(call)) is not None:
-                self._waited(self._clock() - waiting.began_at)
+                self._waits.add(self._clock() - waiting.began_at)
                 waiting.reply.answer(answer)
 
     def refuse_call(self, call: int, error: LighthouseError) -> None:
@@ -253,7 +244,7 @@ class WorldBroadcast:
         self._grid = Grid(())
         self._world: World | None = None
         self._waiting_for = ""
-        self._held_back = SustainedNotice(timers, self._log_held_back, self._log_whole, HELD_BACK_LOGGED_AFTER_S)
+        self._held_back = SustainedNotice(timers, self._log_held_back, HELD_BACK_LOGGED_AFTER_S)
         self._timer = DeadlineTimer(self._send_next, timers)
 
     def add_receiver(self, number: int) -> None:
@@ -313,11 +304,12 @@ class WorldBroadcast:
         self._world = world
 
     def _log_held_back(self, groups: str) -> None:
+        """Log the incomplete groups, or that there are none any more."""
+        if not groups:
+            log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
+            return
         fields = event("groups_incomplete", job=self._job)
         log.warning("%s; a replica group joins only when all its ranks are connected", groups, extra=fields)
-
-    def _log_whole(self) -> None:
-        log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
@@ -342,50 +334,32 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         machine: QuorumMachine,
         ports: Ports,
         incident_registry: IncidentRegistry | None = None,
-        remember: Callable[[QuorumRecord], None] = lambda record: None,
+        store: RecordStore | None = None,
         runs: Callable[[], Sequence[RunDriver]] = tuple,
         secret: str = "",
     ) -> None:
         """Create the driver and continue with the machine's restored state.
 
-        Args:
-            job: Name of the job.
-            machine: The job's state machine.
-            ports: Shared by all drivers.
-            incident_registry: Shared by all jobs.
-            remember: Stores a record. Returns when the record is durable.
-            runs: Lists the runs of the job.
-            secret: Secret of the quorum of an earlier lighthouse.
+        `runs` lists the runs of the job. `secret` is that of the quorum of an earlier lighthouse.
         """
         super().__init__(machine, ports)
         self.job = job
         self.machine = machine
         self.account = JobAccount(machine.job.groups)
         self._samples = Samples()
+        self._faults: dict[int, tuple[str, Reply[FaultReport]]] = {}  # group and caller of each ordered fault
         self._opening = 0  # session whose hello the machine is handling
         self._secret = secret
         self._runs = runs
-        self._remember = remember
+        self._store = store or MemoryStore()
         self._wall = ports.wall
         self._sessions = SessionTable()
         self._timeline = TimelineWriter(machine.job)
         self._incident_registry = incident_registry or IncidentRegistry()
-        self.progress = ProgressDriver(
-            job, machine.job.groups, ports, self._handle_verdict, lambda: [run.ranks() for run in runs()]
-        )
-        self.incidents = IncidentDriver(
-            job,
-            machine.job,
-            ports,
-            self._incident_registry,
-            self.send_to_member,
-            self.add_timeline_entry,
-            lambda: len(machine.joins) > 0,
-            runs,
-            self.progress,
-        )
+        self.progress = ProgressDriver(job, machine.job.groups, ports, self)
+        self.incidents = IncidentDriver(job, machine.job, ports, self._incident_registry, self, self.progress)
         self._worlds = WorldBroadcast(job, machine, self._sessions, ports.timers)
-        self._waiting = WaitingJoins(self._clock, self.account.waits.add, ports.refused)
+        self._waiting = WaitingJoins(ports, self.account.waits)
         self._verdicts = VerdictLog(job, machine, ports.timers, self._worlds.set_waiting_for)
         self._delivery: QuorumDelivery | None = None  # of the newest quorum that this lighthouse formed
         self._decision: Decision | None = None  # newest decision that was processed
@@ -467,8 +441,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 self.incidents.receive_evidence(number, message)
             case Hello():
                 self._sessions.end_session_stream(number, None, "a session has one hello")
-            case FaultReport():
-                pass  # read by ChaosService
+            case FaultReport(fault):
+                replica_id, reply = self._faults.get(fault, ("", None))
+                if reply is not None and replica_id == session.replica_id:
+                    reply.answer(message)
 
     def _add_report(self, replica_id: str, report: GroupReport) -> None:
         now, group = self._clock(), self.machine.job.groups.get(replica_id)
@@ -501,7 +477,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             text = str(preemption_status(group, now))
             self.add_timeline_entry(TimelineKind.NOTICE, (replica_id,), text)
             log.info("%s %s", replica_id, text, extra=event("preempted", job=self.job, replica_id=replica_id))
-            self._ports.preempted(self.job, replica_id, notice)
+            if notice != reports.announced:
+                reports.announced = notice
+                self._ports.preempted(self.job, replica_id, notice)
         self._answer_notices()
 
     def _answer_notices(self) -> None:
@@ -513,6 +491,19 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             is_news = group.reports.preemption is not None and group.reports.others_stay is not (others > 0)
             if is_news and self.send_to_member(group, PreemptionNoted(others)):
                 group.reports.others_stay = others > 0
+
+    def order_fault(self, member: Group, order: FaultOrder, reply: Reply[FaultReport]) -> bool:
+        """Order a fault of `lighthouse chaos` from a member. `reply` receives the report of its manager.
+
+        Call `cancel_fault` in any case. Return False if the member has no session.
+        """
+        self._faults[order.number] = member.replica_id, reply
+        return self.send_to_member(member, order)
+
+    def cancel_fault(self, number: int) -> None:
+        replica_id, _ = self._faults.pop(number)
+        if (member := self.machine.job.groups.get(replica_id)) is not None:
+            self.send_to_member(member, FaultCancelled(number))
 
     def record_kill(self, member: Group, why: str) -> None:
         """Record that an operator killed a member."""
@@ -557,13 +548,17 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
     def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None:
         self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
 
-    def _handle_verdict(self, verdict: StallVerdict | None) -> None:
+    def handle_verdict(self, verdict: StallVerdict | None) -> None:
+        """Handle a new verdict, or None when some rank makes progress again."""
         self._timeline.add_verdict(verdict, self._wall())
         self.incidents.handle_verdict(verdict)
 
+    def list_runs(self) -> Sequence[RunDriver]:
+        return self._runs()
+
     def find_run(self, run_id: str) -> RunDriver | None:
         """Return the job's run with this id, or None if that run has no ranks."""
-        return next((run for run in self._runs() if run.run_id == run_id and run.has_ranks), None)
+        return next((run for run in self.list_runs() if run.run_id == run_id and run.has_ranks), None)
 
     def find_member(self, wire_id: str) -> Group | None:
         groups = self.machine.job.groups
@@ -575,7 +570,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
 
     @property
     def is_quiet(self) -> bool:
-        has_ranks = any(run.has_ranks for run in self._runs())
+        has_ranks = any(run.has_ranks for run in self.list_runs())
         return self.machine.is_quiet(self._clock()) and not self._waiting and not self._sessions and not has_ranks
 
     def was_late(self, by_s: float) -> None:
@@ -662,14 +657,14 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 if is_new:
                     self._secret = self._ports.draw_secret()
                 if record is not None:
-                    self._remember(replace(record, secret=self._secret))
+                    self._commit(record)
                 self._delivery = QuorumDelivery(quorum, self._delivery)
                 self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))
                 log_quorum(self.job, quorum, is_new=is_new)
             case QuorumResent(quorum, call):
                 self._waiting.answer_calls([call], Answer(quorum, stands=True, secret=self._secret))
             case JobEnded(_, _, record):
-                self._remember(replace(record, secret=self._secret))
+                self._commit(record)
                 log_end(self.job, effect)
             case JoinRefused(call, error):
                 self._waiting.refuse_call(call, error)
@@ -697,3 +692,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 pass  # read by the timeline and the incidents
             case GridChanged() | NewcomersChanged():
                 pass  # read by the world broadcast
+
+    def _commit(self, record: QuorumRecord) -> None:
+        with self._ports.guarded():
+            self._store.commit(self.job, replace(record, secret=self._secret))

@@ -29,6 +29,7 @@ quorum costs O(n log n).
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from lighthouse.job import events
@@ -74,7 +75,7 @@ def decide(job: Job, now: float) -> Decision:
     """
     config, joins, standing = job.config, job.joins, job.standing
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
-    joined = len(joins)
+    joined = joins.anyone.asking
     if not joined:
         return Decision(Verdict.FORMED if working else Verdict.NO_JOINS)
     candidates = joins.candidate_count
@@ -151,7 +152,7 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
         participants = [member.participant for member in chosen if member.participant]
         places = choose(participants, job.members.keys(), size, foreign_ids)
         chosen = [job.groups[participant.replica_id] for participant in places]
-    return tuple(sorted(chosen, key=lambda member: member.participant.wire_id if member.participant else ""))
+    return tuple(sorted(chosen, key=attrgetter("participant.wire_id")))
 
 
 def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
@@ -315,19 +316,20 @@ class QuorumMachine:
 
     def _end_job_if_over(self, now: float) -> None:
         """Record the end of the job if a member of the last quorum has finished and no other is present."""
-        end = self.job_end
-        if end.step is not None or not end.finished or self.job.counts[Kind.WORKING]:
+        end, job = self.job_end, self.job
+        if end.step is not None or end.finished_step is None or job.counts[Kind.WORKING]:
             return
-        present = [m for m in self.job.list_participants() if m.is_alive and not m.down]
+        unfinished = job.unfinished_members
+        present = [m for m in job.list_participants() if m.is_alive and not m.down]
         is_returning = self.standing.phase is QuorumPhase.RETURNING
-        if is_returning or any(m.replica_id not in end.finished for m in present):
+        if is_returning or any(m.replica_id in unfinished for m in present):
             return
-        members = self.job.members
-        others = [m for m in self.job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
-        self.job_end.record_end(sorted(members), [m.replica_id for m in others if m.replica_id not in members])
-        assert self.job_end.step is not None
+        others = [m for m in job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
+        waiting = [m.replica_id for m in others if m.replica_id not in job.members]
+        end.record_end([*unfinished, *waiting])
+        assert end.step is not None
         record = self._make_record(stands=self.standing.phase is not QuorumPhase.NONE)
-        self.job.emit(events.JobEnded(self.job_end.step, self.job_end.absent, record))
+        self.job.emit(events.JobEnded(end.step, end.absent, record))
         self.presence.refuse_late_joins(now)
 
     # -- a standing quorum
@@ -368,7 +370,7 @@ class QuorumMachine:
         for quorum_id in (lineage.tag_quorum_id, quorum.quorum_id):
             if quorum_id:
                 history.add_quorum(quorum_id)
-        self.job_end.record_quorum(job.members, {p.replica_id for p in participants})
+        self.job_end.record_quorum(job.unfinished_members, {p.replica_id for p in participants})
         job.replace_quorum(quorum, chosen, now, is_new=is_new)
         if stands:
             self.standing.begin_standing(quorum, {member.replica_id: lease_of(member) for member in chosen})
@@ -388,5 +390,5 @@ class QuorumMachine:
 
 def _can_stand(member: Group) -> bool:
     """Return whether the group has a session and abortable collectives, and does not ask to shrink."""
-    participant = member.participant
-    return member.is_connected and participant is not None and participant.watched and not participant.shrink_only
+    participant, is_connected = member.participant, member.session is not None and member.closes_at is None
+    return is_connected and participant is not None and participant.watched and not participant.shrink_only

@@ -139,15 +139,13 @@ class RestartLog:
     A restart begins when a generation breaks and ends when the next one forms. It includes all losses in between.
     """
 
-    def __init__(
-        self, record: RunRecord, make_id: Callable[[float], str], emit: Callable[[IncidentChanged], None]
-    ) -> None:
-        """Restore the log from a run's stored record."""
+    def __init__(self, record: RunRecord, make_id: Callable[[float], str], effects: list[events.RunEffect]) -> None:
+        """Restore the log from a run's stored record. It adds to the `effects` of the run."""
         self.counters = record.counters
         self.restarts = record.restarts
         self.formed = record.formed
         self._make_id = make_id
-        self._emit = emit
+        self._effects = effects
         self._awaits_step = any(r.formed == self.counters.number and r.stepped_at is None for r in record.restarts)
 
     @property
@@ -275,7 +273,7 @@ class RestartLog:
 
     def _emit_incident(self, restart: RestartRecord) -> None:
         if restart.incident:
-            self._emit(IncidentChanged(restart))
+            self._effects.append(IncidentChanged(restart))
 
 
 _TWO_JOBS = (
@@ -608,19 +606,19 @@ class Generations:
         config: RunConfig,
         record: RunRecord,
         now: float,
-        emit: Callable[[events.RunEffect], None],
+        effects: list[events.RunEffect],
         make_id: Callable[[float], str],
     ) -> None:
-        """Restore the generations from a run's stored record."""
+        """Restore the generations from a run's stored record. They add to the `effects` of the run."""
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
         here = [rank.rank for rank in self.ranks.live_ranks]
         self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
-        self.restarts = RestartLog(record, make_id, emit)
+        self.restarts = RestartLog(record, make_id, effects)
         self.budget = RestartBudget(record.failed_at)
         self.progress = GroupProgress(config.run, config.limits)  # ranks that run the present generation
-        self._emit = emit
+        self._effects = effects
         self._is_over = False
         self._decision = GenerationDecision()
         self._held_until = now
@@ -673,7 +671,7 @@ class Generations:
     def handle_rank_hello(self, entry: RankHello, session: int | None, now: float) -> None:
         error = self.restarts.check_numbers(entry) or self.ranks.check_hello(entry, self.terms)
         if error is not None:
-            return self._emit(events.RankRefused(entry.rank, error))
+            return self._effects.append(events.RankRefused(entry.rank, error))
         if entry.terms != self.terms:  # not refused, so no rank is alive
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
         old = self.ranks.rank_of_slot(entry.rank.slot)
@@ -708,7 +706,7 @@ class Generations:
     def handle_rank_message(self, rank_id: RankId, message: events.RankMessage, now: float) -> None:
         rank = self.ranks.find_live(rank_id)
         if rank is None:
-            self._emit(events.RankRefused(rank_id, self.ranks.why_not_live(rank_id)))
+            self._effects.append(events.RankRefused(rank_id, self.ranks.why_not_live(rank_id)))
             return
         self.ranks.record_rank_message(rank, now)
         match message:
@@ -739,7 +737,7 @@ class Generations:
             return
         rank.generation = generation
         if not self.current.is_at_work(rank.rank, generation):
-            self._emit(events.Interrupted(generation, "this generation has ended", (rank.rank,)))
+            self._effects.append(events.Interrupted(generation, "this generation has ended", (rank.rank,)))
 
     def _handle_ready(self, rank: Rank, generation: int | None, now: float) -> None:
         if not self.current.has_received(rank.rank, generation):
@@ -762,7 +760,7 @@ class Generations:
         """Send the current generation to a rank, unless a process that has finished took the rank's place in it."""
         assert self.current.generation is not None
         if not self.current.is_place_taken(rank.rank):
-            self._emit(events.GenerationSent(rank.rank, self.current.generation))
+            self._effects.append(events.GenerationSent(rank.rank, self.current.generation))
 
     def _handle_failure(self, rank: Rank, generation: int, reason: str, now: float) -> None:
         """Handle a failure of the function. Ignore failures in a broken generation, because the break causes them."""
@@ -784,13 +782,13 @@ class Generations:
         if not self.current.is_at_work(rank.rank, generation):
             self._record_held_generation(rank, generation)
         elif not self.current.finish_rank(rank.rank):
-            self._emit(events.RecordChanged())
+            self._effects.append(events.RecordChanged())
         else:
             self._complete_run(generation)
 
     def _complete_run(self, number: int) -> None:
         self.end_run()
-        self._emit(events.Completed(number, self.live_rank_ids, is_new=True))
+        self._effects.append(events.Completed(number, self.live_rank_ids, is_new=True))
 
     # -- breaking and forming
 
@@ -812,12 +810,12 @@ class Generations:
         number = self.current.number
         if self.current.is_broken:
             if self.restarts.add_losses(lost, cause):
-                self._emit(events.Interrupted(number, cause, (), is_new=True))
+                self._effects.append(events.Interrupted(number, cause, (), is_new=True))
             return
         self.current.is_broken = True
         self.restarts.begin_restart(number, cause, self.wall_time(now), lost, is_fault=is_fault)
         running = tuple(sorted(self.current.running))
-        self._emit(events.Interrupted(number, cause, running, is_new=True, is_failure=is_failure))
+        self._effects.append(events.Interrupted(number, cause, running, is_new=True, is_failure=is_failure))
 
     def form_if_ready(self, now: float) -> str:
         """Form the next generation if it is time. Return why the run must stop, or ""."""
@@ -843,10 +841,10 @@ class Generations:
         left_out, before = tuple(sorted(self.current.running)), self.current.number
         generation = self._begin_generation(chosen, now)
         spares = tuple(sorted(rank.rank for rank in self.ranks.ready.values()))
-        self._emit(events.GenerationFormed(generation, spares))
+        self._effects.append(events.GenerationFormed(generation, spares))
         if left_out:
             reason = f"generation {generation.number} has formed without it"
-            self._emit(events.Interrupted(before, reason, left_out))
+            self._effects.append(events.Interrupted(before, reason, left_out))
         return ""
 
     def _begin_generation(self, chosen: tuple[RankId, ...], now: float) -> Generation:

@@ -10,7 +10,7 @@ import itertools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -126,6 +126,18 @@ class JobAccount:
         return min(1.0, self.step_s / group_s) if group_s > 0 else None
 
 
+class JobPort(Protocol):
+    """The driver of a job, as the drivers of its progress and incidents use it."""
+
+    def send_to_member(self, member: Group, message: ToManager) -> bool: ...
+
+    def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None: ...
+
+    def list_runs(self) -> Sequence[RunDriver]: ...
+
+    def handle_verdict(self, verdict: StallVerdict | None) -> None: ...
+
+
 class ProgressDriver:
     """Tracks the progress of a job's ranks and heals, and reports stalls.
 
@@ -133,34 +145,17 @@ class ProgressDriver:
     active ranks of runs.
     """
 
-    def __init__(
-        self,
-        job: str,
-        groups: Mapping[str, Group],
-        ports: Ports,
-        report: Callable[[StallVerdict | None], None] = lambda verdict: None,
-        runs: Callable[[], Runs] = tuple,
-    ) -> None:
-        """Start without any known ranks.
-
-        Args:
-            job: Name of the job.
-            groups: Its replica groups.
-            ports: Shared by all drivers.
-            report: Receives each new verdict, and None when some rank makes progress again.
-            runs: Returns the progress of the ranks of the job's runs.
-        """
+    def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: JobPort) -> None:
+        """Start without any known ranks. `groups` are the job's replica groups."""
         timers, floor_s = ports.timers, ports.stall_after_s
         self.known = JobProgress(groups, floor_s, ports.ranks_kept)
         self._job = job
         self._groups = groups
-        self._runs = runs
+        self._owner = owner
         self._clock = timers.time
         self._check_lag = ports.check_lag_in_timer
         self._heal_timer = DeadlineTimer(self._log_heals, timers)
-        self.watch = StallWatch(
-            timers, log, job, self._verdict, lambda now: self.known.verdict_in_s(now, runs()), floor_s, report
-        )
+        self.watch = StallWatch(timers, log, job, self, floor_s)
 
     def add_view(self, replica_id: str, view: GroupView) -> None:
         """Handle a view of the group's ranks from the session of `replica_id`. Views of other groups are ignored."""
@@ -176,11 +171,11 @@ class ProgressDriver:
 
     def verdict(self) -> StallVerdict | None:
         """Return the present verdict, or None if nothing is stalled."""
-        return self._verdict(self._clock())
+        return self.judge_ranks(self._clock())
 
     def ranks(self) -> tuple[RankPlace, ...]:
         """Return where each rank is in its step, ranks that are behind first."""
-        return self.known.places(self._clock(), self._runs())
+        return self.known.places(self._clock(), self._runs)
 
     @property
     def heals(self) -> dict[str, HealStatus]:
@@ -195,9 +190,21 @@ class ProgressDriver:
         for group in self._groups.values():
             self.known.drop_view(group.reports)
 
-    def _verdict(self, now: float) -> StallVerdict | None:
+    # -- for the watch
+
+    def judge_ranks(self, now: float) -> StallVerdict | None:
         self._check_lag()
-        return self.known.verdict(now, self._runs())
+        return self.known.verdict(now, self._runs)
+
+    def verdict_in_s(self, now: float) -> float | None:
+        return self.known.verdict_in_s(now, self._runs)
+
+    def handle_verdict(self, verdict: StallVerdict | None) -> None:
+        self._owner.handle_verdict(verdict)
+
+    @property
+    def _runs(self) -> Runs:
+        return [run.ranks() for run in self._owner.list_runs()]
 
     # -- heals
 
@@ -283,12 +290,6 @@ class IncidentRegistry:
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
-    stop_runs: Callable[[str, str, str], Iterable[str]] = lambda job, reason, requested_by: ()
-    """Stops the job's runs and returns their names. Arguments: job, reason, requested_by."""
-    restart_ranks: Callable[[str, str, Collection[int], str], bool] = lambda job, name, ranks, reason: False
-    """Restarts the function of the ranks that are behind, and of all ranks that run it together with them. Arguments:
-    job, name, ranks, reason. Returns False if these ranks do not run in a Wrapper.
-    """
     archive: IncidentArchive = field(default_factory=IncidentArchive)
     times: IncidentTimes = field(default_factory=IncidentTimes)
     ledger: Ledger = field(default_factory=Ledger)
@@ -368,36 +369,18 @@ class IncidentDriver:
         state: Job,
         ports: Ports,
         registry: IncidentRegistry,
-        send: Callable[[Group, ToManager], bool],
-        note: Callable[[TimelineKind, Sequence[str], str], None],
-        is_asked: Callable[[], bool],
-        runs: Callable[[], Sequence[RunDriver]],
+        owner: JobPort,
         progress: ProgressDriver,
     ) -> None:
-        """Start without incidents.
-
-        Args:
-            job: Name of the job.
-            state: Its replica groups.
-            ports: Shared by all drivers.
-            registry: Shared by all jobs.
-            send: Sends a message to a member. Returns False if the member has no session.
-            note: Adds an entry to the timeline.
-            is_asked: Checks whether any group is waiting for a quorum.
-            runs: Lists the job's runs.
-            progress: Progress of the job's ranks.
-        """
+        """Start without incidents. `ports` and `registry` are shared by all jobs."""
         self._job = job
         self._state = state
         self._registry = registry
-        self._send = send
-        self._note = note
-        self._is_asked = is_asked
+        self._owner = owner
         self._incidents = IncidentMachine(job, registry.policy, registry.archive.make_id)
         self._ports = ports
         self._clock = ports.timers.time
         self._wall = ports.wall
-        self._all_runs = runs
         self._progress = progress
         self._numbers = itertools.count(1)
         self._rounds: dict[int, _OpenRound] = {}
@@ -457,7 +440,7 @@ class IncidentDriver:
         """Record a loss. The loss of a group that was in no quorum is not an incident."""
         if loss.quorum_id is None:
             return
-        self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=self._is_asked()))
+        self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=bool(self._state.joins)))
 
     def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:
         if self._incidents.awaits_quorum:
@@ -491,7 +474,7 @@ class IncidentDriver:
         now = self._clock()
         if verdict is None:
             return self._perform(self._incidents.end_stall(now))
-        if verdict.kind is Kind.WAITING and self._is_asked():
+        if verdict.kind is Kind.WAITING and self._state.joins:
             return None
         step = max([member.step for member in self._members()] or [self._run_steps()])
         return self._perform(self._incidents.open_or_update_stall(verdict, step, now, self._wall()))
@@ -503,7 +486,8 @@ class IncidentDriver:
 
     @property
     def _runs(self) -> dict[str, RunDriver]:
-        return {} if self._state.list_participants() else {run.run_id: run for run in self._all_runs() if run.size}
+        runs = () if self._state.list_participants() else self._owner.list_runs()
+        return {run.run_id: run for run in runs if run.size}
 
     def _run_steps(self) -> int:
         return sum(run.steps for run in self._runs.values())
@@ -533,7 +517,7 @@ class IncidentDriver:
     def _plan_round(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
         found = (self._state.groups.get(name) for name in ranks)
         members = [self._target(member) for member in found if member is not None]
-        runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._all_runs() if run.run_id in ranks]
+        runs = [EvidenceTarget(run.run_id, run.run_id) for run in self._owner.list_runs() if run.run_id in ranks]
         return EvidenceRound([*runs, *members], ranks=ranks)
 
     def _targets(self) -> list[EvidenceTarget]:
@@ -555,7 +539,7 @@ class IncidentDriver:
         limit = DeadlineTimer(functools.partial(self._tick, number), self._ports.timers)
         limit.set(due_at)
         self._rounds[number] = _OpenRound(evidence_round, deliver, due_at, limit)
-        runs = {run.run_id: run for run in self._all_runs()}
+        runs = {run.run_id: run for run in self._owner.list_runs()}
         for question in evidence_round.questions:
             request = EvidenceRequest(number, question.group_ranks)
             member = self._state.groups.get(question.replica_id)
@@ -563,7 +547,7 @@ class IncidentDriver:
                 runs[question.session].collect_evidence(
                     request, functools.partial(self.receive_evidence, question.session)
                 )
-            elif member is None or not self._send(member, request):
+            elif member is None or not self._owner.send_to_member(member, request):
                 evidence_round.drop_session(question.session)
         self._finish_if_complete(number)
 
@@ -620,7 +604,7 @@ class IncidentDriver:
         )
         log.warning("incident %s: %s: %s", summary.id, summary.kind, summary.text, extra=extra)
         groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
-        self._note(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
+        self._owner.add_timeline_entry(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
 
     def _collect_evidence(self, id: str, suspects: Sequence[str]) -> None:
         began_at = self._clock()
@@ -663,15 +647,18 @@ class IncidentDriver:
     def _stop_job(self, id: str) -> str:
         text = self._registry.archive.get_incident(id).summary.text
         reason = cut_reason(f"incident {id}: nothing moves: {text}")
-        runs = list(self._registry.stop_runs(self._job, reason, f"--on-stall stop-run, incident {id}"))
+        runs = [run for run in self._owner.list_runs() if not (run.is_quiet or run.is_over)]
+        for run in runs:
+            run.request_stop(reason, f"--on-stall stop-run, incident {id}")
         if runs:
-            return f"stopped the run {', '.join(runs)}"
+            return f"stopped the run {', '.join(run.run_id for run in runs)}"
         members = sorted(member.replica_id for member in self._members())
         return f"killed {', '.join(members)}: the job has no run to stop" + self._kill_groups(members, reason)
 
     def _restart_groups(self, id: str, decision: Decision) -> str:
         reason, groups = cut_reason(f"incident {id}: {decision.text}"), decision.groups
-        killed = [name for name in groups if not self._registry.restart_ranks(self._job, name, groups[name], reason)]
+        runs = self._owner.list_runs()
+        killed = [name for name in groups if not any(run.fail_ranks(name, groups[name], reason) for run in runs)]
         return f"{'killed' if killed else 'interrupted'} {decision.text}" + self._kill_groups(killed, reason, groups)
 
     def _kill_groups(
@@ -686,7 +673,7 @@ class IncidentDriver:
         """
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._state.groups.get(name) for name in requests}
-        missed = [n for n, m in found.items() if m is None or not self._send(m, requests[n])]
+        missed = [n for n, m in found.items() if m is None or not self._owner.send_to_member(m, requests[n])]
         return f"; not notified: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:

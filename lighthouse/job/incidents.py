@@ -176,7 +176,6 @@ class _Case:
     is_final: bool = False
     killed: frozenset[str] = frozenset()
     losses: "_Lost | None" = None
-    away: set[str] = field(default_factory=set[str])
     is_injected: bool = False  # by `lighthouse chaos`, and the fault has not ended
 
     def update_summary(self, **changes: object) -> Incident:
@@ -193,7 +192,15 @@ class _Case:
         summary = self.incident.summary
         is_still = summary.kind is IncidentKind.STALL and summary.over_s is None
         is_open = is_still or self.is_looking or self.is_injected
-        return summary.step_s is not None and not is_open and not self.away
+        has_away = self.losses is not None and self.losses.has_away
+        return summary.step_s is not None and not is_open and not has_away
+
+
+@dataclass(slots=True)
+class _LostGroup:
+    reason: str
+    is_explained: bool = False  # a supervisor has reported why a process of the group exited
+    is_away: bool = True  # in no quorum since
 
 
 @dataclass(slots=True)
@@ -203,29 +210,42 @@ class _Lost:
     first: MemberLost
     noticed_at: float
     noticed_unix_s: float
-    by_name: dict[str, MemberLost] = field(init=False)
-    _explained: set[str] = field(default_factory=set[str])
+    groups: dict[str, _LostGroup] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.by_name = {self.first.replica_id: self.first}
+        self.groups = {self.first.replica_id: _LostGroup(self.first.reason)}
 
     def add_cause(self, replica_id: str, exit_: "_Exit") -> None:
         """Add why a process of the group exited. Only the first report counts, because that exit causes the others."""
-        loss, rank = self.by_name[replica_id], f"rank {exit_.evidence.group_rank}"
-        if replica_id not in self._explained:
-            self._explained.add(replica_id)
-            cause = exit_.reason if rank in loss.reason else f"{rank}: {exit_.reason}"
-            self.by_name[replica_id] = replace(loss, reason=f"{loss.reason}: {cause}")
+        group, rank = self.groups[replica_id], f"rank {exit_.evidence.group_rank}"
+        if not group.is_explained:
+            cause = exit_.reason if rank in group.reason else f"{rank}: {exit_.reason}"
+            group.reason, group.is_explained = f"{group.reason}: {cause}", True
+
+    @property
+    def has_away(self) -> bool:
+        return any(group.is_away for group in self.groups.values())
+
+    def is_away(self, replica_id: str) -> bool:
+        group = self.groups.get(replica_id)
+        return group is not None and group.is_away
+
+    def mark_back(self, members: Collection[str]) -> bool:
+        """Mark the groups that are in a quorum of `members`. Return whether the last lost group has returned by it."""
+        back = [group for name, group in self.groups.items() if group.is_away and name in members]
+        for group in back:
+            group.is_away = False
+        return bool(back) and not self.has_away
 
     @property
     def loss_text(self) -> str:
-        more = f" and {len(self.by_name) - MAX_NAMED} more" if len(self.by_name) > MAX_NAMED else ""
-        named = itertools.islice(self.by_name.items(), MAX_NAMED)
-        return "; ".join(f"{name}: {loss.reason}" for name, loss in named) + more
+        more = f" and {len(self.groups) - MAX_NAMED} more" if len(self.groups) > MAX_NAMED else ""
+        named = itertools.islice(self.groups.items(), MAX_NAMED)
+        return "; ".join(f"{name}: {group.reason}" for name, group in named) + more
 
     @property
     def suspects(self) -> tuple[str, ...]:
-        return tuple(itertools.islice(self.by_name, MAX_SUSPECTS))
+        return tuple(itertools.islice(self.groups, MAX_SUSPECTS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,25 +343,24 @@ class IncidentMachine:
     def add_loss(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
         """Record a loss. It becomes an incident now if a group is waiting for the next quorum (`is_asked`)."""
         if (injected := self._injected(loss.replica_id)) is not None:
-            injected.base = None
-            injected.away.add(loss.replica_id)
+            injected.base, injected.losses = None, injected.losses or _Lost(loss, now, unix_s)
+            injected.losses.groups[loss.replica_id] = _LostGroup(loss.reason)
             return [Changed(injected.update_summary(step_s=None, quorum_s=None, quorum_id=0))]
         if any(case.has_killed(loss.replica_id) for case in self._cases.values()):
             return []
         before = self._lost
         if before is None or before.first.quorum_id != loss.quorum_id:
             self._lost, self._loss = _Lost(loss, now, unix_s), None
-        elif loss.replica_id in before.by_name:
+        elif loss.replica_id in before.groups:
             return []
         else:
-            before.by_name[loss.replica_id] = loss
+            before.groups[loss.replica_id] = _LostGroup(loss.reason)
         lost = self._lost
         assert lost is not None
         exits = self._exits.pop(loss.replica_id, [])
         for each in exits:
             lost.add_cause(loss.replica_id, each)
         if self._loss is not None:
-            self._loss.away.add(loss.replica_id)
             self._attach_evidence(self._loss, loss.replica_id, exits)
             return [Changed(self._loss.update_summary(text=lost.loss_text, suspects=lost.suspects))]
         if exits:
@@ -366,8 +385,8 @@ class IncidentMachine:
         case = self._open_case(
             IncidentKind.LOSS, lost.loss_text, lost.suspects, fault_at, noticed_s, lost.noticed_unix_s
         )
-        case.losses, case.away, self._loss = lost, set(lost.by_name), case
-        for name in lost.by_name:
+        case.losses, self._loss = lost, case
+        for name in lost.groups:
             self._attach_evidence(case, name, self._exits.pop(name, []))
         return [Opened(case.incident)]
 
@@ -386,11 +405,12 @@ class IncidentMachine:
             self._attach_evidence(injected, replica_id, [exit_])
             return [Changed(injected.incident)]
         for case in reversed(self._cases.values()):
-            if case.losses is not None and replica_id in case.away:
+            is_loss = case.incident.summary.kind is IncidentKind.LOSS
+            if is_loss and case.losses is not None and case.losses.is_away(replica_id):
                 case.losses.add_cause(replica_id, exit_)
                 self._attach_evidence(case, replica_id, [exit_])
                 return [Changed(case.update_summary(text=case.losses.loss_text))]
-        is_lost = self._lost is not None and replica_id in self._lost.by_name
+        is_lost = self._lost is not None and replica_id in self._lost.groups
         if is_lost and self._lost is not None:
             self._lost.add_cause(replica_id, exit_)
         if not (is_member or is_lost) or len(self._exits) >= MAX_EXITS:
@@ -482,9 +502,8 @@ class IncidentMachine:
                 effects.append(Changed(case.update_summary(quorum_s=now - case.fault_at, quorum_id=quorum_id)))
             if is_new or case.base is None:
                 case.base = step
-            if case.away.intersection(members):
-                case.away.difference_update(members)
-                effects += [] if case.away else [Changed(case.update_summary(back_s=now - case.fault_at))]
+            if case.losses is not None and case.losses.mark_back(members):
+                effects.append(Changed(case.update_summary(back_s=now - case.fault_at)))
         for id in [id for id, case in self._cases.items() if case.is_case_over]:
             del self._cases[id]
         return effects

@@ -187,24 +187,23 @@ class Numbering:
         self._own_first_id: int | None = None
         self._began_at: float | None = None
 
-    def check_assigned(self, seen_id: int, field: str, now: float) -> None:
-        """Check that a lighthouse of this job can have assigned an id.
+    def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
+        """Return the error for an id that no lighthouse of this job can have assigned. `ids` are named by their fields.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
         a day ahead of the clock was never assigned.
-
-        Raises:
-            InvalidRequest: The id is too high.
         """
         self._began_at = now if self._began_at is None else self._began_at
         by_clock = self._first_id + int((now - self._began_at) * 1000)
-        if seen_id > max(self.quorum_id, by_clock + AHEAD_MS):
-            raise InvalidRequest(
-                f"is {seen_id}; this lighthouse's ids are at {max(self.quorum_id, by_clock)} by its clock, so it was "
-                "never given out. A checkpoint that it comes from is damaged; or the clock of the lighthouse was wrong "
-                "when it started: set it, and start the lighthouse again",
-                field=field,
-            )
+        for field, seen_id in ids.items():
+            if seen_id is not None and seen_id > max(self.quorum_id, by_clock + AHEAD_MS):
+                return InvalidRequest(
+                    f"is {seen_id}; this lighthouse's ids are at {max(self.quorum_id, by_clock)} by its clock, so it "
+                    "was never given out. A checkpoint that it comes from is damaged; or the clock of the lighthouse "
+                    "was wrong when it started: set it, and start the lighthouse again",
+                    field=field,
+                )
+        return None
 
     def is_unknown(self, seen_id: int) -> bool:
         """Return whether the id is neither in the restored record nor assigned by this lighthouse."""

@@ -240,22 +240,21 @@ class JobEnd:
         """
         self.step = step
         self.absent = tuple(absent)
-        self.finished: dict[str, int] = {}
-        """Members of the quorum whose script has ended, with the number of their steps."""
+        self.finished_step: int | None = None
+        """Highest number of steps of the quorum's members whose script has ended. None while all train."""
 
-    def record_end(self, members: Iterable[str], present: Iterable[str]) -> None:
-        """Record the end of the job. `members` are those of the last quorum, `present` the other groups present."""
-        self.step = max(self.finished.values())
-        self._set_absent(name for name in (*self.absent, *members, *present) if name not in self.finished)
+    def record_end(self, away: Iterable[str]) -> None:
+        """Record the end of the job. `away` are the groups of the last quorum and present that have not finished."""
+        self.step = self.finished_step
+        self._set_absent((*self.absent, *away))
 
-    def record_quorum(self, before: Collection[str], members: Collection[str]) -> None:
-        """Record that a quorum of `members` has replaced one of `before`."""
+    def record_quorum(self, before: Iterable[str], members: Collection[str]) -> None:
+        """Record that a quorum of `members` has formed. `before` are those of the last one that have not finished."""
         if self.step is None:
-            away = (*self.absent, *sorted(before))
-            self._set_absent(name for name in away if name not in members and name not in self.finished)
+            self._set_absent(name for name in (*self.absent, *before) if name not in members)
         else:
             self.absent = ()
-        self.step, self.finished = None, {}
+        self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
         """Return the error for a late group, or None. `others` are the groups that are present or starting."""
@@ -324,7 +323,8 @@ class Presence:
         participant = event.participant
         if (error := self._check_join(event, now)) is not None:
             return self._job.emit(events.JoinRefused(event.call, error))
-        self._evict_loopbacks(participant, now)
+        if self._job.counts[Kind.LOOPBACK]:
+            self._evict_loopbacks(participant, now)
         self._supersede_join(participant, now)
         member = self._admit_join(participant, event.session, now)
         self._record_seen_id(participant, participant.seen_quorum_id, now)
@@ -353,9 +353,9 @@ class Presence:
         error = self._check_caller(event.participant, now, session=event.session)
         if error is None and event.session is not None and self.sessions[event.session].drains:
             return _drains(event.participant.replica_id)
-        return error or self.job_end.check_late_group(
-            event.participant, self._other_live_groups(event.participant.replica_id)
-        )
+        if error is not None or self.job_end.step is None:
+            return error
+        return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
 
     def _other_live_groups(self, replica_id: str) -> Iterator[str]:
         """List the other groups that are training or about to."""
@@ -410,7 +410,8 @@ class Presence:
         error = self._check_caller(participant, now, event.hello.levels, session=session, is_hello=True, secret=secret)
         if error is not None:
             return self._job.emit(events.SessionRefused(session, error))
-        self._evict_loopbacks(participant, now)
+        if self._job.counts[Kind.LOOPBACK]:
+            self._evict_loopbacks(participant, now)
         self._replace_session(participant, now)
         member = self.sessions[session] = self._job.add_session(participant, session, now, digest_of(secret))
         self._record_seen_id(participant, participant.seen_quorum_id, now)
@@ -541,16 +542,9 @@ class Presence:
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
         """Return the error for a quorum id that was never assigned."""
-        held = levels.held if levels is not None else None
-        try:
-            if participant is not None:
-                self._job.numbering.check_assigned(participant.seen_quorum_id, "seen_quorum_id", now)
-                self._job.numbering.check_assigned(participant.tag_quorum_id or 0, "tag_quorum_id", now)
-            if held is not None:
-                self._job.numbering.check_assigned(held.quorum_id, "quorum_id", now)
-        except InvalidRequest as error:
-            return error
-        return None
+        held = levels.held.quorum_id if levels is not None and levels.held is not None else None
+        seen, tag = (participant.seen_quorum_id, participant.tag_quorum_id) if participant is not None else (None, None)
+        return self._job.numbering.why_unassigned(now, seen_quorum_id=seen, tag_quorum_id=tag, quorum_id=held)
 
     def _record_seen_id(self, member: Participant | Group, seen_id: int, now: float) -> None:
         """Record the highest quorum_id that a member has seen. If the journal lacks it, the journal is outdated."""
@@ -638,12 +632,14 @@ class Presence:
         name, incarnation = member.replica_id, member.incarnation
         if self.standing.leases:
             self.standing.extend_lease(name, incarnation, member.lease_until)
-        self._job.set_missing_ranks(member, levels.missing)
+        if levels.missing is not member.missing:
+            self._job.set_missing_ranks(member, levels.missing)
         if levels.held is not None:
             self._record_seen_id(member, levels.held.quorum_id, now)
             member.step = max(member.step, levels.held.granted)
             if levels.held.mode is HoldState.LEAVING and self.standing.is_holder(name, incarnation):
-                self.job_end.finished[name] = levels.held.granted + 1
+                self._job.members[name].has_finished = True
+                self.job_end.finished_step = max(self.job_end.finished_step or 0, levels.held.granted + 1)
         if levels.drains and not member.drains:
             self._job.emit(MemberDraining(name))
         if levels.drains != member.drains:

@@ -632,6 +632,8 @@ class GroupReports:
     """Progress of the heal that its ranks report. None while they report none."""
     preemption: PreemptionNotice | None = None
     """Notice that the group's hosts will be taken away. None while they stay."""
+    announced: PreemptionNotice | None = None
+    """Last notice that was announced (`Ports.preempted`). Its manager repeats a valid notice in each session."""
     preempted_at: float | None = None
     """When that will be. None if it is unknown."""
     others_stay: bool | None = None
@@ -747,6 +749,10 @@ class Lease:
     """The member grants no more steps."""
     has_left: bool = False
     """The member's ranks have exited in good order."""
+    is_awaited: bool = False
+    """The present phase waits for the member."""
+    has_reported: bool = True
+    """The member has reported to this lighthouse, and not only to an earlier one."""
 
 
 class Membership(Enum):

@@ -5,7 +5,7 @@ driver continues from it. After `close`, the registries refuse new work until th
 """
 
 import logging
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -15,11 +15,11 @@ from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.log import NAMES_LOGGED
 from lighthouse.job.records import Membership, QuorumConfig, QuorumRecord, RunConfig, RunName, RunRecord, SavedRun
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import Ports, RunDriver
+from lighthouse.job.run_driver import JobsPort, Ports, RunDriver
 from lighthouse.job.status import saved_run_status
 from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.identity import check_name
-from lighthouse_protocol.messages.incident import RankEvidence
+from lighthouse_protocol.messages.incident import Incident, RankEvidence
 from lighthouse_protocol.messages.run import RunStatus
 from lighthouse_protocol.messages.status import JobStatus
 from lighthouse_protocol.refusals import LighthouseError, LimitReached, UnknownName, Unreachable
@@ -37,12 +37,12 @@ ENDED_SHOWN = 16
 QUIET_LOOKED_FOR_EVERY_S = 1.0
 
 
-class JobRegistry:
+class JobRegistry(JobsPort):
     """Drivers of all jobs."""
 
     def __init__(
         self,
-        config: Callable[[int], QuorumConfig],
+        config: QuorumConfig,
         ports: Ports,
         memory: RecordStore | None = None,
         give_up: Callable[[int], None] = lambda status: None,
@@ -52,7 +52,7 @@ class JobRegistry:
         """Create an empty registry.
 
         Args:
-            config: Returns a job's settings for a given first quorum_id.
+            config: Settings of every job, apart from the first quorum_id.
             ports: Without `check_lag` and `guarded`, which the registry adds.
             memory: Store of the records, which this lighthouse has claimed. None for a store in memory.
             give_up: Shuts down the daemon with an exit status.
@@ -145,13 +145,17 @@ class JobRegistry:
         driver = self._drivers[job] = self._make_driver(job)
         return driver
 
+    def record_run_incident(self, incident: Incident) -> None:
+        self.incidents.record_of_run(incident)
+
+    def handle_run_message(self, job: str) -> None:
+        self.get_job(job).handle_run_message()
+
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
-        """Return a group's relation to its job's quorum, as the digest of its secret proves it."""
         driver = self._add_job(job) if job in self._records and not self.closed else self._drivers.get(job)
         return Membership.OPEN if driver is None else driver.machine.presence.membership(replica_id, digest)
 
     def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """Pass a dead process to `IncidentDriver.handle_exit`. Return its result, or False for an unknown job."""
         driver = self._drivers.get(job)
         return driver is not None and driver.incidents.handle_exit(replica_id, reason, evidence)
 
@@ -213,7 +217,7 @@ class JobRegistry:
         self.lag.watch()
         last_id = self.store.last_id(job)
         # Above every id that an earlier lighthouse may have assigned to this job, even if the journal was lost.
-        config = self._config(max(last_id + 1, int(self.ports.wall() * 1000)))
+        config = replace(self._config, first_quorum_id=max(last_id + 1, int(self.ports.wall() * 1000)))
         record, self._records = self._records.get(job), {k: v for k, v in self._records.items() if k != job}
         until = None
         if self._started_at is not None:
@@ -221,21 +225,18 @@ class JobRegistry:
             until = until if until > self.ports.timers.time() or (record and record.stands) else None
         if record is not None and record.lease_s < config.lease_s:
             record = replace(record, lease_s=config.lease_s)  # applies from the first welcome
-            self._commit_record(job, record)
+            with self.guarded():
+                self.store.commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
         return JobDriver(
             job,
             machine,
             self.ports,
             self.incidents,
-            lambda record: self._commit_record(job, record),
+            self.store,
             lambda: self.runs.runs_of_job(job),
             record.secret if record is not None else "",
         )
-
-    def _commit_record(self, job: str, record: QuorumRecord) -> None:
-        with self.guarded():
-            self.store.commit(job, record)
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
@@ -329,18 +330,6 @@ class RunRegistry:
         """Return the last status of stopped runs whose processes have exited, the newest last."""
         return tuple(self._stopped.values())
 
-    def stop_all(self, job: str, reason: str, who: str) -> list[str]:
-        """Stop the job's runs that have processes and are not over. Return the names of the runs."""
-        machines = {driver: driver.machine for driver in self.runs_of_job(job) if not driver.is_quiet}
-        live = [driver for driver, machine in machines.items() if machine.stop is None and machine.completed is None]
-        for driver in live:
-            driver.request_stop(reason, who)
-        return [driver.name[1] for driver in live]
-
-    def fail_ranks_of(self, job: str, name: str, ranks: Collection[int], reason: str) -> bool:
-        """Call `RunDriver.fail_ranks` on the job's runs until one has these ranks. Return whether a run has them."""
-        return any(driver.fail_ranks(name, ranks, reason) for driver in self.runs_of_job(job))
-
     def forget_quiet(self) -> None:
         for driver in [driver for driver in self if driver.is_quiet]:
             driver.write_notes()
@@ -374,7 +363,7 @@ class RunRegistry:
         now = self.jobs.ports.timers.time()
         self._began_at = now if self._began_at is None else self._began_at
         saved = self._store.load_run(name) or SavedRun(RunRecord())
-        jobs, job, limits = self.jobs, name[0], Limits(self.jobs.ports.stall_after_s)
+        jobs, limits = self.jobs, Limits(self.jobs.ports.stall_after_s)
         config = RunConfig(self._rank_timeout_s, wall_offset_s=jobs.ports.wall() - now, run=name[1], limits=limits)
         machine = RunMachine(
             config,
@@ -384,16 +373,7 @@ class RunRegistry:
             make_id=jobs.incidents.archive.make_id,
             began_at=self._began_at,
         )
-        return RunDriver(
-            name,
-            machine,
-            self._store,
-            jobs.ports,
-            jobs.incidents.record_of_run,
-            lambda: jobs.get_job(job).handle_run_message(),
-            lambda replica_id, digest: jobs.membership(job, replica_id, digest),
-            lambda replica_id, reason, evidence: jobs.report_exit(job, replica_id, reason, evidence),
-        )
+        return RunDriver(name, machine, self._store, jobs.ports, jobs)
 
     def _run_names(self) -> list[RunName]:
         return sorted({*self._store.run_names(SAVED_SHOWN), *self._drivers})

@@ -313,11 +313,11 @@ class RunMachine:
         self.config = config or RunConfig()
         self.stop = record.stop
         self.completed = record.completed
-        self.generations = Generations(self.config, record, now, self._add_effect, make_id)
+        self._effects: list[events.RunEffect] = []
+        self.generations = Generations(self.config, record, now, self._effects, make_id)
         self.supervisors = Supervisors(record.supervisors, record.excluded, record.ending, kept_until)
         self.former = record.former
         self.keys = KeySpaces(self.generations.current.number, keys)
-        self._effects: list[events.RunEffect] = []
         if self._is_over:
             self.generations.end_run()
 
@@ -422,21 +422,21 @@ class RunMachine:
             case events.WasLate():
                 pass
 
-    def _add_effect(self, effect: events.RunEffect) -> None:
-        match effect:
-            case events.GenerationFormed(generation):
-                self.keys.begin_space(generation.number)
-                self.supervisors.mark_participating(self._secrets_of(generation))
-            case events.Completed(number, is_new=True):
-                self.completed = number
-            case _:
-                pass
-        self._effects.append(effect)
-
     def _finish_event(self, now: float, *, settles: bool = True) -> Sequence[events.RunEffect]:
-        if settles and (why := self.generations.form_if_ready(now)):
+        why = self.generations.form_if_ready(now) if settles else ""
+        for effect in self._effects:
+            match effect:
+                case events.GenerationFormed(generation):
+                    self.keys.begin_space(generation.number)
+                    self.supervisors.mark_participating(self._secrets_of(generation))
+                case events.Completed(number, is_new=True):
+                    self.completed = number
+                case _:
+                    pass
+        if why:
             self._stop_for_all(why, "")
-        effects, self._effects = self._effects, []
+        effects = self._effects.copy()
+        self._effects.clear()
         if any(isinstance(e, events.GenerationFormed | events.Resumed) or getattr(e, "is_new", False) for e in effects):
             return [events.RecordDue(self.make_record(now)), *effects]
         return effects
@@ -445,20 +445,20 @@ class RunMachine:
 
     def _handle_rank_hello(self, entry: RankHello, session: int | None, now: float) -> None:
         if self.former is not None and self._was_in(self.former, entry):
-            self._add_effect(events.Completed(self.former.number, (entry.rank,)))
+            self._effects.append(events.Completed(self.former.number, (entry.rank,)))
         else:
             if self._may_begin_launch and entry.is_first and not self._is_of_launch(entry.rank):
                 self._begin_launch()
             name = self.supervisors.find_name(entry.rank.supervisor)
             error = self.supervisors.why_excluded(entry.host, name) or self._check_slot(entry.rank, name)
             if error is not None and not self._is_over:
-                self._add_effect(events.RankRefused(entry.rank, error))
+                self._effects.append(events.RankRefused(entry.rank, error))
             elif not self._send_end(entry.rank):
                 self.generations.handle_rank_hello(entry, session, now)
         self._record_stop_sent(_supervisors((entry.rank,)))
 
     def _check_slot(self, rank: RankId, name: str) -> WrongState | None:
-        """Return an error if the slot is in use by another supervisor than `name`."""
+        """Return an error if a supervisor other than `name` uses the slot."""
         old = self.generations.ranks.rank_of_slot(rank.slot)
         if old is None or old.session is None:
             return None
@@ -474,9 +474,9 @@ class RunMachine:
     def _send_end(self, rank: RankId) -> bool:
         """Notify the rank if the run is over. Return whether it is."""
         if self.stop is not None:
-            self._add_effect(events.Stopped(self.stop, (rank,)))
+            self._effects.append(events.Stopped(self.stop, (rank,)))
         elif self.completed is not None:
-            self._add_effect(events.Completed(self.completed, (rank,)))
+            self._effects.append(events.Completed(self.completed, (rank,)))
         return self._is_over
 
     def _handle_rank_exit(self, event: events.RankLost, now: float) -> None:
@@ -535,12 +535,12 @@ class RunMachine:
         self.stop = RunStopped(reason, who, self.generations.current.number)
         self.generations.current.is_broken = True
         self.generations.end_run()
-        self._add_effect(events.Stopped(self.stop, self.generations.live_rank_ids, is_new=True))
+        self._effects.append(events.Stopped(self.stop, self.generations.live_rank_ids, is_new=True))
 
     def _record_stop_sent(self, supervisors: set[str]) -> None:
         """If the run is stopped, record that these supervisors receive the stop, directly or through their ranks."""
         if self.stop is not None and self.supervisors.record_stop(self.stop.reason, supervisors):
-            self._add_effect(events.RecordChanged())
+            self._effects.append(events.RecordChanged())
 
     def _resume_run(self) -> None:
         had_excluded = self.supervisors.readmit_hosts()
@@ -549,25 +549,25 @@ class RunMachine:
         if self.stop is not None:
             self.stop = None
             self.generations.resume_forming()
-        self._add_effect(events.Resumed())
+        self._effects.append(events.Resumed())
 
     def _handle_supervisor_hello(self, entry: SupervisorHello, session: int, now: float) -> None:
         if self._may_begin_launch and entry.incarnation not in self._incarnations:
             self._begin_launch()
         if (answer := self._why_not_admitted(entry, now)) is not None:
-            self._add_effect(events.SupervisorMessage(session, answer))
+            self._effects.append(events.SupervisorMessage(session, answer))
             self._record_stop_sent({entry.incarnation})
             is_of_this_launch = isinstance(answer, HelloRejected) or self.completed is not None
             if is_of_this_launch and self.supervisors.record_refused(entry):
-                self._add_effect(events.RecordChanged())
+                self._effects.append(events.RecordChanged())
             return
         generation = self.generations.current.generation
         has_part = generation is not None and digest_of(entry.secret) in self._secrets_of(generation)
         replaced = self.supervisors.admit_supervisor(entry, session, has_part=has_part)
         if replaced is not None:
-            self._add_effect(events.SupervisorMessage(replaced[0], HelloRejected(replaced[1])))
-        self._add_effect(events.SupervisorMessage(session, SupervisorWelcome(self.config.beat_interval_s)))
-        self._add_effect(events.RecordChanged())
+            self._effects.append(events.SupervisorMessage(replaced[0], HelloRejected(replaced[1])))
+        self._effects.append(events.SupervisorMessage(session, SupervisorWelcome(self.config.beat_interval_s)))
+        self._effects.append(events.RecordChanged())
 
     def _why_not_admitted(self, entry: SupervisorHello, now: float) -> ToSupervisor | None:
         if self.stop is not None:
@@ -613,21 +613,21 @@ class RunMachine:
 
     def _stop_outsider(self, session: int, entry: SupervisorHello, reason: str) -> None:
         self.supervisors.record_stop(reason, {entry.incarnation})
-        self._add_effect(events.OutsiderIgnored(entry.name, "its stop ends it alone"))
+        self._effects.append(events.OutsiderIgnored(entry.name, "its stop ends it alone"))
         stop = RunStopped(reason, entry.name, self.generations.current.number)
-        self._add_effect(events.SupervisorMessage(session, stop))
-        self._add_effect(events.RecordChanged())
+        self._effects.append(events.SupervisorMessage(session, stop))
+        self._effects.append(events.RecordChanged())
 
     def _exclude_host(self, entry: SupervisorHello, reason: str, now: float, *, is_for_all: bool) -> None:
         host, whom = entry.host or entry.name, "" if is_for_all else entry.name
         if not self.supervisors.exclude_host(host, reason, self.generations.wall_time(now), whom):
             return
         if whom:
-            self._add_effect(events.OutsiderIgnored(whom, f"host {host} is excluded for it alone"))
+            self._effects.append(events.OutsiderIgnored(whom, f"host {host} is excluded for it alone"))
         for rank in [rank for rank in self.generations.ranks.live_ranks if rank.host == host]:
             if is_for_all or self.supervisors.find_name(rank.rank.supervisor) == whom:
                 self.generations.lose_rank(rank, f"its host {host} is excluded: {reason}", now)
-        self._add_effect(events.RecordChanged())
+        self._effects.append(events.RecordChanged())
 
 
 def _supervisors(ranks: Iterable[RankId]) -> set[str]:

@@ -20,7 +20,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import NamedTuple
 
 from lighthouse.job.events import (
     GridChanged,
@@ -60,12 +59,15 @@ FORGET_AFTER_TIMEOUTS = 12
 MIN_FORGET_AFTER_S = 60.0
 
 
-class Member(NamedTuple):
+@dataclass(slots=True)
+class Member:
     """Member of the present quorum. It remains a member even if its group's record is removed."""
 
     participant: Participant
     secret: str
     """Digest of the manager's secret when the quorum formed. Empty after a restart of the lighthouse."""
+    has_finished: bool = False
+    """Its script has ended."""
 
 
 class Job:
@@ -156,16 +158,21 @@ class Job:
             self.changes += 1
             self.formed_at = now
         for group in self.groups.values():
-            is_working = Kind.WORKING in group.counts_as
-            if group.is_reported or group.drains or is_working != (group.is_healthy and group.is_participant):
+            kinds = group.counts_as
+            is_working = group.is_participant and Kind.HEALTHY in kinds
+            if Kind.REPORTED in kinds or group.drains or is_working != (Kind.WORKING in kinds):
                 self.update_counts(group)
 
     def _set_quorum(self, quorum: Quorum, secrets: Sequence[str]) -> None:
         self.quorum = quorum
         self.members = {p.replica_id: Member(p, s) for p, s in zip(quorum.participants, secrets, strict=True)}
         self.max_step = max([member.step for member in quorum.participants])
-        sources = [member for member in quorum.participants if member.step == self.max_step]
-        self.tags = {quorum.quorum_id, *[source.tag_quorum_id for source in sources]}
+        self.tags = {m.tag_quorum_id for m in quorum.participants if m.step == self.max_step} | {quorum.quorum_id}
+
+    @property
+    def unfinished_members(self) -> list[str]:
+        """Members whose script has not ended, sorted. O(n log n)."""
+        return sorted(name for name, member in self.members.items() if not member.has_finished)
 
     def last_secret(self, replica_id: str) -> str:
         """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
@@ -220,7 +227,8 @@ class Job:
             self.emit(MemberBack(member.replica_id, "all its ranks are connected"))
             self.emit(GridChanged())
         member.has_missed, member.down, member.is_starting = False, "", False
-        self.set_missing_ranks(member, NO_RANKS)
+        if member.missing is not NO_RANKS:
+            self.set_missing_ranks(member, NO_RANKS)
         if self._set_participant(member, participant):
             self.update_counts(member)
         self.record_message(member, now)
@@ -249,13 +257,8 @@ class Job:
             self.emit(GridChanged())
             self.update_counts(member)
             self._schedule_check(member, now)
-        elif not member.is_healthy:
+        elif Kind.HEALTHY not in member.counts_as:
             self.update_counts(member)
-
-    def should_wait_for(self, member: Group) -> bool:
-        """Return whether the others wait for the group while it is alive and not down."""
-        is_first = not self.counts[Kind.CONNECTED] or not self.members
-        return is_first or not member.is_reported or member.is_participant
 
     def mark_missed_timeout(self, member: Group) -> None:
         member.has_missed = True
@@ -348,7 +351,7 @@ class Job:
             self._set_kinds(old, frozenset())
             member.reports = old.reports
         self.groups[replica_id] = member
-        self.emit(MemberJoined(replica_id))
+        self._effects.append(MemberJoined(replica_id))
         return member
 
     def update_counts(self, member: Group) -> None:
@@ -357,18 +360,20 @@ class Job:
         O(1), but O(n) if the first session opens or the last one ends.
         """
         kinds: set[Kind | int] = set()
-        if member.is_reported:
+        participant, is_first = member.participant, not self.counts[Kind.CONNECTED] or not self.members
+        if participant is None:
             kinds.add(Kind.REPORTED)
         if member.session is not None:
             kinds.add(Kind.CONNECTED)
-        if member.is_alive and not member.has_missed and not member.down and self.should_wait_for(member):
+        is_waited_for = is_first or participant is not None or member.is_participant
+        if member.is_alive and not member.has_missed and not member.down and is_waited_for:
             kinds |= {Kind.HEALTHY, Kind.WORKING} if member.is_participant else {Kind.HEALTHY}
         if member.drains and member.is_participant:
             kinds.add(Kind.DRAINING)
         if member.is_alive and member.is_loopback is not None:
             kinds.add(Kind.LOOPBACK if member.is_loopback else Kind.ROUTABLE)
-        if member.is_alive and member.participant is not None and member.participant.group_world_size:
-            kinds.add(member.participant.group_world_size)
+        if member.is_alive and participant is not None and participant.group_world_size:
+            kinds.add(participant.group_world_size)
         self._set_kinds(member, frozenset(kinds))
 
     def _set_kinds(self, member: Group, kinds: frozenset[Kind | int]) -> None:
@@ -513,7 +518,7 @@ def refusal(
             f"the lighthouse takes {job.config.max_replicas} (--max-members)"
         )
     return (
-        (None if session is not None and old is not None and old.session == session else _duplicate(participant, old))
+        (None if old is None or (session is not None and old.session == session) else _duplicate(participant, old))
         or (None if is_hello else _backwards(participant, old))
         or (None if job.config.allow_heterogeneous or is_starting else _misfit(participant, job))
         or _loopback(participant, job)
@@ -522,14 +527,14 @@ def refusal(
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
     """Return the loopback members that must leave because `participant` is routable, each with its error."""
-    if not job.counts[Kind.LOOPBACK] or is_loopback(participant) is not False:
+    if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)
     return [(m, unreachable(m.participant, participant)) for m in members if m.participant]
 
 
-def _duplicate(participant: Participant, old: Group | None) -> DuplicateReplica | None:
-    if old is None or old.participant is None or old.call is None or old.is_connected:
+def _duplicate(participant: Participant, old: Group) -> DuplicateReplica | None:
+    if old.participant is None or old.call is None or old.is_connected:
         return None
     before = old.participant
     same = (
@@ -677,7 +682,7 @@ class JoinQueue:
             calls.append(member.call)
             member.call = None
         self._participants = self._shrinking = 0  # the rest are newcomers
-        self.anyone.restart_wait(len(self) - len(calls), now)
+        self.anyone.restart_wait(self.anyone.asking - len(calls), now)
         self.members.restart_wait(0, now)
         self._set_deadlines()
         return tuple(calls)
@@ -690,12 +695,12 @@ class JoinQueue:
 
     @property
     def newcomer_count(self) -> int:
-        return len(self) - self.members.asking
+        return self.anyone.asking - self.members.asking
 
     @property
     def candidate_count(self) -> int:
         """Number of groups that may be in the next quorum. If a member asks to shrink, only members may."""
-        return self._participants if self._shrinking else len(self)
+        return self._participants if self._shrinking else self.anyone.asking
 
     def list_candidates(self) -> list[Group]:
         waiting = self._joined_groups()
@@ -715,7 +720,10 @@ class JoinQueue:
         return [group for group in self._job.groups.values() if group.call is not None]
 
     def _set_deadlines(self) -> None:
-        joined = self._joined_groups() if self.anyone.asking else []
+        self.anyone.deadline_at = self.members.deadline_at = None
+        if not self.anyone.asking:
+            return
+        joined = self._joined_groups()
         members = [group.deadline_at for group in joined if group.replica_id in self._job.members]
         self.anyone.deadline_at = min([group.deadline_at for group in joined], default=None)
         self.members.deadline_at = min(members, default=None)

@@ -287,6 +287,23 @@ KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
 
 
+class JobsPort:
+    """The jobs, as their runs use them. Without a registry, runs have no job."""
+
+    def record_run_incident(self, incident: Incident) -> None: ...
+
+    def handle_run_message(self, job: str) -> None:
+        """Handle that a rank of one of the job's runs has sent a message other than a hello."""
+
+    def membership(self, job: str, replica_id: str, digest: str) -> Membership:
+        """Return a group's relation to its job's quorum, as the digest of its secret proves it."""
+        return Membership.OPEN
+
+    def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
+        """Report the exit of a group's process. Return whether it may explain the loss of the group."""
+        return False
+
+
 class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     """Driver of one run's machine, with its streams, keys and evidence."""
 
@@ -296,32 +313,14 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         machine: RunMachine,
         store: RecordStore,
         ports: Ports,
-        report: Callable[[Incident], None] = lambda incident: None,
-        moved: Callable[[], None] = lambda: None,
-        members: Callable[[str, str], Membership] = lambda replica_id, digest: Membership.OPEN,
-        exited: Callable[[str, str, RankEvidence], bool] = lambda replica_id, reason, evidence: False,
+        jobs: JobsPort | None = None,
     ) -> None:
-        """Create the driver.
-
-        Args:
-            name: Job and run.
-            machine: The run's state machine.
-            store: Storage of the record and keys.
-            ports: Shared by all drivers.
-            report: Receives each incident that is new or has changed.
-            moved: Called after each rank message except hellos.
-            members: Returns a replica group's relation to the job's quorum, from its replica_id and the digest of its
-                secret.
-            exited: Receives the exit of a group's process. Returns whether it may explain the loss of the group.
-        """
+        """Create the driver of a run, whose record and keys are in `store`."""
         super().__init__(machine, ports)
         self.name = name
         self.machine = machine
         self._store = store
-        self._report = report
-        self._moved = moved
-        self._members = members
-        self._exited = exited
+        self._jobs = jobs or JobsPort()
         self._note_timer = DeadlineTimer(self._write_due_notes, ports.timers)
         self._noted_after_s = NOTED_WITHIN_S
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
@@ -361,7 +360,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             self._evidence.add_answer(rank, message)
         else:
             self._feed(events.RankReported(rank, message))
-            self._moved()
+            self._jobs.handle_run_message(self.name[0])
 
     def end_rank(self, session: int) -> None:
         self._ranks.remove_stream(session)
@@ -402,7 +401,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
     ) -> bool:
         """Return whether the supervisor's request would change anything."""
-        if self.machine.stop is not None or self.machine.completed is not None:
+        if self.is_over:
             return False
         if isinstance(asked, supervisor.StopAsked):
             return True
@@ -419,10 +418,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         evidence = RankEvidence(
             group_rank, lost.rank.incarnation, host=entry.host, process=f"ended: {lost.reason}", output=lost.output
         )
-        return self._exited(group, lost.reason, evidence)
+        return self._jobs.report_exit(self.name[0], group, lost.reason, evidence)
 
     def _membership(self, entry: supervisor.SupervisorHello) -> Membership:
-        return self._members(group_of_supervisor(entry.name), digest_of(entry.secret))
+        return self._jobs.membership(self.name[0], group_of_supervisor(entry.name), digest_of(entry.secret))
 
     def end_supervisor(self, session: int) -> None:
         self._supervisors.pop(session, None)
@@ -436,6 +435,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     @property
     def has_ranks(self) -> bool:
         return not self.machine.generations.ranks.has_no_live_rank
+
+    @property
+    def is_over(self) -> bool:
+        return self.machine.stop is not None or self.machine.completed is not None
 
     @property
     def run_id(self) -> str:
@@ -553,7 +556,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             case events.RecordChanged():
                 self._note()
             case events.IncidentChanged(restart):
-                self._report(incident_of(self.name, restart))
+                self._jobs.record_run_incident(incident_of(self.name, restart))
                 self._note()
         log_effect(self.name, effect)
 

@@ -70,8 +70,8 @@ class Standing:
         self._returns_until = self._returns_at_most = 0.0
         self._confirmed_at = -math.inf
         self._needs_recall = self._has_leaver = False
-        self._unreported: set[str] = set()  # members that have not reported to this lighthouse
-        self._awaited: set[str] = set()  # members for which the present phase waits
+        self._all_reported_at = 0.0  # members that have not reported by then have no lease
+        self._awaited = 0  # number of members for which the present phase waits
         self._free_at: float | None = 0.0  # when all leases have expired; None if not computed
 
     # -- queries
@@ -88,7 +88,8 @@ class Standing:
 
     def is_awaited(self, replica_id: str) -> bool:
         """Return whether the lighthouse has restarted and the member has not reconnected."""
-        return self.phase is QuorumPhase.RETURNING and replica_id in self._awaited
+        lease = self.leases.get(replica_id)
+        return self.phase is QuorumPhase.RETURNING and lease is not None and lease.is_awaited
 
     def is_holder(self, replica_id: str, incarnation: str) -> bool:
         return self._find_lease(replica_id, incarnation) is not None
@@ -114,14 +115,16 @@ class Standing:
         If `chosen` includes a member, only the leases of members that have not reported since the restart count.
         """
         if self.leases and any(self.is_holder(p.replica_id, p.incarnation) for p in chosen):
-            return max((self.leases[name].until for name in self._unreported), default=0.0)
+            return max((lease.until for lease in self.leases.values() if not lease.has_reported), default=0.0)
         if self._free_at is None:
             self._free_at = max((lease.until for lease in self.leases.values()), default=0.0)
         return self._free_at
 
     def unreported_members(self, now: float) -> list[str]:
         """List the members that have not reported since this lighthouse started, and may still have a lease."""
-        return sorted(name for name in self._unreported if now < self.leases[name].until)
+        if now >= self._all_reported_at:
+            return []
+        return sorted(name for name, lease in self.leases.items() if not lease.has_reported and now < lease.until)
 
     def returns_until(self) -> float | None:
         if self.phase is not QuorumPhase.RETURNING:
@@ -155,8 +158,9 @@ class Standing:
         if record is not None and record.quorum is not None:
             for member in record.quorum.participants:
                 name = member.replica_id
-                self.leases[name] = Lease(member.incarnation, until, record.entries[name])
-            self._free_at, self._awaited, self._unreported = until, set(self.leases), set(self.leases)
+                self.leases[name] = Lease(member.incarnation, until, record.entries[name], has_reported=False)
+            self._await_members(self.leases.values())
+            self._free_at = self._all_reported_at = until
 
     def revoke_unknown_holders(self, until: float, reason: str) -> QuorumOrder | None:
         """Revoke the quorum and wait for all leases, because the journal is outdated.
@@ -281,7 +285,7 @@ class Standing:
         if self.phase is not QuorumPhase.STANDING:
             return None
         self.phase, self.reason = QuorumPhase.RECALLED, reason
-        self._awaited = {name for name, lease in self.leases.items() if lease.granted is None}
+        self._await_members(lease for lease in self.leases.values() if lease.granted is None)
         self.recalls += 1
         return self.current_order()
 
@@ -299,7 +303,8 @@ class Standing:
         if not self.leases:
             self._begin_phase(QuorumPhase.NONE)
             return None
-        return self.revoke_quorum(f"not reconnected within the lease: {', '.join(sorted(self._awaited))}")
+        away = sorted(name for name, lease in self.leases.items() if lease.is_awaited)
+        return self.revoke_quorum(f"not reconnected within the lease: {', '.join(away)}")
 
     # -- internals
 
@@ -308,7 +313,7 @@ class Standing:
         self.phase, self.upto, self.reason, self.lost = phase, 0, "", ""
         self.leases = {}
         self._needs_recall = self._has_leaver = False
-        self._unreported, self._awaited, self._free_at = set(), set(), 0.0
+        self._awaited, self._all_reported_at, self._free_at = 0, 0.0, 0.0
 
     def _find_lease(self, replica_id: str, incarnation: str) -> Lease | None:
         lease = self.leases.get(replica_id)
@@ -317,12 +322,11 @@ class Standing:
     def _lease_of_reporter(self, replica_id: str, incarnation: str) -> Lease | None:
         lease = self._find_lease(replica_id, incarnation)
         if lease is not None:
-            self._unreported.discard(replica_id)
+            lease.has_reported = True
         return lease
 
     def _confirm_return(self, replica_id: str, now: float, *, needs_recall: bool) -> QuorumOrder | None:
-        if replica_id in self._awaited:
-            self._awaited.remove(replica_id)
+        if self._stop_awaiting(self.leases[replica_id]):
             self._confirmed_at = now
         self._needs_recall |= needs_recall
         if self._awaited:
@@ -333,11 +337,23 @@ class Standing:
         order = self.recall_quorum("a member returned during a recall")
         return self._resume_when_reported() or order
 
+    def _await_members(self, awaited: Iterable[Lease]) -> None:
+        """Wait for these members in the present phase. The phase before waits for none any more."""
+        for lease in awaited:
+            lease.is_awaited = True
+            self._awaited += 1
+
+    def _stop_awaiting(self, lease: Lease) -> bool:
+        """Return whether the present phase was waiting for the member."""
+        was_awaited, lease.is_awaited = lease.is_awaited, False
+        self._awaited -= was_awaited
+        return was_awaited
+
     def _note_grant(self, replica_id: str, granted: int, *, is_spent: bool) -> QuorumOrder | None:
         lease = self.leases[replica_id]
         lease.granted = granted
         lease.is_spent |= is_spent
-        self._awaited.discard(replica_id)
+        self._stop_awaiting(lease)
         return self._resume_when_reported() if self.phase is QuorumPhase.RECALLED else self._end_when_done()
 
     def _resume_when_reported(self) -> QuorumOrder | None:
@@ -351,7 +367,7 @@ class Standing:
         if behind:
             return self.revoke_quorum(f"{behind[0]} cannot do step {self.upto} any more")
         self.phase = QuorumPhase.RESUMED
-        self._awaited = {n for n, h in self.leases.items() if not h.is_spent and (h.granted or 0) <= self.upto}
+        self._await_members(h for h in self.leases.values() if not h.is_spent and (h.granted or 0) <= self.upto)
         return self._end_when_done() or self.current_order()
 
     def _end_when_done(self) -> QuorumOrder | None:

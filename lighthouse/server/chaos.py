@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from lighthouse.job.registry import JobRegistry
 from lighthouse.server.services import job_of, live_member
 from lighthouse_protocol.identity import check_name
-from lighthouse_protocol.messages.chaos import FaultCancelled, FaultKind, FaultOrder, FaultReport
+from lighthouse_protocol.messages.chaos import FaultKind, FaultOrder, FaultReport
 from lighthouse_protocol.pb.extensions import chaos_pb2 as pb
 from lighthouse_protocol.refusals import InvalidRequest, NotPermitted, Unreachable, WrongState
 from lighthouse_protocol.wire.codec import FAULT_ORDER
 from lighthouse_runtime.log_event import event
-from lighthouse_runtime.server.grpc_server import Call, Entry, Method
+from lighthouse_runtime.server.grpc_server import Call, Entry, FutureReply, Method
 
 log = logging.getLogger(__name__)
 
@@ -27,22 +27,15 @@ MIN_HELD_S = 2.0
 
 
 class ChaosService:
-    """Serves the RPC Inject, and receives the reports of the managers."""
+    """Serves the RPC Inject."""
 
     def __init__(self, jobs: JobRegistry, *, is_allowed: bool) -> None:
         self._jobs = jobs
         self._is_allowed = is_allowed
         self._numbers = itertools.count(1)
-        self._pending: dict[tuple[str, str, int], asyncio.Future[FaultReport]] = {}  # by job, replica_id and number
 
     def methods(self) -> Mapping[str, Entry]:
         return {"Inject": Method(pb.InjectRequest, self.inject)}
-
-    def receive(self, job: str, replica_id: str, report: FaultReport) -> None:
-        """Handle a report from the session of `replica_id`. Reports about unknown faults are ignored."""
-        pending = self._pending.get((job, replica_id, report.number))
-        if pending is not None and not pending.done():
-            pending.set_result(report)
 
     async def inject(self, request: pb.InjectRequest, call: Call) -> pb.InjectResponse:
         if not self._is_allowed:
@@ -55,15 +48,12 @@ class ChaosService:
         FAULT_ORDER.read(FAULT_ORDER.write(order))  # checks the limits
         driver = self._jobs.find_job(job_of(call, request.job, check_name(request.replica_id)))
         member = live_member(driver, request.replica_id)
-        name = member.replica_id
-        key = driver.job, name, number
-        pending = self._pending[key] = asyncio.get_running_loop().create_future()
-        incident = ""
+        name, reply, incident = member.replica_id, FutureReply[FaultReport](), ""
         try:
-            if not driver.send_to_member(member, order):
+            if not driver.order_fault(member, order, reply):
                 raise WrongState(f"{name} has no session with this lighthouse, so it cannot receive the fault")
             try:
-                report = await asyncio.wait_for(pending, REPORTED_WITHIN_S)
+                report = await asyncio.wait_for(reply.value, REPORTED_WITHIN_S)
             except TimeoutError:
                 raise Unreachable(
                     f"{name} did not confirm the fault within {REPORTED_WITHIN_S:g} s; a manager of an older version "
@@ -81,8 +71,6 @@ class ChaosService:
             await asyncio.sleep(max(order.seconds, MIN_HELD_S))
             return pb.InjectResponse(incident=incident)
         finally:
-            del self._pending[key]
-            if (member := driver.find_member(name)) is not None:
-                driver.send_to_member(member, FaultCancelled(number))
+            driver.cancel_fault(number)
             if incident:
                 driver.incidents.end_fault(incident)

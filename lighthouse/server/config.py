@@ -261,7 +261,7 @@ class LighthouseConfig:
         """True if an option requires TLS even on a loopback address."""
         return self.tls_cert is not None or self.tls_client_ca is not None
 
-    def quorum_config(self, first_quorum_id: int) -> QuorumConfig:
+    def quorum_config(self) -> QuorumConfig:
         return QuorumConfig(
             min_replicas=self.min_replicas,
             join_timeout_s=self.join_timeout_s,
@@ -270,7 +270,6 @@ class LighthouseConfig:
             active=self.active_replicas,
             allow_heterogeneous=self.allow_heterogeneous,
             max_replicas=self.max_members,
-            first_quorum_id=first_quorum_id,
             lease_s=self.lease_s or self.heartbeat_timeout_s,
             stands=self.standing_quorum == "on",
             last_call_s=self.spare_promotion_delay_s,

@@ -87,7 +87,7 @@ class LighthouseDaemon:
         self._counters = counters = Counters()
         self._webhook = None if config.on_preemption is None else PreemptionWebhook(config.on_preemption)
         self._jobs = JobRegistry(
-            config.quorum_config,
+            config.quorum_config(),
             Ports(
                 asyncio.get_running_loop(),
                 time.time,
@@ -112,7 +112,6 @@ class LighthouseDaemon:
             peers=peers,
             is_insecure=security.is_insecure,
             place=lambda: (self._store_status(), self.http_port),
-            report_fault=chaos.receive,
         )
         shared = self._shared
         incidents = IncidentService(self._jobs, self._incidents, self._ledger)
@@ -150,12 +149,7 @@ class LighthouseDaemon:
 
     def _make_incident_registry(self, folder: Path | None) -> IncidentRegistry:
         files = None if folder is None else IncidentFiles(folder)
-        return IncidentRegistry(
-            OnStall(self._config.on_stall),
-            files,
-            lambda *asked: self._runs.stop_all(*asked),
-            lambda *asked: self._runs.fail_ranks_of(*asked),
-        )
+        return IncidentRegistry(OnStall(self._config.on_stall), files)
 
     def _scrape(self, service: LighthouseService) -> Scrape:
         jobs = list(self._jobs)

@@ -26,7 +26,6 @@ from lighthouse.store.ledger_files import LedgerFiles
 from lighthouse_protocol import VERSION
 from lighthouse_protocol.identity import check_name, group_of_supervisor, read_identity
 from lighthouse_protocol.limits import DEFAULT_JOB, DEFAULT_RUN, JOB_METADATA_KEY, RUN_METADATA_KEY, cut_reason
-from lighthouse_protocol.messages.chaos import FaultReport
 from lighthouse_protocol.messages.incident import Gathered, Incident
 from lighthouse_protocol.messages.membership import Participant, Quorum, QuorumChange
 from lighthouse_protocol.messages.run import (
@@ -139,11 +138,7 @@ class RunService:
         self._runs = runs
         self._peers = peers or Peers()
         self._entry_within_s = entry_within_s
-
-        def write_status(asked: tuple[str, str]) -> bytes:
-            return pb.RunsResponse(runs=map(RUN_STATUS.write, runs.run_statuses(*asked))).SerializeToString()
-
-        self._statuses = Snapshots(write_status)
+        self._statuses = Snapshots[tuple[str, str], bytes]()
 
     def methods(self) -> Mapping[str, Entry]:
         return {
@@ -239,8 +234,13 @@ class RunService:
         return KEYS.write(Keys(keys.number, tuple(wanted)))
 
     async def runs(self, request: pb.RunsRequest, call: Call) -> bytes:
+        job, run = job_named(call), request.run
+
+        def write() -> bytes:
+            return pb.RunsResponse(runs=map(RUN_STATUS.write, self._runs.run_statuses(job, run))).SerializeToString()
+
         async with self._peers.expensive_read(call.peer):
-            return self._statuses.get((job_named(call), request.run))
+            return self._statuses.get((job, run), write)
 
     async def stop_run(self, request: pb.StopRunRequest, call: Call) -> pb.StopRunResponse:
         check_bounds_on_run(call.principal, job_named(call), "StopRun")
@@ -388,7 +388,6 @@ class LighthouseService:
         *,
         is_insecure: bool = False,
         place: Callable[[], tuple[StoreStatus, int]] = lambda: (StoreStatus(), 0),
-        report_fault: Callable[[str, str, FaultReport], None] = lambda job, replica_id, report: None,
     ) -> None:
         """Create the service.
 
@@ -399,9 +398,7 @@ class LighthouseService:
             peers: Limits per client address.
             is_insecure: Whether other hosts can connect without TLS, for the status.
             place: Returns the store's state and the HTTP port, for the status.
-            report_fault: Receives the reports on faults of `lighthouse chaos`, with their job and group.
         """
-        self._report_fault = report_fault
         self._is_insecure = is_insecure
         self._place = place
         self._jobs = jobs
@@ -409,11 +406,7 @@ class LighthouseService:
         self._hello_within_s = hello_within_s
         self._counters = counters
         self._started_at = time.monotonic()
-
-        def write_status(asked: tuple[str, bool]) -> bytes:
-            return LIGHTHOUSE_STATUS.write(self.status(asked[0], has_ranks=asked[1])).SerializeToString()
-
-        self._statuses = Snapshots(write_status)
+        self._statuses = Snapshots[tuple[str, bool], bytes]()
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
         """Return the handlers by service and method. `more` adds methods to our own service."""
@@ -453,8 +446,12 @@ class LighthouseService:
         return b""  # the response has no fields
 
     async def status_rpc(self, request: lighthouse_pb2.LighthouseStatusRequest, call: Call) -> bytes:
+        def write() -> bytes:
+            status = self.status(request.job, has_ranks=request.ranks)
+            return LIGHTHOUSE_STATUS.write(status).SerializeToString()
+
         async with self._peers.expensive_read(call.peer):
-            return self._statuses.get((request.job, request.ranks))
+            return self._statuses.get((request.job, request.ranks), write)
 
     async def kill(
         self, request: lighthouse_pb2.LighthouseKillRequest, call: Call
@@ -504,9 +501,7 @@ class LighthouseService:
         number = driver.open_session(hello, StreamPeer(sender, TO_MANAGERS))
         try:
             async for message in requests:
-                if isinstance(message, FaultReport):
-                    self._report_fault(driver.job, hello.participant.replica_id, message)
-                elif message is not None:
+                if message is not None:
                     driver.receive_from_manager(number, message)
         finally:
             driver.end_session(number)

@@ -351,7 +351,7 @@ STORE_WORD = "store"  # an unguessable prefix under which members connect in a s
 
 def digest_of(secret: str) -> str:
     """Return the SHA-256 to store in place of a secret, or an empty string for an empty secret."""
-    return hashlib.sha256(_bytes(secret)).hexdigest() if secret else ""
+    return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest() if secret else ""
 
 
 def short_name(incarnation: str) -> str:

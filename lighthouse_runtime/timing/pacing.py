@@ -110,20 +110,22 @@ MAX_KEPT = 16
 
 
 class Snapshots(Generic[K, V]):
-    """Cache of values that are slow to build, such as the status. An exception from `build` is not cached."""
+    """Cache of values that are slow to build, such as the status."""
 
-    def __init__(self, build: Callable[[K], V], clock: Callable[[], float] = time.monotonic) -> None:
-        self._build = build
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
-    def get(self, key: K) -> V:
-        """Return the value for a key. A value that is slow to build is reused, for a time proportional to the delay."""
+    def get(self, key: K, build: Callable[[], V]) -> V:
+        """Return the value for a key, which `build` creates. An exception that it raises is not cached.
+
+        A value that is slow to build is reused, for a time proportional to the delay.
+        """
         began_at = self._clock()
         kept = self._kept.get(key)
         if kept is not None and began_at < kept[1]:
             return kept[0]
-        value = self._build(key)
+        value = build()
         now = self._clock()
         self._kept.pop(key, None)
         if now - began_at > CHEAP_S:

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Protocol
 
 from lighthouse_protocol.refusals import LighthouseError
 from lighthouse_protocol.rules.stall import StallVerdict
@@ -57,20 +58,17 @@ class DeadlineTimer:
 class SustainedNotice:
     """Reports when a condition has lasted for `after_s`, and when it has ended. A text describes the condition."""
 
-    def __init__(
-        self, timers: Timers, on_lasting: Callable[[str], None], on_over: Callable[[], None], after_s: float
-    ) -> None:
+    def __init__(self, timers: Timers, report: Callable[[str], None], after_s: float) -> None:
         """Create a notice for a condition that does not hold yet.
 
-        `on_lasting` is called with the text of a condition that has lasted for `after_s` seconds. `on_over` is
-        called when such a condition has ended.
+        `report` is called with the text of a condition that has lasted for `after_s` seconds, and with an empty text
+        when such a condition has ended.
         """
-        self._on_lasting = on_lasting
-        self._on_over = on_over
+        self._report = report
         self._after_s = after_s
         self._text = ""
         self._is_reported = False
-        self._timer = DeadlineTimer(self._report, timers)
+        self._timer = DeadlineTimer(self._report_lasting, timers)
 
     def set(self, text: str) -> None:
         """Set the text that describes the current condition. An empty text means that the condition has ended."""
@@ -82,20 +80,36 @@ class SustainedNotice:
             self._timer.set_after(self._after_s)
         elif self._is_reported:
             self._is_reported = False
-            self._on_over()
+            self._report("")
 
     def close(self) -> None:
         self._timer.cancel()
 
-    def _report(self) -> None:
+    def _report_lasting(self) -> None:
         self._is_reported = True
-        self._on_lasting(self._text)
+        self._report(self._text)
 
 
 # Periodic checks for stalled ranks.
 
 RECHECKED_AFTER_S = 1.0  # while nothing moves
 SOON_S = 0.05
+
+
+class Judge(Protocol):
+    """Judges the ranks of a job or a group for a `StallWatch`."""
+
+    def judge_ranks(self, now: float) -> StallVerdict | None:
+        """Return the present verdict, or None if the ranks make progress."""
+        ...
+
+    def verdict_in_s(self, now: float) -> float | None:
+        """Return the seconds until a verdict is possible, negative if one is possible now, or None without ranks."""
+        ...
+
+    def handle_verdict(self, verdict: StallVerdict | None) -> None:
+        """Handle a new verdict, or None when progress resumes."""
+        ...
 
 
 class StallWatch:
@@ -109,10 +123,8 @@ class StallWatch:
         timers: Timers,
         log: logging.Logger,
         job: str,
-        judge: Callable[[float], StallVerdict | None],
-        left_s: Callable[[float], float | None],
+        judge: Judge,
         look_s: float,
-        on_change: Callable[[StallVerdict | None], None] = lambda verdict: None,
     ) -> None:
         """Create a stopped watch. Start it with wake().
 
@@ -120,19 +132,15 @@ class StallWatch:
             timers: The clock.
             log: Logger for the verdicts.
             job: Job in the fields of the log lines.
-            judge: Returns the verdict at a given time, or None if the ranks make progress.
-            left_s: Returns the seconds until a verdict is possible, negative if it is now, or None without ranks.
+            judge: Judges the ranks and receives new verdicts.
             look_s: Maximum interval between checks in seconds.
-            on_change: Called with each new verdict, and with None when progress resumes.
         """
         self.verdict: StallVerdict | None = None
         self._clock = timers.time
         self._log = log
         self._job = job
         self._judge = judge
-        self._left_s = left_s
         self._look_s = look_s
-        self._on_change = on_change
         self._timer = DeadlineTimer(self.check_now, timers)
 
     def wake(self) -> None:
@@ -146,8 +154,8 @@ class StallWatch:
     def check_now(self) -> None:
         """Check for a stall and schedule the next check."""
         now = self._clock()
-        self._update(self._judge(now))
-        left_s = self._left_s(now)
+        self._update(self._judge.judge_ranks(now))
+        left_s = self._judge.verdict_in_s(now)
         if left_s is not None:
             delay_s = max(left_s, SOON_S) if left_s > -SOON_S else RECHECKED_AFTER_S
             self._timer.set_after(min(delay_s, self._look_s))
@@ -158,10 +166,10 @@ class StallWatch:
             behind = [str(name) for name in verdict.behind]
             fields = event("stalled", job=self._job, kind=verdict.kind.value, behind=behind, still_s=verdict.still_s)
             self._log.warning("nothing has moved for %.0f s: %s", verdict.still_s, verdict.text, extra=fields)
-            self._on_change(verdict)
+            self._judge.handle_verdict(verdict)
         elif verdict is None and before is not None:
             self._log.info("progress resumed", extra=event("moving", job=self._job))
-            self._on_change(None)
+            self._judge.handle_verdict(None)
 
 
 # Pauses of this process, detected by the delay of a timer.

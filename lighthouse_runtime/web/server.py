@@ -240,8 +240,8 @@ class HttpServer:
     def __init__(self, side: HttpSide) -> None:
         self._side = side
         self._feed = StatusFeed(side.status)
-        self._metrics_cache = Snapshots(lambda _: side.metrics())
-        self._status_cache = Snapshots(lambda _: _Body.compress(to_json(side.status())))
+        self._metrics_cache = Snapshots[str, tuple[bytes, str]]()
+        self._status_cache = Snapshots[str, _Body]()
         self._listener: asyncio.Server | None = None
         self._cuts = SparseLog(log, "connection_cut")
         app = web.Application(client_max_size=MAX_BODY_BYTES)
@@ -347,11 +347,11 @@ class HttpServer:
         return web.Response(text="ok\n" if ready else "draining\n", status=200 if ready else 503)
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        body, content_type = self._metrics_cache.get("")
+        body, content_type = self._metrics_cache.get("", self._side.metrics)
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _status(self, request: web.Request) -> web.Response:
-        shown = self._status_cache.get("")
+        shown = self._status_cache.get("", lambda: _Body.compress(to_json(self._side.status())))
         is_gzip = bool(shown.gzipped) and "gzip" in request.headers.get(hdrs.ACCEPT_ENCODING, "")
         headers = {**JSON_HEADERS, hdrs.VARY: hdrs.ACCEPT_ENCODING}
         if is_gzip:

@@ -101,7 +101,7 @@ class RankNotices:
         self._wait = QuorumWait()
         self._reason = ""  # the last reason that was sent to the ranks
         self._timer = DeadlineTimer(self._check_wait, timers)
-        self._incomplete = SustainedNotice(timers, self._report_missing, self._log_complete, INCOMPLETE_LOGGED_AFTER_S)
+        self._incomplete = SustainedNotice(timers, self._report_missing, INCOMPLETE_LOGGED_AFTER_S)
 
     def opened(self, watch: Watch) -> None:
         if self.world is not None:
@@ -159,15 +159,17 @@ class RankNotices:
             self._send(Waiting(waiting_for))
 
     def _report_missing(self, incomplete: str) -> None:
-        """Log the missing ranks and notify the present ones, which may be waiting for them to connect."""
+        """Log the missing ranks and notify the present ones, which may be waiting for them to connect.
+
+        An empty text means that no rank is missing any more.
+        """
+        if not incomplete:
+            log.info("all ranks of the group are connected", extra=event("ranks_complete"))
+            return
         log.warning(
             "%s; a replica group joins only when all its ranks are connected", incomplete, extra=event("ranks_missing")
         )
         self._send(Waiting(incomplete))
-
-    @staticmethod
-    def _log_complete() -> None:
-        log.info("all ranks of the group are connected", extra=event("ranks_complete"))
 
     def _send(self, message: ToRank) -> None:
         for watch in self._watches.values():
@@ -195,7 +197,7 @@ class GroupProgressDriver:
         self._incarnation = incarnation
         self._clock = timers.time
         self._check_lag = lag.check
-        self._watch = StallWatch(timers, log, "", self._verdict, self._progress.left_s, limits.floor_s)
+        self._watch = StallWatch(timers, log, "", self, limits.floor_s)
 
     def answered(self, assignment: Assignment) -> None:
         """Record the assignment with which a rank enters a step."""
@@ -225,12 +227,18 @@ class GroupProgressDriver:
     def close(self) -> None:
         self._watch.close()
 
-    def _verdict(self, now: float) -> StallVerdict | None:
+    def judge_ranks(self, now: float) -> StallVerdict | None:
         self._check_lag()
         samples = [rank.sample for rank in self._progress.ranks(now)]
         is_among_itself = all(_is_within_group(sample) for sample in samples)
         is_complete = len(samples) == self._size and (is_among_itself or self._is_alone)
         return self._progress.verdict(now, is_complete=is_complete)
+
+    def verdict_in_s(self, now: float) -> float | None:
+        return self._progress.left_s(now)
+
+    def handle_verdict(self, verdict: StallVerdict | None) -> None:
+        """Do nothing: the watch has logged the verdict, and the lighthouse opens incidents."""
 
 
 def _is_within_group(sample: ProgressSample) -> bool:

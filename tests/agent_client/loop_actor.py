@@ -9,6 +9,7 @@ import torch
 from agent_client.state.train_state import TrainState
 from agent_client.training.ddp import DistributedDataParallel
 from agent_client.training.optimizer import FaultTolerantOptimizer, FaultTolerantScheduler
+from agent_client.training.progress_push import push_progress
 from tests.agent_client.actors import build_agent, digest, momenta
 
 
@@ -53,6 +54,9 @@ class LoopActor:
         self.scheduler = FaultTolerantScheduler(self.inner, self.agent)
         self.told: list[int] = []
         self.agent.on_commit(self.told.append)
+
+    def push_to(self, url: str, steps: int) -> None:
+        push_progress(self.agent, url, every_s=0.001, steps=steps)
 
     def train(self, order: str, until: int) -> list[dict[str, Any]]:
         """What there was after each committed step. `order` names one of the methods below."""

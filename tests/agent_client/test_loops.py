@@ -6,6 +6,7 @@ import pytest
 
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankError, together
+from tests.agent_client.training.test_progress_push import OK, receiver
 
 ACTOR = "tests.agent_client.loop_actor:LoopActor"
 ORDERS = ("zero_first", "zero_last", "zero_model", "zero_before_and_last", "closure")
@@ -38,6 +39,26 @@ def test_a_loop_may_zero_its_gradients_where_it_likes(job: Job, order: str) -> N
     assert [seen["step"] for seen in of_a] == [4, 5, 6, 7]
     assert of_b[-1]["step"] == 7
     assert a.call("steps_told") == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_the_first_group_pushes_the_progress_and_the_next_one_after_its_death(job: Job) -> None:
+    a, b = job.groups("a", "b", actor=ACTOR)
+    with receiver(OK) as hook:
+        for rank in (a, b):
+            rank.call("push_to", hook.url, 6)
+        train("zero_first", 3, a, b)
+        of_a = hook.bodies.get(timeout=60.0)
+        while not hook.bodies.empty():
+            assert hook.bodies.get()["replica_id"] == "a"
+        a.kill()
+        train("zero_first", 6, b)
+        of_b = hook.bodies.get(timeout=60.0)
+        while of_b["replica_id"] == "a":  # the last one before its death
+            of_b = hook.bodies.get(timeout=60.0)
+    assert (of_a["replica_id"], of_a["participants"]) == ("a", 2)
+    assert (of_b["replica_id"], of_b["participants"]) == ("b", 1)
+    assert 4 <= of_b["step"] <= 6
+    assert 0.0 < of_b["goodput"] <= 1.0
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,13 @@
 """What a benchmark checks: a miss is seen, shown, and ends the program with status 1."""
 
 import math
+from typing import Any
 
 import pytest
 
 from benchmarks import outage, recovery
 from benchmarks.support.daemons import OURS, TORCHFT
-from benchmarks.support.figures import Bar, finish
+from benchmarks.support.figures import Bar, finish, table_of
 
 FAST = recovery.Run(noticed_s=0.005, quorum_s=0.01, committed_s=0.03)
 SLOW = recovery.Run(noticed_s=0.005, quorum_s=0.07, committed_s=0.101)
@@ -35,7 +36,7 @@ def kills(*runs: recovery.Run, product: str = OURS) -> dict[str, object]:
     return {"fault": "kill-group", "product": product, "heartbeat_timeout_s": 5.0, "runs": list(runs)}
 
 
-def outages(*runs: outage.Run) -> dict[str, object]:
+def outages(*runs: outage.Run) -> dict[str, Any]:
     return {"name": "SIGKILL", "is_hidden": True, "runs": list(runs)}
 
 
@@ -53,11 +54,11 @@ def away(*, longest_step_s: float = 0.03, quorums: int = 1, revokes: int | None 
         (recovery.bars([kills(FAST, FAST, NEVER)]), [True, False]),
         (recovery.bars([kills(NEVER, product=TORCHFT)]), []),
         # of an outage another quorum, a long step, and one of the others lost
-        (outage.bars([outages(away(), away())]), [True, True, True]),
-        (outage.bars([outages(away(), away(longest_step_s=0.08))]), [True, True, False]),
-        (outage.bars([outages(away(quorums=2), away())]), [False, True, True]),
-        (outage.bars([outages(away(revokes=0))]), [True, True, True, True]),
-        (outage.bars([outages(away(revokes=1))]), [True, True, True, False]),
+        (outage.bars(**outages(away(), away())), [True, True, True]),
+        (outage.bars(**outages(away(), away(longest_step_s=0.08))), [True, True, False]),
+        (outage.bars(**outages(away(quorums=2), away())), [False, True, True]),
+        (outage.bars(**outages(away(revokes=0))), [True, True, True, True]),
+        (outage.bars(**outages(away(revokes=1))), [True, True, True, False]),
     ],
 )
 def test_what_is_checked(bars: list[Bar], met: list[bool]) -> None:
@@ -65,4 +66,4 @@ def test_what_is_checked(bars: list[Bar], met: list[bool]) -> None:
 
 
 def test_survivors_that_never_go_on_are_shown() -> None:
-    assert "> 8000" in recovery.render([kills(FAST, FAST, NEVER)])
+    assert "> 8000" in table_of(recovery.COLUMNS, [kills(FAST, FAST, NEVER)])

@@ -38,7 +38,7 @@ LONG_S = 600.0
 
 def lighthouse(within_s: float) -> LighthouseService:
     return service_of(
-        JobRegistry(lambda job: QuorumConfig(), Ports(asyncio.get_running_loop(), time.time), MemoryStore()), within_s
+        JobRegistry(QuorumConfig(), Ports(asyncio.get_running_loop(), time.time), MemoryStore()), within_s
     )
 
 
@@ -87,7 +87,7 @@ async def test_it_is_ended_with_what_is_missing(service: Any, path: str, first: 
 
 async def test_a_job_that_is_forgotten_before_its_first_hello_knows_who_says_it():
     """Whoever asks for a status has quiet jobs forgotten."""
-    jobs = JobRegistry(lambda job: QuorumConfig(), Ports(asyncio.get_running_loop(), time.time), MemoryStore())
+    jobs = JobRegistry(QuorumConfig(), Ports(asyncio.get_running_loop(), time.time), MemoryStore())
     service = service_of(jobs, LONG_S)
     async with opened(service, SESSION.path) as stream:
         await asyncio.sleep(4 * SOON_S)  # it is open, and has said nothing

@@ -60,7 +60,7 @@ class Served:
 @asynccontextmanager
 async def served(**limits: Any) -> AsyncGenerator[Served]:
     loop, peers = asyncio.get_running_loop(), Peers(PeerLimits(**limits))
-    jobs = JobRegistry(lambda job: QuorumConfig(), Ports(loop, time.time))
+    jobs = JobRegistry(QuorumConfig(), Ports(loop, time.time))
     runs = jobs.runs
     service = LighthouseService(jobs, Counters(), peers=peers)
     more = RunService(runs, peers=peers).methods()

@@ -55,7 +55,7 @@ class Life:
         self.began_at = loop.time()
         self.memory = MemoryStore() if path is None else Journal(path)
         self.jobs = JobRegistry(
-            lambda first_id: QuorumConfig(**({"first_quorum_id": first_id} | config)),  # pyright: ignore[reportArgumentType]
+            QuorumConfig(**config),  # pyright: ignore[reportArgumentType]
             Ports(
                 loop,
                 lambda: self.wall_ms / 1000 + (loop.time() - self.began_at),

@@ -12,7 +12,8 @@ def recount(machine: QuorumMachine, now: float) -> None:
     joins, job = machine.joins, machine.job
     members = list(job.groups.values())
     alive = [m for m in members if m.is_alive]
-    waited_for = [m for m in alive if job.should_wait_for(m)]
+    is_first = not job.counts[Kind.CONNECTED] or not job.members
+    waited_for = [m for m in alive if is_first or m.participant is not None or m.is_participant]
     healthy = [m for m in waited_for if not m.has_missed and not m.down]
     assert [m for m in members if m.is_healthy] == healthy
     expected = {

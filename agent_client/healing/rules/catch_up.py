@@ -1,18 +1,18 @@
 """Rules for healing while training continues (`heal_mode="catch_up"`). No I/O.
 
 A rank that is catching up takes part in the current steps while its own state, the *held* state, is that of an earlier
-step. It contributes zeros, keeps the averaged gradients of each committed step (a *kept step*), and fetches a snapshot
-of a peer's state in the background. Then it installs the snapshot and applies the kept steps in order, until its state
-is the current one.
+step. The rank contributes zeros, keeps the averaged gradients of each committed step (a *kept step*), and fetches a
+snapshot of a peer's state in the background. Then it installs the snapshot and applies the kept steps in order, until
+its state is the current one.
 
 1. A state is identified by its tag (step, quorum_id of the commit). The tags of the kept steps form a chain that begins
    with the snapshot's tag. The rank can continue under a new quorum only if the quorum's first state is in this chain.
-   It then drops the steps kept after that state, because the other groups have not committed them. Otherwise, or if
-   that state has no known tag, the rank starts over, with a new snapshot and a chain from the quorum's first step.
+   The rank then drops the steps kept after that state, because the other groups have not committed them. Otherwise, or
+   if that state has no known tag, the rank starts over with a new snapshot and a chain from the quorum's first step.
 2. So the chain survives a change of quorum, and never contains a discarded step.
 3. If a transfer fails, the rank also starts over. Only a new quorum can assign another source, so the manager requests
-   one. After MAX_TRIES failures, or without memory for another kept step, the rank heals in blocking mode: the other
-   groups wait for it.
+   a new quorum. After MAX_TRIES failures, or without memory for another kept step, the rank heals in blocking mode: the
+   other groups wait for it.
 4. If a quorum begins at the held state, or if this group does not catch up in the quorum, the rank drops the kept steps
    and the snapshot, and works with the held state.
 5. At most APPLIED_AT_ONCE kept steps are applied per training step, and none in the step that installs the snapshot,
@@ -39,14 +39,14 @@ class Transfer(StrEnum):
     UNDER_WAY = "under_way"
     ARRIVED = "arrived"
     FAILED = "failed"
-    DONE = "done"  # the snapshot was installed, or none is needed
+    DONE = "done"  # the snapshot is installed, or none is needed
 
 
 @dataclass(frozen=True, slots=True)
 class PendingStep(Generic[T]):
     tag: Tag  # tag of the state after the step
     batches: int
-    content: T  # gradients to apply; these rules do not read them
+    content: T  # gradients to apply, which these rules do not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,34 +60,34 @@ class CatchUpPlan:
 class CatchUpAction(StrEnum):
     GO_ON = "go_on"
     FETCH = "fetch"  # fetch a snapshot from the assigned source
-    RETURN = "return"  # work with the held state again
+    RETURN = "return"  # stop catching up and continue with the held state
 
 
 @dataclass(slots=True)
 class CatchUpMachine(Generic[T]):
-    held: Tag | None = None  # tag of the held state; None if the rank is not catching up
+    held: Tag | None = None  # tag of the held state, or None if the rank is not catching up
     transfer: Transfer = Transfer.DONE
     source: str = ""  # replica_id of the group that sends the snapshot
     heals_blocking: bool = False  # whether the next heal is in blocking mode
     begins: Tag = field(default=Tag(0, None))
-    """First tag of the chain: the state to which the first kept step must be applied."""
+    """First tag of the chain, which identifies the state to which the first kept step must be applied."""
     _kept: deque[PendingStep[T]] = field(default_factory=deque[PendingStep[T]])
     _failures: int = 0
     _catches_up: bool = False
 
     @property
     def is_catching_up(self) -> bool:
-        """True while the rank is catching up: it takes part in a later step than that of its state."""
+        """True while the rank takes part in a later step than that of its state."""
         return self.held is not None
 
     @property
     def has_source(self) -> bool:
-        """True if the rank is catching up in the current quorum and its snapshot has arrived or is being fetched."""
+        """True if the rank catches up in the current quorum, and its snapshot has arrived or is being fetched."""
         return self._catches_up and self.transfer is not Transfer.FAILED
 
     @property
     def followed(self) -> Tag:
-        """Last tag of the chain: the state that the other groups have now."""
+        """Last tag of the chain, which identifies the current state of the other groups."""
         return self._kept[-1].tag if self._kept else self.begins
 
     @property
@@ -101,10 +101,10 @@ class CatchUpMachine(Generic[T]):
     # -- events
 
     def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
-        """Decide what to do in a step.
+        """Decide what to do in a step, given the answer to the request for its quorum.
 
         Args:
-            plan: What the step's quorum says about catching up.
+            plan: The part of the answer that concerns catching up.
             holds: Tag of the rank's state. Only used if the rank is not catching up yet.
             source: replica_id of the assigned source, or an empty string if there is none.
         """
@@ -126,7 +126,7 @@ class CatchUpMachine(Generic[T]):
         """Record that the current step was committed.
 
         Args:
-            kept: The kept step, or None if it was not kept, for lack of memory or of a snapshot to which to apply it.
+            kept: The kept step, or None if it was not kept for lack of memory or of a snapshot.
             tag: Tag of the state after the step.
         """
         if kept is not None and self.has_source and len(self._kept) < MAX_KEPT_STEPS:
@@ -137,12 +137,12 @@ class CatchUpMachine(Generic[T]):
         self.begins = tag
 
     def arrived(self, tag: Tag) -> None:
-        """Record that the complete snapshot has arrived. `tag` is the tag of its state."""
+        """Record that the complete snapshot, whose state has this tag, has arrived."""
         if self.transfer is Transfer.UNDER_WAY:
             self.transfer, self.begins = Transfer.ARRIVED, tag
 
     def failed(self, *, is_hopeless: bool = False) -> None:
-        """Record that the transfer failed. With `is_hopeless`, do not try again but heal in blocking mode next."""
+        """Record that the transfer failed. If `is_hopeless`, heal in blocking mode next instead of trying again."""
         self._failures += 1
         self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
         self.begins = self.followed
@@ -182,7 +182,7 @@ class CatchUpMachine(Generic[T]):
         return CatchUpAction.FETCH if plan.has_source else CatchUpAction.GO_ON
 
     def _cut(self, begins: Tag) -> bool:
-        # Returns whether the chain contains the tag. If so, drops the steps kept after it.
+        # Return whether the chain contains the tag. If so, drop the steps kept after it.
         if not any(_is_same(tag, begins) for tag in (self.begins, *(kept.tag for kept in self._kept))):
             return False
         while not _is_same(self.followed, begins):

@@ -2,19 +2,19 @@
 
 1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and pieces
    with other content are discarded. So the result is always the lead's state, never a mixture.
-2. A free source gets the next unassigned pieces. Their size is proportional to its rate in bytes per second, so that
-   all sources finish at the same time. Its first request is for FIRST_BYTES, to measure the rate. A source that is much
-   slower than the fastest one gets none of the last pieces.
+2. A free source gets the next unassigned pieces. Their size is proportional to the source's rate in bytes per second,
+   so that all sources finish at the same time. A source's first request is for FIRST_BYTES, to measure the rate. A
+   source that is much slower than the fastest one gets none of the last pieces.
 3. Once all pieces are assigned, a source is disconnected if a free source would deliver its next piece more than
    SLOW_FACTOR times faster. The free source then gets the remaining pieces of the slow one.
 4. If a connection breaks, its remaining pieces are also reassigned. The source is tried again after a pause, and
-   rejected after TRIES consecutive attempts without a piece. A source is rejected immediately if it refuses, sends
+   rejected after TRIES consecutive attempts that yield no piece. A source is rejected immediately if it refuses, sends
    unusable data, or sends nothing for `silence_s`. The last remaining source may be silent until the deadline.
 5. A piece that differs from the lead's is requested from the lead, because some tensors, such as buffers, differ
    between groups. If more than DIFFERING_SHARE of a source's bytes differ, it holds another state and is rejected.
 6. If the lead is lost before all its checksums have arrived, or while a piece is available only from the lead, another
-   source becomes the lead. Received pieces are kept if the new lead has the same ones.
-7. With `leads_alone`, all pieces are requested from the lead, and other sources get only those that it fails to send.
+   source becomes the lead. Received pieces that are equal to the new lead's are kept.
+7. With `leads_alone`, all pieces are requested from the lead. Other sources get only those that the lead fails to send.
 """
 
 import math
@@ -32,14 +32,14 @@ MAX_RANGES = 64
 """Maximum number of contiguous ranges in a request."""
 SLOW_FACTOR = 2.0
 SLOW_S = 0.5
-"""Time in seconds that a piece may take in any case, before SLOW_FACTOR applies."""
+"""Extra time in seconds that a piece may take, in addition to what SLOW_FACTOR allows."""
 ASSUMED_RATE = 2**20
 """Assumed rate in bytes per second of a free source that has not sent anything yet."""
 RATE_OVER_BYTES = 32 * 2**20
-"""Half-life of a measured rate: after this many bytes, earlier measurements count half."""
+"""Half-life of a measured rate: after this many more bytes, a measurement counts half."""
 DIFFERING_SHARE = 0.1
 MAX_DIFFERING_BYTES = 16 * 2**20
-"""Number of bytes that may differ in any case, before DIFFERING_SHARE applies."""
+"""Number of bytes that may always differ, even if they exceed DIFFERING_SHARE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class PieceRequest:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Close the connection to the source. Its remaining pieces are assigned to other sources."""
+    """Close the connection to the source. Other sources get its remaining pieces."""
 
     source: str
 
@@ -117,7 +117,7 @@ Effect = PieceRequest | Disconnect | SourceRejected
 class _Source:
     name: str
     requested: list[int] = field(default_factory=list[int])
-    """Requested pieces that have not arrived yet, in reverse order: the next one is last."""
+    """Requested pieces that have not arrived yet, in reverse order: the next piece is the last in the list."""
     since: float = 0.0
     """Time at which the next piece began to arrive."""
     is_busy: bool = False
@@ -144,7 +144,7 @@ class _Source:
 
 
 class StripePlan:
-    """Decides which pieces to request from which source. The sizes of the pieces are in bytes."""
+    """Decides which pieces to request from which source, given the sizes of the pieces in bytes."""
 
     def __init__(
         self,
@@ -194,7 +194,7 @@ class StripePlan:
         return {name: count for name, count in shares.items() if count}
 
     def next_piece(self, source: str) -> int | None:
-        """Return the number of the next piece from this source, or None if its data is no longer needed."""
+        """Return the number of the next piece expected from this source, or None if its data is no longer needed."""
         requested = self._sources[source].requested
         return requested[-1] if requested else None
 
@@ -353,7 +353,7 @@ class StripePlan:
         return self._pop_pieces(self._unassigned, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
 
     def _pop_pieces(self, pool: list[int], wanted: float) -> list[int]:
-        """Remove and return the pool's first pieces, at least one, up to `wanted` bytes and MAX_RANGES ranges."""
+        """Remove and return the first pieces of the pool: at least one, up to `wanted` bytes and MAX_RANGES ranges."""
         taken: list[int] = []
         size = runs = 0
         while pool and (not taken or size + self._sizes[pool[0]] <= wanted):
@@ -375,7 +375,7 @@ class StripePlan:
                 self._assign(now)
 
     def _slow_at(self, source: _Source, now: float) -> float | None:
-        """Return the time at which the source counts as slow compared to a free source, or None if none is free."""
+        """Return the time at which the source counts as slow, or None if no free source could replace it."""
         if not source.requested or source.requested[-1] in self._only_lead:
             return None
         free = next(iter(self._free(now)), None)

@@ -1,7 +1,7 @@
 """Events, effects and settings of a rank's state machine, and the timer of its interruptions. No I/O and no clock.
 
-A rank's process feeds events from its lighthouse stream and from its function to the machine. The machine returns
-effects, which the process must perform in order.
+A rank's process passes events of its lighthouse stream and of its function to the machine. The machine returns effects
+that the process must perform in order.
 """
 
 import math
@@ -12,7 +12,7 @@ from enum import StrEnum
 from lighthouse_protocol.messages.run import FromRunRank, RunCompleted, RunCounters, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
-# -- events of the stream. `session` is the number from Connect; the machine ignores events of older streams.
+# -- events of the stream. `session` is the number from Connect. The machine ignores events of older streams.
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Raised:
-    """The function has raised an exception, either its own or the interruption."""
+    """The function has ended with an exception, either its own or the interruption."""
 
     reason: str
 
@@ -53,7 +53,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Ask the lighthouse to end an elastic run for all ranks."""
+    """The process wants to end an elastic run for all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closi
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream, and report its events with the number `session`. Queue messages until it is open."""
+    """Open a stream, and report its events with the number `session`. Queue messages until the stream is open."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Cancel this stream. No StreamClosed is required."""
+    """Cancel the stream. The machine needs no StreamClosed for it."""
 
     session: int
 
@@ -115,7 +115,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """Return from the wrapped call. All ranks have finished, the run was stopped, or this rank may not take part."""
+    """End the wrapped call: all ranks have finished, the run was stopped, or this rank may not take part."""
 
     outcome: RunCompleted | RunStopped | LighthouseError
 
@@ -135,10 +135,10 @@ class RankConfig:
     report_interval_s: float = 0.1
     accept_timeout_s: float = 10.0
     lighthouse_timeout_s: float = 600.0
-    """Time in seconds for which a waiting rank tolerates an unreachable lighthouse before it raises an error."""
+    """Time in seconds for which a waiting rank tolerates an unreachable lighthouse before it fails with an error."""
     duplicate_timeout_s: float = 45.0
-    """Time in seconds for which a rank retries if another process has its slot. The lighthouse may not have detected
-    yet that the previous process died."""
+    """Time in seconds for which a rank retries if another process has its slot, because the lighthouse may not have
+    detected yet that the previous process died."""
     interrupt_interval_s: float = 0.5
     hard_timeout_s: float = 90.0
     """Time in seconds for which an interrupted function may still run before its process is killed."""
@@ -172,7 +172,7 @@ class InterruptTimer:
     _leaves_by: float | None = None
 
     def start(self, reason: str, now: float) -> None:
-        """Start to interrupt the function. The next `tick` returns the first interruption."""
+        """Start interrupting the function. The next `tick` returns the first interruption."""
         self._reason, self._interrupt_at, self._leaves_by = reason, now, now + self.hard_timeout_s
         self._overdue = f"still runs {self.hard_timeout_s:g} s after its interruption: {reason}"
 

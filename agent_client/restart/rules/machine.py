@@ -1,7 +1,7 @@
 """State machine of one rank in a run, and of its connection to the lighthouse. No I/O and no clock.
 
-A *run* is all ranks that execute one wrapped function together. A *generation* is one attempt to execute the function;
-the lighthouse numbers the generations. A *spare* is a rank that is ready but not part of the current generation.
+A *run* is all ranks that execute one wrapped function together. A *generation* is a numbered attempt to execute the
+function. A *spare* is a rank that is ready but not part of the current generation.
 
         Waiting         formed         ended, stopped      Raised, Returned
     idle ---> ready ----------> running ------------> leaving ------------> idle
@@ -16,10 +16,10 @@ the lighthouse numbers the generations. A *spare* is a rank that is ready but no
 2. When a generation has ended, the rank's function is interrupted repeatedly. If it is still running after a timeout,
    the process is killed.
 3. On each new stream, the rank repeats its current state (last generation, ready, failed, finished, closing), so that
-   no message is lost with a stream. It also repeats its slot, the number that identifies it in the run, because in an
-   elastic run the lighthouse assigns the slots. A failure is repeated until the lighthouse reports that the generation
-   has ended.
-4. RunStopped, RunCompleted, and a refusal that a retry cannot change, end the rank's part in the run.
+   no message is lost with a stream. The rank also repeats its slot, the number that identifies it in the run, because
+   in an elastic run the lighthouse assigns the slots. A failure is repeated until the lighthouse reports that the
+   generation has ended.
+4. RunStopped, RunCompleted, or a refusal that a retry cannot change ends the rank's part in the run.
 """
 
 from collections.abc import Sequence
@@ -81,7 +81,7 @@ class Reconnect:
     is_lost: bool = False
     _delay_s: float = FIRST_DELAY_S
     next_at: float | None = None
-    """When to open a stream, or to cancel one that was not accepted."""
+    """When to open a stream, or to cancel the open stream because it was not accepted."""
     _refused_since: float | None = None
 
     def open(self, now: float) -> int:
@@ -104,7 +104,7 @@ class Reconnect:
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record that the slot is taken. Return True the first time."""
+        """Record that another process has the slot. Return True the first time."""
         self._close(now, jitter)
         return self._refused_since == now
 
@@ -115,7 +115,7 @@ class Reconnect:
         self._delay_s = min(MAX_DELAY_S, 2 * self._delay_s)
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
-        """Return whether the error that has just closed the stream rules out a retry."""
+        """Return whether a retry is pointless after `error`, which has just closed the stream."""
         if not isinstance(error, DuplicateReplica):
             return isinstance(error, _FINAL)
         self._refused_since = now if self._refused_since is None else self._refused_since
@@ -132,7 +132,7 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """Decides what a rank does. Times are readings of the caller's monotonic clock, in seconds."""
+    """Decides from stream and function events when a rank connects, reports, runs its function and interrupts it."""
 
     def __init__(self, entry: RankHello, config: RankConfig) -> None:
         self.config = config
@@ -149,7 +149,7 @@ class RankMachine:
         self._beat_at = 0.0
         self._report_at: float | None = None
         self._stepped_at: float | None = None
-        self._is_back = False  # the lighthouse is reachable again, and this is not reported yet
+        self._is_back = False  # True if the lighthouse is reachable again and this is not reported yet
 
     @property
     def slot(self) -> int:
@@ -161,7 +161,7 @@ class RankMachine:
 
     @property
     def has_ended(self) -> bool:
-        """True once the rank has stopped sending and receiving. Its function may still be running."""
+        """True once the rank's part in the run has ended. Its function may still be running."""
         return self.outcome is not None
 
     # -- events and time
@@ -200,7 +200,7 @@ class RankMachine:
         return effects + self._check_heartbeat(now)
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next, or None if never. Later than `now` if `now` was already handled."""
+        """Return when to call `tick` next, or None if no call is needed. After `tick(now)`, it is later than `now`."""
         moments: list[float | None] = [self._leaving.deadline]
         if not self.has_ended:
             moments += [self._stream.next_at, self._give_up_at(), self._silent_at()]
@@ -234,7 +234,7 @@ class RankMachine:
         return held
 
     def _send(self, *messages: FromRunRank) -> list[events.RankEffect]:
-        """Send messages on the stream. If none is open, drop them, because the next stream repeats the state."""
+        """Send messages on the stream. If no stream is open, drop them, because the next stream repeats the state."""
         if not self._stream.is_open:
             return []
         return [events.Send(self._stream.session, message) for message in messages]
@@ -343,7 +343,7 @@ class RankMachine:
         return self._send(ReadyReport(self.generation))
 
     def _leave(self, failure: FailureReport | None) -> list[events.RankEffect]:
-        """Become idle, and report `failure` unless it is None. An interruption is not a failure."""
+        """Become idle. Report `failure`, if any, unless the function was interrupted."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
         self.phase = RankPhase.IDLE
         self._leaving.stop()
@@ -371,7 +371,7 @@ class RankMachine:
     # -- time
 
     def _interrupt(self, reason: str, now: float) -> None:
-        """Start to interrupt the function. `tick` returns the interruptions."""
+        """Start interrupting the function if it is running. `tick` returns the interruptions."""
         if self.phase is RankPhase.RUNNING:
             self.phase = RankPhase.LEAVING
             self._leaving.start(reason, now)

@@ -2,22 +2,21 @@
 
 Process groups do not check this. gloo aborts a process that receives more bytes than it expects, and otherwise sums
 whatever arrives. Therefore the participants exchange *announcements* before each collective: rows of numbers, all of
-the same size, that describe the collective. All buckets of a backward pass are announced together with the first one.
-An announcement contains the step, so a participant that has finished a step never sums its tensor with one that is
-still reducing in it. The participants also announce the end of the first step under a quorum, with its number of
-collectives, and then the source of their batches.
+the same size, that describe the collective. All buckets of a backward pass are announced together with the first
+bucket. An announcement contains the step, so tensors of different steps are never summed. The participants also
+announce the end of the first step under a quorum, with its number of collectives, and then the source of their batches.
 
 All participants receive the same rows, so all reach the same verdict:
 
 1. Participants that hold the job's state and have already committed a step decide. If there are none, all participants
-   that hold the state decide. If there are none of these either, all participants decide.
-2. The right announcement is the most frequent one among those that decide. A tie is resolved by the frequency among all
-   participants, then by the number of steps that a deciding participant has committed since it joined, then by
-   replica_rank.
+   that hold the state decide. If no participant holds the state, all participants decide.
+2. The right announcement is the most frequent one among the deciding participants. A tie is resolved by the frequency
+   among all participants, then by the number of steps that a deciding participant has committed since it joined, then
+   by replica_rank.
 3. A participant with any other announcement is at fault.
 
 A row also carries values that may differ: flags that all participants must know before the collective, and a small
-payload, which saves a separate collective.
+payload, which makes a separate collective unnecessary.
 """
 
 import functools
@@ -48,16 +47,16 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """Properties of a participant and of the tensor that it is about to reduce."""
+    """Properties of a participant, and of the tensor that the participant is about to reduce."""
 
     NONE = 0
     NOT_FINITE = 1
     SKIPS_BATCH = 2
-    """The participant skips its batch. It contributes zeros and does not count in this step."""
+    """The participant skips its batch, contributes zeros, and does not count in this step."""
 
 
 class Standing(IntEnum):
-    """Rank of a participant when announcements differ. The participants with the lowest value decide."""
+    """Authority of a participant when announcements differ. The participants with the lowest value decide."""
 
     TRAINED = 0
     HOLDS_STATE = 1
@@ -65,7 +64,7 @@ class Standing(IntEnum):
 
 
 def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
-    """Return a participant's standing. At step 0, healing does not lower it, because all states count equally."""
+    """Return a participant's standing. At step 0, all states count equally, so healing does not lower the standing."""
     if heals and max_step > 0:
         return Standing.HEALS
     return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
@@ -115,12 +114,12 @@ class Row(NamedTuple):
     """Number of steps that this participant has committed since it joined."""
     flags: Flag
     words: tuple[int, ...]
-    """The announcement, in the form in which it is compared."""
+    """The announcement, encoded for comparison."""
     payload: tuple[int, ...]
 
     @property
     def is_silent(self) -> bool:
-        """True for a DRAW row of a rank that has drawn no batch. Such a row matches every other announcement."""
+        """True for a DRAW row of a rank that has not drawn a batch. Such a row matches every other announcement."""
         return self.words[0] == Kind.DRAW and not self.words[2]
 
     @property
@@ -138,7 +137,7 @@ def to_words(
     flags: Flag = Flag.NONE,
     payload: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Encode a row. The number of words is constant, so a long string is truncated and compared by its digest."""
+    """Encode a row. All rows have the same length, so a long string is truncated and compared by its digest."""
     head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
     rest = (0,) * (PAYLOAD_WORDS - len(payload))
     return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)
@@ -172,7 +171,7 @@ def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
-    """Describe the difference for the participant with replica_rank `place`: its own fault, or which others differ."""
+    """Describe the mismatch for the participant with replica_rank `place`: its own fault, or the others at fault."""
     right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
     has_one_step = len({row.announced.step for row in rows}) == 1
 
@@ -202,7 +201,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 class DataChoice(NamedTuple):
-    """Source of the batches. If it differs between groups, they train on the same samples or leave out some."""
+    """Source of the batches. If it differed between groups, some samples would be used twice or not at all."""
 
     length: int
     batch_size: int
@@ -228,7 +227,7 @@ class DataUses:
 
     choice: DataChoice | None = None
     irregular: int = 0
-    """Number of committed steps whose batches were drawn under another quorum, or not at all."""
+    """Number of committed steps whose batches were drawn under an earlier quorum, or not drawn at all."""
     has_changed: bool = False
     _drawn: tuple[int, int] = (-1, -1)
 
@@ -257,23 +256,23 @@ class DataUses:
         }
 
 
-# -- digests of states: the digest that most participants send is right. If several digests are equally frequent, it is
-# the one of the participant with the lowest replica_rank. Participants that heal, catch up or hold no complete state
-# send None, and their states are not compared. All compare in the same steps, even if their options differ, because a
-# missing collective would make the step fail.
+# -- digests of states: the digest that most participants send is right. If several digests are equally frequent, the
+# digest of the participant with the lowest replica_rank is right. Participants that heal, catch up or hold no complete
+# state send None, and their states are not compared. All participants compare in the same steps, even if their options
+# differ, because a missing collective would make the step fail.
 
 Digest = tuple[int, int]
 MAX_DIVERGENCES = 3
-"""Number of times that a group may differ, and heal, without a full round of equal comparisons in between."""
+"""How many times a group may differ, and heal, without a full round of equal comparisons in between."""
 
 
 def common_interval(intervals: Sequence[int]) -> int:
-    """Return the largest of the participants' comparison intervals, in steps, or 0 if one of them is 0."""
+    """Return the largest of the participants' comparison intervals, in steps, or 0 if any of them is 0."""
     return max(intervals) if all(every > 0 for every in intervals) else 0
 
 
 def differs(own: Digest, digests: Sequence[Digest | None]) -> bool:
-    """Return whether `own`, an additional digest that is not in `digests`, differs from the right digest."""
+    """Return whether `own`, which need not be in `digests`, differs from the right digest."""
     wrong = outliers(digests)
     right = next((digest for place, digest in enumerate(digests) if digest is not None and place not in wrong), own)
     return own != right
@@ -292,15 +291,15 @@ def outliers(digests: Sequence[Digest | None]) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Divergences:
-    """Counts how often each participant has differed since the last full round of equal comparisons."""
+    """Counts how many times each participant has differed since the last full round of equal comparisons."""
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Record a comparison in which the participants `wrong`, or none, differed. Return their highest count, or 0.
+        """Record a comparison in which the participants `wrong`, if any, differed. Return their highest count, or 0.
 
-        `windows` is the number of windows in a full round.
+        A full round has `windows` comparisons.
         """
         if not wrong:
             self._equal += 1

@@ -1,15 +1,15 @@
 """Rules that detect where a training loop begins a step, and where it abandons one. No I/O.
 
 A step begins with the first forward pass of a module that uses the Agent, with the first reduction, or with the vote. A
-zero_grad() at the top of the loop must begin the step, too, so that a healing rank has its peer's state before the
-script reads the old one. A zero_grad() at the end of the loop must not begin a step, because an evaluation, a
+zero_grad() at the top of the loop must also begin the step, so that a healing rank has its peer's state before the
+script reads the old state. A zero_grad() at the end of the loop must not begin a step, because an evaluation, a
 checkpoint or the end of training may follow.
 
 If a forward pass will begin the step anyway, zero_grad() does not begin it, which is correct in both kinds of loop.
-Otherwise the first call decides: if the loop has computed before, zero_grad() is at its end.
+Otherwise the first call decides: if the loop has computed before, zero_grad() is at the end of the loop.
 
-A script may abandon a step, for example because it catches an exception or the loss is NaN. It then continues with the
-next forward pass. But so does a script that accumulates gradients, makes two passes per step (SAM) or computes several
+A script may abandon a step, for example because it catches an exception or the loss is NaN, and continue with the next
+forward pass. But so does a script that accumulates gradients, makes two passes per step (SAM) or computes several
 outputs for one loss. PassOrder distinguishes these cases by what the script did in committed steps.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 
 class StepPart(Protocol):
-    """A module whose forward passes begin steps, and whose backward passes reduce in them."""
+    """A module whose forward passes begin steps, and whose backward passes reduce gradients."""
 
     @property
     def begins_steps(self) -> bool:
@@ -38,7 +38,7 @@ class StepPart(Protocol):
     def parameters_reduced(self) -> Sequence[Any]: ...
 
     def contribute_zeros(self) -> bool:
-        """Reduce zeros instead of the batch's gradients. Return False if some gradients were reduced already."""
+        """Reduce zeros instead of the batch's gradients. Return False if some gradients have already been reduced."""
         ...
 
     def abandon_backward(self) -> None:
@@ -46,11 +46,11 @@ class StepPart(Protocol):
         ...
 
     def share_buffers(self) -> None:
-        """Start to exchange values that must be equal in all groups, such as buffers. Called before the vote."""
+        """Start exchanging values that must be equal in all groups, such as buffers. Called before the vote."""
         ...
 
     def end_step(self, *, is_committed: bool) -> None:
-        """Keep the exchanged values if the step is committed, or else restore those from before the step."""
+        """Keep the exchanged values if the step is committed. Otherwise restore the values from before the step."""
         ...
 
 
@@ -59,7 +59,7 @@ class ZeroGradOrder:
     """Finds out where the loop of one optimizer calls zero_grad()."""
 
     ends_loop: bool | None = None
-    """True if zero_grad() is called at the end of the loop, None before the first call."""
+    """True if zero_grad() is called at the end of the loop, or None before the first call."""
 
     def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
         """Return whether this zero_grad() begins a step."""
@@ -76,19 +76,19 @@ class ZeroGradOrder:
 class PassOrder:
     """Detects, from the forward passes of one module, that the script has abandoned a step without a vote.
 
-    Nothing is detected before the first committed step. A false detection costs one attempt: when the same step is
-    retried, the script may reset its gradients again, or make twice as many forward passes, without being suspected. A
-    pattern that occurs in a committed step is treated as normal from then on.
+    Nothing is detected before the first committed step. A false detection costs one attempt: when the step is retried,
+    the script may reset its gradients again, or make twice as many forward passes, without being suspected. A pattern
+    that occurs in a committed step is treated as normal from then on.
     """
 
     counts: bool = True
-    """True if forward passes are counted. This requires that each pass knows in advance whether it will reduce."""
+    """Whether forward passes are counted. This requires that each pass knows in advance whether it will reduce."""
     has_reduced: bool = False
     """True once a backward pass of this module has reduced gradients in this step."""
     _ended: int = -1
     _forwards: int = 0  # reducing passes since the step began or the module last reduced
     _most: int = 0  # highest value of _forwards in this step
-    _starts_over: bool = False  # in this step
+    _starts_over: bool = False  # whether a forward pass followed a reset of reduced gradients in this step
     _usual_most: int = 0
     _usually_starts_over: bool = False
     _patience: int = 1
@@ -96,7 +96,7 @@ class PassOrder:
     _gave_up_at: int | None = None
 
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
-        """Update the counts after `ended` attempts, committed or not. `step` is the current or next step."""
+        """Reset the counts if another attempt at a step has ended. `ended` is the number of attempts so far."""
         self._step = step
         if ended == self._ended:
             return
@@ -122,7 +122,7 @@ class PassOrder:
         return is_unusual and self._gave_up_at != self._step
 
     def repeats(self) -> bool:
-        """Return whether a reducing forward pass after one without a backward pass shows an abandoned step."""
+        """Return whether a new forward pass, after one that had no backward pass, shows that the step was abandoned."""
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
     def gave_up(self) -> None:

@@ -2,17 +2,17 @@
 
     asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard
 
-1. A rank whose last step was not committed may have to *heal*, that is, copy the state of a peer. It waits for its
-   quorum before it computes anything, so that the script does the whole step with the peer's state.
-2. If a rank learns that it must heal only after it has begun to compute, it contributes zeros to the step, votes no,
+1. A rank whose last step was not committed may have to *heal*, that is, copy the state of a peer. The rank waits for
+   its quorum before it computes anything, so that the script does the whole step with the peer's state.
+2. If a rank only learns that it must heal after it has begun to compute, it contributes zeros to the step, votes no,
    and heals before its next step.
 3. The first failure inside a step decides its result: the vote is no, the optimizer does not step, and the next quorum
    connects the participants again.
-4. A model state is identified by its *tag*: the number of committed steps, and the quorum_id under which the last one
-   was committed. While a peer's state is being installed, the rank has no tag. If it is interrupted then, it holds no
-   complete state and heals.
+4. A model state is identified by its *tag*: the number of committed steps, and the quorum_id under which the last of
+   them was committed. While a peer's state is being installed, the rank has no tag. If the installation is interrupted,
+   the rank holds no complete state and heals.
 5. A state is *torn* if a committed step was not applied to it, or if it differs from the peers' state with the same
-   tag. The rank then has no tag either. `distrust` contains the reason until the rank has healed.
+   tag. The rank then also has no tag. `distrust` contains the reason until the rank has healed.
 
 `Applying` finds committed steps that were not applied.
 """
@@ -53,18 +53,18 @@ class StepMachine:
     is_blamed: bool = False
     """True if another group caused `failure`."""
     discards: int = 0
-    """Number of discarded steps since the last committed one."""
+    """Number of discarded steps since the last committed step."""
     faults: int = 0
-    """Number of these discards that, as far as known, no other group caused."""
+    """Number of these discarded steps that no other group is known to have caused."""
     has_erred: bool = False
     has_reduced: bool = False
     """True if an all-reduce over all participants has completed in this step."""
     has_computed: bool = False
     """True if a forward pass or a reduction has begun in this step."""
     skips_batch: bool = False
-    """True if the script skips this rank's batch. The rank contributes zeros and does not count."""
+    """True if the script skips this rank's batch, so that the rank contributes zeros and does not count."""
     skipped_weight: int = 0
-    """Number of microbatches in the step that were skipped, over all groups."""
+    """Number of skipped microbatches in the step, summed over all groups."""
     is_in_backward: bool = False
     was_committed: bool = False
     commits: int = 0
@@ -76,13 +76,13 @@ class StepMachine:
     may_heal: bool = True
     """True if the next quorum may require this rank to heal."""
     heals_first: bool = False
-    """True if this rank can heal within this step, because it had computed nothing before it requested the quorum."""
+    """True if this rank can heal within this step, because it requested the quorum before it computed anything."""
     must_install: bool = False
     """True if a peer's state must be installed before this rank's gradients count."""
     is_torn: bool = False
     is_installing: bool = False
     distrust: Distrust | None = None
-    """Reason why the state is torn, or None. Also None if only the installation of a peer's state was interrupted."""
+    """Reason why the state is torn, or None. An interrupted installation of a peer's state sets no reason."""
     torn_under: int | None = None
     is_alone: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
@@ -100,7 +100,7 @@ class StepMachine:
 
     @property
     def next_step(self) -> int | None:
-        """Number of the next step that has not begun to compute, or None if the current step has begun to compute."""
+        """Number of the next step to compute, or None if the current step has already begun to compute."""
         has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
         return None if has_begun or self.phase is Phase.VOTED else self.step
 
@@ -201,7 +201,7 @@ class StepMachine:
         if self.phase is not Phase.IDLE:
             self.failed(text)
         elif self.is_alone:
-            # Force another quorum. Not possible with several ranks, as the others may be in the next step already.
+            # Force another quorum. With several ranks this is impossible: the others may already be in the next step.
             self.discards += 1
 
     @property
@@ -213,11 +213,11 @@ class StepMachine:
 
     @property
     def cannot_heal(self) -> bool:
-        """True if no peer can provide a state: the quorum formed after this rank reported that its state is torn."""
+        """True if no peer can provide a state, because a quorum formed after the state was torn and has no source."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
-        """Set the step and tag at which this rank takes part. While the rank catches up, its own state is older."""
+        """Set the step and tag at which this rank takes part. While the rank is catching up, its own state is older."""
         self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:
@@ -240,7 +240,7 @@ class StepMachine:
 
     @property
     def has_decided(self) -> bool:
-        """True if this rank has voted yes and its vote is the decision, because the group has no other rank."""
+        """True if this rank has voted yes and is the only rank of its group, so that its vote is the decision."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
     def decided(self, commit: bool) -> None:
@@ -261,7 +261,7 @@ class StepMachine:
         self.may_heal = not commit or assignment is None
 
     def faulted(self) -> None:
-        """Count the last discard as one that, as far as known, no other group caused."""
+        """Count the last discard as a fault, because no other group is known to have caused it."""
         self.faults += 1
 
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
@@ -275,11 +275,11 @@ class StepMachine:
 class Applying:
     """Finds committed steps that were not applied.
 
-    A commit changes the step and the tag immediately, but the state only when the optimizer steps. These cases show
-    that the optimizer did not step, or only in part, which leaves the state torn:
+    A commit changes the step and the tag immediately, but the state changes only when the optimizer steps. These cases
+    show that the optimizer did not step, or only in part, which leaves the state torn:
 
     1. An exception is raised between `entered` and `left`. FaultTolerantOptimizer, LocalSGD, DiLoCo and the block
-       `with agent.applying()` call these two.
+       `with agent.applying()` call these two methods.
     2. A script calls its optimizers itself, and when the next step begins, a registered optimizer has begun more steps
        since the commit than it has finished. So a step raised, even if the script caught the exception and tried again.
        (A step that calls the step of its base class is counted twice as begun and twice as finished.)
@@ -289,7 +289,7 @@ class Applying:
     """
 
     is_explicit: bool = False
-    """True once `entered` was called. Optimizer steps are then ignored."""
+    """True once `entered` has been called. Optimizer steps are then ignored."""
     _committed: int | None = None  # committed step that is not applied yet
     _under_way: Counter[tuple[int, str]] = field(default_factory=Counter[tuple[int, str]])
     _stepped: set[int] = field(default_factory=set[int])
@@ -329,10 +329,10 @@ class Applying:
             self._committed = None
 
     def begins(self, may_skip: Callable[[], bool]) -> str:
-        """Return how the last commit was not applied, or an empty string, when the next step begins.
+        """Check at the beginning of a step that the last commit was applied. Return what is missing, or "".
 
         `may_skip` returns whether a GradScaler may skip steps. It is slow, so it is called only if an optimizer step is
-        missing, and not again once it has returned True.
+        missing, and no longer once it has returned True.
         """
         step, self._committed = self._committed, None
         if self.is_explicit or step is None:

@@ -1,8 +1,8 @@
 """Log lines about steps that other groups delayed, and rules for a rank whose quorum requests are refused. No I/O.
 
-`StepNews` builds one line for a lost group or for groups that healed. A loss is logged when the discarded step has been
-repeated and committed, so that the line contains the delay. If this takes longer than LOSS_HELD_S or fails, the loss is
-logged earlier, without the delay.
+`StepNews` builds one line for a lost group or for groups that healed. A loss is logged after the discarded step has
+been repeated and committed, so that the line contains the delay. If the repetition fails or takes longer than
+LOSS_HELD_S, the loss is logged without the delay.
 """
 
 from collections.abc import Sequence
@@ -42,13 +42,13 @@ class StepNews:
         self._healing: tuple[str, int, float] | None = None
 
     def lost(self, loss: Loss) -> str:
-        """Record the loss that caused a discard. Return the pending line about an earlier loss, or an empty string."""
+        """Record the loss that caused a discarded step. Return the pending line about an earlier loss, or ""."""
         pending = self.flush()
         self._loss = loss
         return pending
 
     def pop_overdue(self, now: float) -> str:
-        """Return the pending line if it has waited for LOSS_HELD_S, or an empty string."""
+        """Return the pending line if it has been pending for LOSS_HELD_S, or an empty string."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
@@ -87,8 +87,8 @@ class Patience:
     1. If no later request can succeed, the rank exits immediately.
     2. If a later request may succeed (another process with the same name is still alive, or a quorum was revoked before
        its first step), the rank exits after `limit` consecutive refusals of this kind.
-    3. A rank never exits because it is waiting for more groups, for the lighthouse or for a restarting manager. The
-       wait and its reason are logged regularly.
+    3. A rank that waits for more groups, for the lighthouse or for a restarting manager never exits. The wait and its
+       reason are logged regularly.
     """
 
     def __init__(self, limit: int) -> None:
@@ -114,7 +114,7 @@ class Patience:
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
     def pop_news(self, error: LighthouseError, now: float) -> str:
-        """Return the message to log as an error now, or an empty string."""
+        """Return the error message to log now, or an empty string."""
         is_first = self._tries == FIRST_LOG_AFTER
         if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):
             return ""

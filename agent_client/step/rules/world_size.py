@@ -1,14 +1,14 @@
-"""Computes which part of a step a replica group does. No I/O. Every participant computes the same result.
+"""Computes which part of a step a replica group does. No I/O. All participants compute consistent results.
 
 A step consists of microbatches, each computed by all ranks of one group. The step's gradients are the sum over the
 groups that count, divided by `divisor`. *Contributors* are the participants that hold the current state when they
 compute. A group that does not count still computes one microbatch and contributes zeros, because the other groups wait
 for it in their collectives.
 
-    mode                 computed by                                      microbatches, divisor
-    DYNAMIC              every contributor its own                        contributors
-    FIXED_WITH_SPARES    the first `size` contributors; the rest spare    min(size, contributors)
-    CONSTANT_BATCH       assigned to the contributors in turn             size
+    mode                 who computes a microbatch                        number of microbatches, divisor
+    DYNAMIC              each contributor                                 contributors
+    FIXED_WITH_SPARES    the first `size` contributors; others: spares    min(size, contributors)
+    CONSTANT_BATCH       the contributors in turn                         size
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from lighthouse_protocol.messages.membership import Assignment
 
 
 class WorldSizeMode(StrEnum):
-    """Which batches a step consists of when the number of replica groups changes."""
+    """How the batches of a step depend on the number of replica groups."""
 
     DYNAMIC = "dynamic"
     """One batch of each contributing group. The global batch shrinks and grows with the number of groups."""
     FIXED_WITH_SPARES = "fixed_with_spares"
-    """One batch of each of the first `world_size` groups. Further groups are spares, whose gradients do not count."""
+    """One batch of each of the first `world_size` contributing groups. Other groups are spares and do not count."""
     CONSTANT_BATCH = "constant_batch"
-    """Always `world_size` batches, distributed among the groups that are present."""
+    """Always `world_size` batches, distributed among the contributing groups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Share:
     counts: bool
     """False if the group contributes zeros."""
     is_first: bool = False
-    """True in exactly one of the groups that count. That group provides values that must be equal in all groups."""
+    """True in exactly one of the groups that count, which provides the values that must be equal in all groups."""
 
     @property
     def weight(self) -> int:

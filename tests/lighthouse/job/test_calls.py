@@ -31,12 +31,12 @@ def test_a_heartbeat_without_news() -> None:
 
 
 def test_a_hello() -> None:
-    assert calls(connected("a", kind=QuorumMachine), opened(2, native("b")), 0.5) <= 72
+    assert calls(connected("a", kind=QuorumMachine), opened(2, native("b")), 0.5) <= 60
 
 
 @pytest.mark.parametrize("step", [0, 5])
 def test_a_join_that_forms(step: int) -> None:
     machine = connected("ab", kind=QuorumMachine)
     machine.handle(asks(1, 1, "a", step=step), 0.5)
-    assert calls(machine, asks(2, 2, "b", step=step), 0.5) <= 177
+    assert calls(machine, asks(2, 2, "b", step=step), 0.5) <= 150
     assert machine.quorum is not None

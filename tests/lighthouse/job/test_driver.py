@@ -10,6 +10,7 @@ from lighthouse.job.events import QuorumEffect, QuorumEvent, Withdrawn
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import QuorumConfig, QuorumRecord
 from lighthouse.job.run_driver import Ports
+from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.session import (
     GroupCounts,
     GroupReport,
@@ -31,15 +32,16 @@ from tests.lighthouse.sessions import native
 from tests.virtual_loop import VirtualLoop
 
 
-def unwritable(record: QuorumRecord) -> None:
-    raise Unreachable("no space left on device")
+class Unwritable(MemoryStore):
+    def commit(self, job: str, record: QuorumRecord) -> None:
+        raise Unreachable("no space left on device")
 
 
 def test_a_quorum_that_cannot_be_written_down_by_a_timer_raises_nothing():
     """a is waited for by nobody, and forms without b, which is alive, when its time for that is over."""
     loop = VirtualLoop()
     machine = QuorumMachine(QuorumConfig(min_replicas=1, join_timeout_s=2.0))
-    driver = JobDriver("j", machine, Ports(loop, loop.time), remember=unwritable)
+    driver = JobDriver("j", machine, Ports(loop, loop.time), store=Unwritable())
     driver.receive_heartbeat_call("b", "b.0")
     driver.request_quorum(group("a"), 60.0, Caller[Answer]())
     loop.go(4.0)
@@ -51,7 +53,7 @@ def test_nor_does_one_that_comes_first_after_a_pause():
 
     def was_late() -> None:
         if loop.now > 1001.0:
-            unwritable(None)  # pyright: ignore[reportArgumentType]
+            raise Unreachable("no space left on device")
 
     loop = VirtualLoop()
     driver = JobDriver("j", QuorumMachine(QuorumConfig(join_timeout_s=2.0)), Ports(loop, loop.time, was_late))
@@ -65,11 +67,11 @@ def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_
     class Machine(QuorumMachine):
         def handle(self, event: QuorumEvent, now: float) -> Sequence[QuorumEffect]:
             if isinstance(event, Withdrawn):
-                unwritable(None)  # pyright: ignore[reportArgumentType]
+                raise Unreachable("no space left on device")
             return super().handle(event, now)
 
     loop, caller = VirtualLoop(), Caller[Answer]()
-    driver = JobDriver("j", Machine(QuorumConfig(min_replicas=2)), Ports(loop, loop.time), remember=unwritable)
+    driver = JobDriver("j", Machine(QuorumConfig(min_replicas=2)), Ports(loop, loop.time), store=Unwritable())
     driver.request_quorum(group("a"), 10.0, caller)
     loop.go(11.0)
     assert [type(error) for error in caller.errors] == [DeadlinePassed]

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,7 @@ from lighthouse.job.incidents import OnStall
 from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig, RunConfig
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import Ports, RunDriver
+from lighthouse.job.run_driver import JobsPort, Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.incident import (
     EvidenceAsked,
@@ -105,13 +105,35 @@ class Manager:
         return [message for message in self.heard if isinstance(message, kind)]
 
 
+@dataclass
+class Wrapped:
+    """A run of the groups' ranks. `asked`: what the incidents ask of it."""
+
+    asked: list[Any]
+    is_over: bool = False
+    is_quiet: bool = False
+    run_id: str = "r"
+    size: int = 0
+    steps: int = 0
+
+    def ranks(self) -> tuple[()]:
+        return ()
+
+    def fail_ranks(self, *given: Any) -> bool:
+        self.asked.append(given)
+        return True
+
+    def request_stop(self, *given: Any) -> None:
+        self.asked.append(given)
+
+
 class Job:
     """Groups a, b and c, which are in their first step under a standing quorum."""
 
-    def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
+    def __init__(self, loop: VirtualLoop, registry: IncidentRegistry, runs: Sequence[Any] = ()) -> None:
         self.loop, self.registry = loop, registry
         machine = QuorumMachine(QuorumConfig(heartbeat_timeout_s=1000.0, lease_s=1000.0, join_timeout_s=1000.0))
-        self.driver = JobDriver("j", machine, Ports(loop, time.time), registry)
+        self.driver = JobDriver("j", machine, Ports(loop, time.time), registry, runs=lambda: runs)
         self.managers = {name: Manager(self, name) for name in "abc"}
 
     def start(self) -> None:
@@ -167,8 +189,8 @@ Make = Callable[..., Job]
 def make(loop: VirtualLoop, caplog: pytest.LogCaptureFixture) -> Make:
     caplog.set_level(logging.INFO)
 
-    def make(policy: OnStall = OnStall.NOTIFY, **given: Any) -> Job:
-        return Job(loop, IncidentRegistry(policy, **given))
+    def make(policy: OnStall = OnStall.NOTIFY, *runs: Any) -> Job:
+        return Job(loop, IncidentRegistry(policy), runs)
 
     return make
 
@@ -252,26 +274,21 @@ class TestAStall:
 
     def test_what_a_wrapper_runs_is_not_killed(self, make: Make):
         asked: list[Any] = []
-        job = make(OnStall.RESTART_SUSPECTS, restart_ranks=lambda *given: asked.append(given) is None)
+        job = make(OnStall.RESTART_SUSPECTS, Wrapped(asked))
         job.start()
         job.stall()
-        assert asked == [("j", "b", {1}, f"incident {job.newest.id}: b, whose ranks are behind")]
+        assert asked == [("b", {1}, f"incident {job.newest.id}: b, whose ranks are behind")]
         assert job.newest.summary.action == "interrupted b, whose ranks are behind"
         assert not [m for m in job.managers.values() if m.told(KillRequest)]
 
     def test_stop_stops_the_run(self, make: Make):
-        asked: list[tuple[str, str, str]] = []
-
-        def stop(*given: str) -> list[str]:
-            asked.append(given)  # pyright: ignore[reportArgumentType]
-            return ["r"]
-
-        job = make(OnStall.STOP_RUN, stop_runs=stop)
+        asked: list[Any] = []
+        job = make(OnStall.STOP_RUN, Wrapped(asked), Wrapped(asked, is_over=True), Wrapped(asked, is_quiet=True))
         job.start()
         job.stall()
         [summary] = job.incidents
-        [(name, reason, who)] = asked
-        assert (name, who) == ("j", f"--on-stall stop-run, incident {summary.id}")
+        [(reason, who)] = asked
+        assert who == f"--on-stall stop-run, incident {summary.id}"
         assert reason.startswith(f"incident {summary.id}: nothing moves: b/1 behind in loader")
         assert summary.action == "stopped the run r"
         assert not [m for m in job.managers.values() if m.told(KillRequest)]
@@ -377,15 +394,21 @@ class Slot(Listener):
         self.say(RankHeartbeat(step, "running", ProgressSample(step, still_s=still_s, times=times)))
 
 
+@dataclass
+class RunsOf(JobsPort):
+    wrapped: "WrappedJob"
+
+    def handle_run_message(self, job: str) -> None:
+        self.wrapped.driver.handle_run_message()
+
+
 class WrappedJob:
     """Three ranks of run r, without Agents."""
 
     def __init__(self, loop: VirtualLoop, registry: IncidentRegistry) -> None:
         self.loop, self.registry = loop, registry
         machine = RunMachine(RunConfig(run="r"))
-        self.run = RunDriver(
-            ("j", "r"), machine, MemoryStore(), Ports(loop, time.time), moved=lambda: self.driver.handle_run_message()
-        )
+        self.run = RunDriver(("j", "r"), machine, MemoryStore(), Ports(loop, time.time), RunsOf(self))
         quorum = QuorumMachine(QuorumConfig())
         self.driver = JobDriver("j", quorum, Ports(loop, time.time), registry, runs=lambda: [self.run])
         self.slots = [Slot(self, slot) for slot in range(3)]

@@ -100,8 +100,12 @@ def test_a_new_session_forgets_the_notice_until_its_manager_repeats_it():
     stage.tell("b")
     stage.open("b")
     assert stage.shown()["b"] is None
+    stage.tell("b")
+    assert str(stage.shown()["b"]) == "ends in 60 s: spot (aws)"
+    assert len(stage.posted) == 1, "a repeated notice is posted once"
     stage.tell("b", None)
     assert str(stage.shown()["b"]) == "ends soon: spot (aws)"
+    assert len(stage.posted) == 2
 
 
 def test_a_group_is_answered_again_only_when_the_first_other_stays_or_the_last_goes():

@@ -1,16 +1,18 @@
 """A job's progress on the lighthouse's loop: whose view counts, which ranks are judged, heals and log lines."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
 
 from lighthouse.job.incident_driver import MAX_HEALS_TOLD, JobAccount, ProgressDriver
 from lighthouse.job.records import Group
-from lighthouse.job.run_driver import Ports
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse_protocol.messages.progress import GroupView, HealProgress, HealTotals
-from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport
+from lighthouse_protocol.messages.session import Discards, GroupCounts, GroupReport, ToManager
+from lighthouse_protocol.messages.status import TimelineKind
+from lighthouse_protocol.rules.stall import StallVerdict
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
 
@@ -19,12 +21,26 @@ def groups_of(names: str, **fields: bool) -> dict[str, Group]:
     return {name: Group(name, "i", 0.0, **fields) for name in names}
 
 
+class NoRuns:
+    """The driver of a job without runs."""
+
+    def list_runs(self) -> list[RunDriver]:
+        return []
+
+    def send_to_member(self, member: Group, message: ToManager) -> bool:
+        return False
+
+    def handle_verdict(self, verdict: StallVerdict | None) -> None: ...
+
+    def add_timeline_entry(self, kind: TimelineKind, replica_ids: Sequence[str], text: str) -> None: ...
+
+
 class Job:
     """Rank b/1 has not come into the collective in which all others wait."""
 
     def __init__(self, loop: VirtualLoop, check_lag: Callable[[], object] = lambda: None) -> None:
         self.loop, self.groups = loop, groups_of("ab", is_participant=True)
-        self.places = ProgressDriver("j", self.groups, Ports(loop, loop.time, check_lag))
+        self.places = ProgressDriver("j", self.groups, Ports(loop, loop.time, check_lag), NoRuns())
         inside = all_reduce(9)
         self.a = GroupView("a", "i", tuple(rank(n, inside=inside, group="a", still_s=0) for n in range(2)))
         late = rank(1, "loader", left=after(all_reduce(8)), group="b", still_s=0)
@@ -111,7 +127,7 @@ MIB = 2**20
 class HealingJob:
     def __init__(self, loop: VirtualLoop) -> None:
         self.loop, self.groups = loop, groups_of("bc")
-        self.driver = ProgressDriver("j", self.groups, Ports(loop, loop.time))
+        self.driver = ProgressDriver("j", self.groups, Ports(loop, loop.time), NoRuns())
 
     def report(self, *ranks: HealProgress | None, name: str = "b", age_s: float = 0.0) -> None:
         """What the manager of that group sends."""

@@ -69,7 +69,7 @@ def incidents() -> IncidentRegistry:
 
 def jobs_of(memory: MemoryStore, incidents: IncidentRegistry | None = None) -> JobRegistry:
     loop = asyncio.get_running_loop()
-    return JobRegistry(lambda first_id: QuorumConfig(), Ports(loop, time.time), memory, incident_registry=incidents)
+    return JobRegistry(QuorumConfig(), Ports(loop, time.time), memory, incident_registry=incidents)
 
 
 @pytest.fixture
@@ -135,10 +135,9 @@ async def test_ranks_that_are_behind_are_those_of_a_group_or_slots_of_the_run(ru
     for name, slot in (("g", 0), ("h/0", 1)):
         driver.open_supervisor(SupervisorHello(name, name, slots=(slot,)), Listener())
     (first, _), (second, listener) = entered(driver, 0), entered(driver, 1)
-    assert not runs.fail_ranks_of("another", "g", {0}, "why")
-    assert [runs.fail_ranks_of("j", *those, "why") for those in (("g", {1}), ("nobody", {0}))] == [False, False]
+    assert [driver.fail_ranks(*those, "why") for those in (("g", {1}), ("nobody", {0}))] == [False, False]
     for number, (name, rank, slot) in enumerate((("g", 0, 0), ("h", 0, 1), ("r", 1, 1))):
-        assert runs.fail_ranks_of("j", name, {rank}, "why")
+        assert driver.fail_ranks(name, {rank}, "why")
         assert listener.heard[-1] == GenerationEnded(number, f"slot {slot} (i{slot}) has failed: why", is_failure=True)
         for session in (first, second):
             driver.receive_from_rank(session, ReadyReport(number))
@@ -147,8 +146,8 @@ async def test_ranks_that_are_behind_are_those_of_a_group_or_slots_of_the_run(ru
 async def test_ranks_that_are_behind_are_those_of_a_group_that_restarts_by_itself(runs: RunRegistry):
     driver = runs.get_run_driver("j", group_run("r", "g"))
     (_, listener), _ = entered(driver, 0), entered(driver, 1)
-    assert not runs.fail_ranks_of("j", "h", {0}, "why")
-    assert runs.fail_ranks_of("j", "g", {1}, "why")
+    assert not driver.fail_ranks("h", {0}, "why")
+    assert driver.fail_ranks("g", {1}, "why")
     assert listener.heard[-1] == GenerationEnded(0, "slot 1 (i1) has failed: why", is_failure=True)
 
 
@@ -157,7 +156,7 @@ async def test_a_run_that_supervisors_share_is_no_groups_own_whatever_its_name(r
     driver.open_supervisor(SupervisorHello("h", "s", slots=(0, 1)), Listener())
     for slot in (0, 1):
         entered(driver, slot)
-    assert not runs.fail_ranks_of("j", "g", {1}, "why")
+    assert not driver.fail_ranks("g", {1}, "why")
 
 
 async def test_a_quiet_run_is_dropped_and_found_again(runs: RunRegistry):

@@ -80,15 +80,15 @@ class Scene:
         self.looks = 0
         self.told: list[str] = []
 
-    def judge(self, now: float) -> StallVerdict | None:
+    def judge_ranks(self, now: float) -> StallVerdict | None:
         self.looks += 1
-        left_s = self.left_s(now)
+        left_s = self.verdict_in_s(now)
         return None if left_s is None or left_s >= 0 else StallVerdict(Kind.BEHIND, (), self.text, 60 - left_s)
 
-    def hear(self, verdict: StallVerdict | None) -> None:
+    def handle_verdict(self, verdict: StallVerdict | None) -> None:
         self.told.append(verdict.text if verdict is not None else "moves")
 
-    def left_s(self, now: float) -> float | None:
+    def verdict_in_s(self, now: float) -> float | None:
         return None if self.moved_at is None else self.moved_at + 60 - now
 
 
@@ -102,7 +102,7 @@ def scene(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.fixture
 def watch(scene: Scene) -> StallWatch:
-    return StallWatch(scene.loop, LOG, "j", scene.judge, scene.left_s, 60.0, scene.hear)
+    return StallWatch(scene.loop, LOG, "j", scene, 60.0)
 
 
 def test_says_it_once_and_when_it_is_over(scene: Scene, watch: StallWatch, caplog: pytest.LogCaptureFixture):
@@ -147,7 +147,7 @@ AFTER_S = 0.02
 
 async def said(*texts: str, apart_s: float) -> list[str]:
     heard: list[str] = []
-    lasting = SustainedNotice(asyncio.get_running_loop(), heard.append, lambda: heard.append("over"), AFTER_S)
+    lasting = SustainedNotice(asyncio.get_running_loop(), heard.append, AFTER_S)
     for text in texts:
         lasting.set(text)
         await asyncio.sleep(apart_s)
@@ -160,8 +160,8 @@ async def test_what_changes_too_soon_is_not_said():
 
 
 async def test_what_lasts_is_said_once_and_when_it_is_over():
-    assert await said("a", "a", "b", "", "", apart_s=4 * AFTER_S) == ["a", "b", "over"]
+    assert await said("a", "a", "b", "", "", apart_s=4 * AFTER_S) == ["a", "b", ""]
 
 
 async def test_a_new_start_is_said_anew():
-    assert await said("a", "", "a", apart_s=4 * AFTER_S) == ["a", "over", "a"]
+    assert await said("a", "", "a", apart_s=4 * AFTER_S) == ["a", "", "a"]

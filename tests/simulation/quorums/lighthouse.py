@@ -148,16 +148,13 @@ class QuorumLighthouse(LighthouseProcess):
         self.log(f"starts with {record and record.quorum_id}")
         site.ledger.starts(record, self.config.lease_s, site.world.now)
         self.jobs = JobRegistry(
-            self._config,
+            self.config,
             Ports(Timers(self), site.wall, draw_secret=lambda: token_hex(SECRET_BYTES)),
             self,
             self._give_up,
         )
         self.jobs.remember(self.load())
         self._scrape()
-
-    def _config(self, first_quorum_id: int) -> QuorumConfig:
-        return replace(self.config, first_quorum_id=first_quorum_id)
 
     @property
     def driver(self) -> JobDriver:

@@ -1,0 +1,31 @@
+"""Sends a JSON document to a URL of the user. The receiver may be dead, slow or wrong."""
+
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+import aiohttp
+
+ANSWERED_WITHIN_S = 5.0
+
+
+def shown_url(url: str) -> str:
+    """Return the URL without its path and its user, which may contain a secret."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.hostname}"
+
+
+async def post_json(url: str, document: Mapping[str, object]) -> str:
+    """Send one POST request. Return the error as text, without secrets of the URL, or an empty string on success."""
+    try:
+        timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)
+        async with (
+            aiohttp.ClientSession() as http,
+            http.post(url, json=document, timeout=timeout, allow_redirects=False) as response,
+        ):
+            return "" if response.status < 300 else f"it answered with status {response.status}"
+    except TimeoutError:
+        return f"it did not answer within {ANSWERED_WITHIN_S:g} s"
+    except aiohttp.ClientResponseError as e:  # its text contains the URL
+        return f"its answer is not HTTP: {e.message.splitlines()[0]}"
+    except (aiohttp.ClientError, OSError) as e:
+        return f"{type(e).__name__}: {e}".replace(url, shown_url(url))
