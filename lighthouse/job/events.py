@@ -162,7 +162,7 @@ class QuorumFormed:
     calls: tuple[int, ...]
     is_new: bool  # whether the quorum has a new id
     stands: bool = False
-    record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # the driver stores it before it answers
+    record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # stored before any answer
 
 
 @dataclass(frozen=True, slots=True)
