@@ -25,6 +25,7 @@ from agent_client.manager_client.client import ManagerConnection
 from benchmarks.support.figures import Bar, benchmark, finish, show_machine, spread, table
 from lighthouse.server.config import LighthouseConfig
 from lighthouse.server.daemon import LighthouseDaemon
+from lighthouse_protocol.messages.hosts import KeptState
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.preemption import PreemptionNoted, PreemptionNotice
 from lighthouse_protocol.messages.session import WatchHello
@@ -81,6 +82,9 @@ class Host:
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         raise WrongState("this group has no processes")
+
+    def kept(self) -> tuple[KeptState, ...]:
+        return ()
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
         self.preemption.set(0, source, notice)

@@ -121,10 +121,10 @@ class Pace:
     because the thread would still use idle cores, and its memory traffic slows down all threads.
     """
 
-    def __init__(self) -> None:
-        """Lower the priority of the calling thread if the system supports this (Linux)."""
+    def __init__(self, niceness: int = NICENESS) -> None:
+        """Lower the priority of the calling thread by `niceness` if the system supports this (Linux)."""
         with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
         self._rested_at = time.thread_time()
 
     def rest(self) -> None:

@@ -236,7 +236,7 @@ class Healing:
             self._is_read_in_place = False
 
     def fetch(self, assignment: Assignment) -> None:
-        """Fetch a peer's state if this rank heals under the assignment. Raise the errors of `Fetch.run`."""
+        """Fetch a peer's state if this rank heals under the assignment. Raises what `Fetch.run` raises."""
         self._quorum_id, self._received = assignment.quorum_id, None
         if not assignment.heals:
             return

@@ -79,7 +79,8 @@ class Activity:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.numbers = CollectiveIds()
-        self.collective: tuple[CollectiveBlock | None, bool, float] = (None, False, clock())
+        self.collective: tuple[CollectiveBlock | None, bool, float, float] = (None, False, clock(), 0.0)
+        # The newest, whether it is running, since when, and the seconds in all collectives before.
         self.act: tuple[ActivityBlock | None, float] = (None, clock())
         self.torch_collectives: tuple[TorchCollective, ...] = ()  # the running ones, and the newest one
         self.script_groups = ScriptGroups(clock)
@@ -101,7 +102,7 @@ class Activity:
         self.rejected = (RejectedStep(step, reason, is_own), self.clock())
 
     def take_sample(self) -> ActivitySample:
-        (inside, is_inside, moved_at), (act, since) = self.collective, self.act
+        (inside, is_inside, moved_at, _), (act, since) = self.collective, self.act
         own = None if inside is None else inside.to_message(is_inside)
         torchs, torchs_at = self._read_torch_collective()
         collective = max((c for c in (own, torchs) if c is not None), key=_unfinished_first, default=None)
@@ -123,6 +124,11 @@ class Activity:
             data=self.data(),
         )
         return ActivitySample(sample, busy, moved_at)
+
+    def collectives_s(self, now: float) -> float:
+        """Return the time in seconds that the Agent has spent in collectives."""
+        _, is_inside, moved_at, before_s = self.collective
+        return before_s + (now - moved_at if is_inside else 0.0)
 
     def enter(self, newest: "TorchCollective") -> None:
         running = [each for each in self.torch_collectives if each.is_running(self.clock)]
@@ -153,10 +159,11 @@ class CollectiveBlock:
     within_group: bool
 
     def __enter__(self) -> None:
-        self.activity.collective = (self, True, self.activity.clock())
+        self.activity.collective = (self, True, self.activity.clock(), self.activity.collective[3])
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        self.activity.collective = (self, False, self.activity.clock())
+        now = self.activity.clock()
+        self.activity.collective = (self, False, now, self.activity.collectives_s(now))
 
     def to_message(self, is_inside: bool) -> Collective:
         return _collective(self.number, self.operation, self.shape, is_inside, self.within_group)

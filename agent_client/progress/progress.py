@@ -36,7 +36,7 @@ from agent_client.progress.activity import (
     TorchCollective,
     format_shape,
 )
-from agent_client.progress.rules import CollectiveIds, Name, Number, PhaseTimes
+from agent_client.progress.rules import CollectiveIds, ComputeClock, Name, Number, PhaseTimes
 from agent_client.progress.script_groups import STILL_S
 from lighthouse_protocol.messages.progress import (
     MAX_LABEL_CHARS,
@@ -75,6 +75,7 @@ class Progress:
         self._times = PhaseTimes(root, clock())
         self._marks_lock = threading.Lock()
         self.activity = Activity(clock)
+        self.compute = ComputeClock(clock())
         self.compared: StateDigest | None = None
         """Digest of the newest state that was compared with the peers."""
 
@@ -129,6 +130,15 @@ class Progress:
             with self._marks_lock:
                 self._process_marks()
 
+    def enter_reduction(self) -> None:
+        """Mark that the script waits for its last reduction. This affects only the measured compute time."""
+        now = self.clock()
+        self.compute.enter_reduction(now, self.activity.collectives_s(now))
+
+    def leave_reduction(self) -> None:
+        now = self.clock()
+        self.compute.leave_reduction(now, self.activity.collectives_s(now))
+
     # -- marks, on the Agent's own thread
 
     @property
@@ -143,7 +153,7 @@ class Progress:
         return self._traced(_describe(number, operation, shape, within_group=within_group), inside)
 
     def enter_torch_collective(self, operation: str, shape: Shape) -> TorchCollective:
-        """Mark the start of a collective of torch's modules. Its end is not traced: torch does not report it."""
+        """Mark the start of a collective that torch calls. torch does not report its end, so no end is traced."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.activity.enter(entered)
         if self.trace is not None:
@@ -168,7 +178,8 @@ class Progress:
     def sample(self) -> ProgressSample:
         with self._marks_lock:
             self._process_marks()
-            return replace(self._times.make_sample(self.activity.take_sample(), self.clock()), compared=self.compared)
+            sample = self._times.make_sample(self.activity.take_sample(), self.clock())
+            return replace(sample, compared=self.compared, computed=self.compute.totals)
 
     def _process_marks(self) -> None:
         for _ in range(len(self.marks)):
@@ -191,12 +202,16 @@ class Phase(Name):
         self.progress = progress
 
     def __enter__(self) -> None:
-        progress = self.progress
-        progress.marks.append((progress.clock(), self, True))
+        progress, now = self.progress, self.progress.clock()
+        progress.marks.append((now, self, True))
+        if self.is_wait:
+            progress.compute.enter_wait(now)
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, at: TracebackType | None) -> None:
-        progress = self.progress
-        progress.marks.append((progress.clock(), self, False))
+        progress, now = self.progress, self.progress.clock()
+        progress.marks.append((now, self, False))
+        if self.is_wait:
+            progress.compute.leave_wait(now)
         progress.bound_queue()
 
 

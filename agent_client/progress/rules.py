@@ -14,7 +14,15 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from lighthouse_protocol.messages.progress import MAX_DEPTH, STEP, OpenPhase, PhaseCount, PhaseTime, ProgressSample
+from lighthouse_protocol.messages.progress import (
+    MAX_DEPTH,
+    STEP,
+    ComputeTotals,
+    OpenPhase,
+    PhaseCount,
+    PhaseTime,
+    ProgressSample,
+)
 
 WAITING = "(waiting)"
 """Name under which the times of all declared waits are summed."""
@@ -163,8 +171,69 @@ class PhaseTimes:
         return tuple(time for time in times.values() if time.visits or time.seconds)
 
 
+WARMUP_STEPS = 3
+"""Number of committed steps that are not measured after the start of a process, and after each heal."""
+
+
+class ComputeClock:
+    """Measures the compute time of committed steps: from one vote to the next, without waits for other ranks.
+
+    Steps in which the rank heals are not measured, and neither are the WARMUP_STEPS after them.
+    """
+
+    def __init__(self, now: float) -> None:
+        self.totals: ComputeTotals | None = None
+        self._began_at = now
+        self._waited_s = 0.0
+        self._waits = 0
+        """Number of declared waits that are open."""
+        self._waits_since = 0.0
+        self._reduces_since: tuple[float, float] | None = None
+        self._warmup = WARMUP_STEPS
+
+    def enter_wait(self, now: float) -> None:
+        self._waits += 1
+        if self._waits == 1:
+            self._waits_since = now
+
+    def leave_wait(self, now: float) -> None:
+        if self._waits == 1:
+            self._waited_s += now - self._waits_since
+        self._waits = max(0, self._waits - 1)
+
+    def enter_reduction(self, now: float, collectives_s: float) -> None:
+        """Record that the script waits for its last reduction.
+
+        Only the time in collectives counts as a wait, because a device may still be computing the tensor.
+        `collectives_s` is the time that the process has spent in collectives so far.
+        """
+        if self._reduces_since is None and not self._waits:
+            self._reduces_since = now, collectives_s
+
+    def leave_reduction(self, now: float, collectives_s: float) -> None:
+        if self._reduces_since is not None:
+            since, before_s = self._reduces_since
+            self._waited_s += min(now - since, collectives_s - before_s)
+            self._reduces_since = None
+
+    def restart(self, now: float) -> None:
+        """Leave out the time since the last vote."""
+        self._began_at, self._waited_s, self._waits, self._reduces_since = now, 0.0, 0, None
+
+    def end_step(self, now: float, microbatches: int, *, is_committed: bool, has_healed: bool) -> None:
+        seconds = max(0.0, now - self._began_at - self._waited_s)
+        self.restart(now)
+        if has_healed:
+            self._warmup = WARMUP_STEPS
+        elif is_committed and self._warmup:
+            self._warmup -= 1
+        elif is_committed:
+            before = self.totals or ComputeTotals()
+            self.totals = ComputeTotals(before.seconds + seconds, before.microbatches + microbatches)
+
+
 class Entry(NamedTuple):
-    """Position of a collective in the order of this process, independent of the quorum."""
+    """Position of a collective in the sequence of this process. A new quorum does not restart the count."""
 
     over_groups: int
     """Number of collectives over the replica groups so far. If this is one of them, it is included."""

@@ -185,10 +185,14 @@ class Head(NamedTuple):
 
 def decode(encoded: bytes) -> State:
     """Decode a state, with its tensors on the CPU. Raises CorruptState."""
-    source = io.BytesIO(encoded)
+    return decode_from(io.BytesIO(encoded), len(encoded))
+
+
+def decode_from(source: io.BufferedIOBase, length: int) -> State:
+    """Decode a state of `length` bytes, with its tensors on the CPU. Raises CorruptState."""
     head = read_head(source)
-    if head.length != len(encoded):
-        raise CorruptState(f"the header describes {head.length} bytes, but {len(encoded)} were received")
+    if head.length != length:
+        raise CorruptState(f"the header describes {head.length} bytes, but {length} were received")
     tensors = allocate(head.layouts)
     for number, piece in enumerate(piece_views(tensors)):
         source.readinto(piece)

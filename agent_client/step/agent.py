@@ -21,6 +21,7 @@ import torch
 from agent_client.collectives.nccl import in_stream_order
 from agent_client.collectives.observed import never_compiled
 from agent_client.errors import AgentError, ConfigurationError, first_line
+from agent_client.healing.keeper import Keeper
 from agent_client.progress.progress import Block
 from agent_client.state.train_state import TrainState
 from agent_client.step import evaluation
@@ -32,6 +33,7 @@ from agent_client.step.observer import stop_observing
 from agent_client.step.rendezvous import ALONE, GroupPlace, rendezvous
 from agent_client.step.rules.machine import Phase
 from agent_client.step.rules.world_size import WorldSizeMode
+from agent_client.step.runner import ReductionFuture
 from agent_client.step.script_check import refuse_optimizer
 from agent_client.step.stop_signals import uninterrupted
 from lighthouse_protocol.limits import MAX_COUNT
@@ -148,6 +150,8 @@ class Agent:
         finally:
             if place.presence is not None:
                 place.presence.close()
+        if env.keeper is not None:
+            agent.internals.keeper = Keeper(env.keeper, state)
         if not env.is_supervised:
             agent.internals.stop_signals.install()
         return agent
@@ -270,12 +274,9 @@ class Agent:
         Raises:
             AgentError: This rank must heal before its state is complete again.
         """
-        tag, batches = self._machine.tag, self._machine.batches_committed
         if self._machine.distrust is not None:
             raise AgentError(f"state_dict: {self._machine.distrust.text}; do not save this state before it heals")
-        if self.internals.catch_up is not None:
-            tag, batches = self.internals.catch_up.held
-        return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
+        return self.internals.position()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from the position of a checkpoint. Load the model and the optimizer first.
@@ -291,8 +292,7 @@ class Agent:
         for entry in ("step", "tag_quorum_id", "batches_committed"):
             if not 0 <= (value := state_dict[entry] or 0) < MAX_COUNT:
                 raise AgentError(f"agent['{entry}'] of the checkpoint is {value}, not a number from 0 to below 2^53")
-        self._machine.installed(state_dict["step"], state_dict["tag_quorum_id"], state_dict["batches_committed"])
-        self.internals.scalers.forget()
+        self.internals.move_to(state_dict)
 
     # -- position of this rank in the script, shown by `lighthouse ranks`
 
@@ -442,7 +442,8 @@ class Agent:
         entry = internals.progress.numbers.over()
         following = followed_by if len(internals.parts) < 2 else ()  # the buckets of two modules may interleave
         return self._thread.submit(
-            in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name, following))
+            in_stream_order(tensor, lambda: runner.reduce(tensor, within_group, entry, name, following)),
+            ReductionFuture(internals.progress),
         )
 
     @never_compiled
@@ -458,10 +459,7 @@ class Agent:
         Raises:
             RuntimeError: A rank of the group was lost.
         """
-        if self.group_world_size > 1:
-            entry = self.internals.progress.numbers.inside()
-            self._thread.submit(lambda: self._runner.sum_over_group(tensor, entry)).result()
-        return tensor
+        return self.internals.sum_over_group(tensor)
 
     @never_compiled
     def skip_batch(self, reason: str) -> None:
@@ -582,7 +580,9 @@ class Agent:
                 metrics = agent.evaluate_on_rank0(lambda: validate(model))
             ```
         """
-        return evaluation.evaluate_on_rank0(self.internals, evaluate, what, whole_group, within_s)
+        result = evaluation.evaluate_on_rank0(self.internals, evaluate, what, whole_group, within_s)
+        self.internals.progress.compute.restart(self.internals.progress.clock())  # only rank 0 has computed
+        return result
 
     def check_equal(self, what: str, value: object, *, within_s: float = 600.0) -> None:
         """Check that a value is the same on all ranks.

@@ -43,8 +43,9 @@ from agent_client.step.rules.comparison import (
     to_words,
 )
 from agent_client.step.rules.machine import StepMachine
+from agent_client.step.rules.world_size import SHARE_AGAIN, SHARE_EVERY, decide_shares
 from lighthouse_protocol.messages.membership import Assignment, DistrustKind, Tag
-from lighthouse_protocol.messages.progress import StateDigest
+from lighthouse_protocol.messages.progress import ComputeTotals, StateDigest
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +58,7 @@ LIKELY_CAUSES = (
     "parameters that the script changes depending on its rank, the time or its own random numbers"
 )
 BARRIER_TIMEOUT_S = 2.0
+NO_TOTALS = ComputeTotals()
 
 
 class Part(NamedTuple):
@@ -156,6 +158,12 @@ class Comparison:
         self._announces_ahead = False
         """True if `_may_announce_ahead` is true at all participants."""
         self._divergences = Divergences()
+        self.shares_due = 0
+        """Step in which the speeds are exchanged again. It is the same at all participants."""
+        self._measured = NO_TOTALS
+        """Totals at the last exchange of speeds."""
+        self._microbatch_us = 0
+        """Time of a microbatch between the last two exchanges of speeds, or 0 if unknown."""
 
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
         self.is_on = assignment.compares and assignment.replica_world_size > 1
@@ -184,6 +192,23 @@ class Comparison:
         self._announces_ahead = all(row.payload[2] for row in rows)
         if len(set(intervals)) > 1:
             log.warning("check_state_every differs between the groups (%s): using %d", intervals, self.check_every)
+
+    def agree_on_shares(self, assignment: Assignment, *, is_first: bool) -> None:
+        """Divide the step's microbatches by the contributors' speeds."""
+        machine, totals = self.machine, self.progress.compute.totals or NO_TOTALS
+        if microbatches := totals.microbatches - self._measured.microbatches:
+            self._microbatch_us = max(1, round(1e6 * (totals.seconds - self._measured.seconds) / microbatches))
+        self._measured = totals
+        place = 0 if assignment.place is None else assignment.place + 1
+        rows = self.exchange(self._announcement(Kind.SPEEDS), payload=(place, self._microbatch_us))
+        if rows is None:
+            return
+        times_us = [time_us for place, time_us, *_ in sorted(row.payload for row in rows) if place]
+        before = () if is_first else machine.shares
+        machine.divide(decide_shares(before, times_us, machine.world_size.size))
+        self.shares_due = assignment.max_step + (SHARE_EVERY if all(times_us) else SHARE_AGAIN)
+        if machine.shares != before:
+            log.info("microbatches of a step, by group: %s", ", ".join(map(str, machine.shares)))
 
     # -- digests of state and gradients
 

@@ -69,6 +69,10 @@ class AgentConfig:
     has `world_size` batches, distributed among the contributing groups."""
     world_size: int = 0
     """Number of batches in a step, at least 1. Not used with `dynamic`."""
+    share_by_speed: bool = False
+    """With `constant_batch`: give each group microbatches in proportion to its speed, instead of equally many. Every
+    sample still counts the same. The loop must use `microbatches()` or `slots()`. Only for groups of one rank. All
+    groups must use the same value."""
     check_state_every: int = 16
     """Interval in steps at which ranks compare a part of their parameters with their peers. 0 disables the comparison.
     If groups have different values, the largest applies. If any group has 0, no group compares."""
@@ -93,6 +97,8 @@ class AgentConfig:
             raise ConfigurationError(f"max_consecutive_discards: {self.max_consecutive_discards} is not at least 1")
         if self.world_size_mode != WorldSizeMode.DYNAMIC and self.world_size < 1:
             raise ConfigurationError(f"world_size: {self.world_size}; {self.world_size_mode} needs at least 1")
+        if self.share_by_speed and self.world_size_mode != WorldSizeMode.CONSTANT_BATCH:
+            raise ConfigurationError(f"share_by_speed: not with {self.world_size_mode}; it needs constant_batch")
         if self.check_state_every < 0:
             raise ConfigurationError(f"check_state_every: {self.check_state_every} is negative; 0 compares nothing")
 
@@ -139,6 +145,7 @@ class AgentOptions(TypedDict, total=False):
     manager_restart_timeout_s: float
     world_size_mode: WorldSizeModeName | WorldSizeMode
     world_size: int
+    share_by_speed: bool
     check_state_every: int
     on_nonfinite: OnNonfiniteName
     advertise: str | None

@@ -13,6 +13,7 @@ from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.net.address import advertised_host, interface_host
+from lighthouse_runtime.process.slots import SLOTS, KeeperPlace, owner_name
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +63,8 @@ class Environment:
     is_supervised: bool = False
     """True if `lighthouse-manager run`, which drains the group before it stops a rank, started this rank or its
     torchrun."""
+    keeper: KeeperPlace | None = None
+    """Set if the supervisor keeps the states of its ranks."""
 
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
@@ -79,6 +82,7 @@ class Environment:
             attempt=reader.text("TORCHELASTIC_RESTART_COUNT") or "0",
             advertise=reader.text("LIGHTHOUSE_MANAGER_ADVERTISE") or None,
             is_supervised=bool(reader.text("LIGHTHOUSE_INCARNATION")),
+            keeper=_keeper(reader, rank, size),
         )
         if not found.manager and not found.lighthouse:
             raise ConfigurationError(
@@ -111,6 +115,18 @@ def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os
         return advertised_host(peer, advertise)
     except InvalidRequest as e:
         raise ConfigurationError(str(e)) from None
+
+
+def _keeper(reader: Variables, rank: int, ranks: int) -> KeeperPlace | None:
+    every = reader.number("LIGHTHOUSE_KEEP_EVERY") or 0
+    if not every:
+        return None
+    paths = reader.text("LIGHTHOUSE_KEEPER").split(":")
+    # Under torchrun, the variable lists the slots of all ranks of this host.
+    local = (reader.number("LOCAL_RANK") or 0) if len(paths) > SLOTS else 0
+    incarnation = reader.text("LIGHTHOUSE_INCARNATION").partition(".")[0]
+    owner = owner_name(reader.text("LIGHTHOUSE_JOB"), reader.text("REPLICA_GROUP_ID"), incarnation, rank, ranks)
+    return KeeperPlace(every, tuple(paths[SLOTS * local : SLOTS * local + SLOTS]), owner)
 
 
 def _manager(address: str, secret: str) -> str:

@@ -10,9 +10,9 @@ import logging
 import secrets
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch.distributed import HashStore, Store
@@ -25,9 +25,11 @@ from agent_client.collectives.peers import Peers
 from agent_client.errors import AgentError, ConfigurationError, GroupDrained
 from agent_client.healing.catch_up import CatchUpDriver
 from agent_client.healing.healing import Healing
+from agent_client.healing.keeper import Keeper
 from agent_client.manager_client.client import ExitReport, ManagerConnection
 from agent_client.progress.progress import make_progress
 from agent_client.state.digest import Digests
+from agent_client.state.random_state import restore_random
 from agent_client.state.shards import is_sharded
 from agent_client.state.train_state import Scalers, TrainState
 from agent_client.step.comparison import StepDigest
@@ -48,7 +50,7 @@ from agent_client.step.stop_signals import (
     uninterrupted,
     was_closed,
 )
-from lighthouse_protocol.messages.membership import DistrustKind
+from lighthouse_protocol.messages.membership import DistrustKind, Tag
 from lighthouse_protocol.messages.progress import DataUse
 from lighthouse_protocol.rules.preemption import MIN_SAVE_S, save_left_s
 from lighthouse_runtime.client.clients import manager_at
@@ -80,6 +82,10 @@ class Internals:
 
         If this raises ConfigurationError, nothing was opened.
         """
+        if config.share_by_speed and place.group_world_size > 1:
+            raise ConfigurationError(
+                f"share_by_speed: this group has {place.group_world_size} ranks; only groups of one rank can share"
+            )
         self._agent = agent
         """Keeps the Agent alive as long as its threads, so that it is closed when the interpreter exits."""
         self.state = state
@@ -121,6 +127,8 @@ class Internals:
             machine, self.manager, self.peers, self.healing, place, config, self.progress, self.scalers, self.catch_up
         )
         self.thread = BackgroundThread(f"lighthouse agent {place.group_rank}")
+        self.keeper: Keeper | None = None
+        """Set if this rank's supervisor keeps its state."""
         self.applying = Applying()
         self.optimizer_watch = OptimizerWatch(state, self.applying)
         self.data_uses = DataUses()
@@ -160,6 +168,8 @@ class Internals:
     def close(self) -> None:
         was_closed(self._agent)
         self.optimizer_watch.close()
+        if self.keeper is not None:
+            self.keeper.close()
         self.exit_report.uninstall()
         self.stop_signals.uninstall()
         self.manager.close(self.machine.next_step)
@@ -303,6 +313,7 @@ class Internals:
                 self.vote()
         if machine.phase is not Phase.IDLE:
             return
+        has_moved = self.restore_kept()
         if wrong := self.applying.begins(may_skip):
             self.tear(wrong)
         self.call_on_commit()
@@ -316,6 +327,50 @@ class Internals:
             self._heal_first()
         elif (self.state.moves_in_forward or self.manager.watch.preemption.notice) and not has_computed:
             self.wait_quorum()  # so that a copy of the state, or the last checkpoint, is complete before any change
+        if has_moved and has_computed:
+            self.fail_step("its gradients were computed before this rank had restored its state")
+        if self.keeper is not None:
+            if machine.distrust is not None and machine.distrust.kind is DistrustKind.DIVERGENCE:
+                self.keeper.clear()  # it is unknown since when this rank's state has been wrong
+            elif self.holds_state and not machine.must_install:
+                self.keeper.keep(self.position())
+
+    def restore_kept(self, above: Tag | None = None) -> bool:
+        """Restore the state that this rank's supervisor has kept, if it is newer than the present one and `above`.
+
+        All ranks of the group call this together, before their first step. Later calls do nothing.
+        """
+        keeper, place = self.keeper, self.place
+        if keeper is None or keeper.was_asked:
+            return False
+        above = max(self.machine.tag, above or Tag(0, 0), key=lambda tag: tag.step)
+        kept: Any = keeper.restore(place.group_rank, self.ranks, above, self.sum_over_group)
+        if kept is None:
+            return False
+        self.state.load_state_dict(kept["train"])
+        self.move_to(kept["agent"])
+        restore_random(kept["random"])
+        log.info("restored step %d, which this host has kept in memory", self.machine.step)
+        return True
+
+    def position(self) -> dict[str, Any]:
+        """Return this rank's position in the training: step, tag and number of batches."""
+        tag, batches = self.machine.tag, self.machine.batches_committed
+        if self.catch_up is not None:
+            tag, batches = self.catch_up.held
+        return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
+
+    def move_to(self, position: Mapping[str, Any]) -> None:
+        """Continue at a position that `position` has returned. The state must be loaded already."""
+        self.machine.installed(position["step"], position["tag_quorum_id"], position["batches_committed"])
+        self.scalers.forget()
+
+    def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum a tensor over the ranks of this replica group, in place. Raises RuntimeError if a rank was lost."""
+        if self.ranks > 1:
+            entry = self.progress.numbers.inside()
+            self.thread.submit(lambda: self.runner.sum_over_group(tensor, entry)).result()
+        return tensor
 
     def _begin_with_state(self) -> None:
         machine = self.machine
@@ -418,6 +473,7 @@ class Internals:
     def end_backward(self) -> None:
         """Record that a backward pass has reduced all of its gradients."""
         self.machine.is_in_backward = False
+        self.progress.leave_reduction()
 
     @never_compiled
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
@@ -451,6 +507,10 @@ class Internals:
             self._reduce_again()
         for part in self.parts:
             part.end_step(is_committed=is_committed)
+        last, progress = self.runner.last, self.progress
+        has_healed = last is not None and (last.heals or last.catches_up)
+        counts = {"is_committed": is_committed, "has_healed": has_healed}
+        progress.compute.end_step(progress.clock(), len(machine.share.microbatches), **counts)
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()
@@ -481,6 +541,8 @@ class Internals:
             reason = self._wait_for("peers", self.thread.submit(lambda: comparison.compare_gradients(digest)))
             if reason and self.catch_up is not None:
                 self.catch_up.reject(reason)
+        if self.keeper is not None:
+            self.keeper.finish()
         is_committed = self.runner.finish_step()
         if is_committed:
             self.applying.committed(machine.step - 1)

@@ -96,6 +96,7 @@ class StepRunner:
         self.progress.numbers.begin_quorum(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
+        has_changed = is_first or (self.last is not None and self.last.contributors != assignment.contributors)
         self.last = assignment
         comparison.begin_step(assignment, is_first=is_first)
         if self.catch_up is not None:
@@ -119,6 +120,8 @@ class StepRunner:
             if comparison.is_on and machine.failure is None:
                 compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
                 attempt.run("comparing", compare)
+            if self._shares_by_speed(assignment) and (has_changed or assignment.max_step >= comparison.shares_due):
+                attempt.run("comparing speeds", lambda: comparison.agree_on_shares(assignment, is_first=is_first))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
             line = self._news.heal_begins(assignment.max_step, healing, time.monotonic())
@@ -127,6 +130,10 @@ class StepRunner:
         if not assignment.catches_up:
             self._heal(assignment)
         return None
+
+    def _shares_by_speed(self, assignment: Assignment) -> bool:
+        can_share = self.comparison.is_on and self.machine.failure is None
+        return self.config.share_by_speed and can_share and assignment.contributors <= self.machine.world_size.size
 
     def _request_quorum(self) -> Assignment | LighthouseError:
         """Request the quorum, and retry while the manager is unreachable.
@@ -451,6 +458,23 @@ def is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())  # a sum of finite elements may overflow
 
 
+class ReductionFuture(Future[torch.Tensor]):
+    """Result of a reduction. Waiting for it does not count as compute time."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def result(self, timeout: float | None = None) -> torch.Tensor:
+        if self.done():
+            return super().result(timeout)
+        self._progress.enter_reduction()
+        try:
+            return super().result(timeout)
+        finally:
+            self._progress.leave_reduction()
+
+
 class BackgroundThread:
     """Runs tasks in order on a daemon thread, which does not prevent the interpreter from exiting."""
 
@@ -461,8 +485,8 @@ class BackgroundThread:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, task: Callable[[], T]) -> "Future[T]":
-        done: Future[T] = Future()
+    def submit(self, task: Callable[[], T], done: "Future[T] | None" = None) -> "Future[T]":
+        done = Future() if done is None else done
         with self._lock:
             self._unfinished += 1
         self._tasks.put((task, done))

@@ -14,15 +14,12 @@ import errno
 import json
 import logging
 import os
-import random
 import re
 import secrets
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -37,6 +34,7 @@ from agent_client.state.files import (
     write_metadata,
     write_part,
 )
+from agent_client.state.random_state import random_state, restore_random
 from agent_client.state.snapshot import StateMismatch
 from agent_client.state.tree import CorruptState, State
 from agent_client.step.agent import Agent
@@ -153,7 +151,7 @@ class CheckpointFolder:
             self._warn(tag, TimeoutError(f"the save before is still running after {BUSY_WAIT_S:g} s"))
             return None
         path = self._folder / _name(tag)
-        state = {"agent": agent, "train": self._agent.state.state_dict(), "random": _random_state()}
+        state = {"agent": agent, "train": self._agent.state.state_dict(), "random": random_state()}
         frozen = freeze(state, self._rank, lambda: self._agent.state.find_shards())
         self._given_up.discard(tag)
         thread = threading.Thread(target=self._write, args=(tag, frozen), name="lighthouse checkpoint", daemon=True)
@@ -184,12 +182,14 @@ class CheckpointFolder:
     def resume(self) -> bool:
         """Load the newest checkpoint that all ranks of the group have.
 
+        If the ranks' supervisors keep their state in memory (`--keep-every`) and it is newer, load that instead.
+
         Call this on every rank of the group before the first step. Damaged checkpoints are skipped with a warning. The
         number of ranks may have changed since the save. A rank for which the checkpoint has no part keeps the current
         state of its random number generators.
 
         Returns:
-            True if a checkpoint was loaded, False if there is no checkpoint yet.
+            True if a state was loaded, False if there is no checkpoint yet.
 
         Raises:
             AgentError: There are checkpoints, but none that all ranks can use. The message says why.
@@ -206,6 +206,8 @@ class CheckpointFolder:
             summed: list[list[list[int]]] = self._agent.sum_over_group(rows).tolist()
             of_ranks = [{Tag(step - 1, quorum_id) for step, quorum_id in row if step} for row in summed]
             tag = newest_common(of_ranks)
+            if self._agent.internals.restore_kept(above=tag):
+                return True
             if tag is None:
                 break
             state = self._load(tag, usable[tag], reasons)
@@ -299,7 +301,7 @@ class CheckpointFolder:
             raise AgentError(f"{path}: {error}") from error
         saved_by = next(iter(parts.values())).ranks
         if self._rank in parts:
-            _restore_random(state["random"])
+            restore_random(state["random"])
         else:
             log.info(
                 "%s was saved by %d ranks: rank %d loads the part of rank %d, and keeps the random numbers that the "
@@ -464,31 +466,3 @@ def _was_common(path: Path) -> bool:
     except (CorruptState, OSError):
         return True  # unknown, so assume that all had it: a checkpoint that is now missing is then reported
     return len(part.disk) == part.ranks or (path / COMMON).exists()
-
-
-def _random_state() -> dict[str, State]:
-    """Return a copy of the states of the default random number generators of Python, NumPy and torch."""
-    numpy: Any = sys.modules.get("numpy")
-    of_numpy: Any = numpy.random.get_state() if numpy else ("", b"")
-    name, keys, *rest = of_numpy
-    is_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
-    return {
-        "python": random.getstate(),
-        "numpy": (keys.tobytes(), *map(float, rest)) if name == "MT19937" else None,
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if is_cuda else [],
-    }
-
-
-def _restore_random(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    numpy: Any = sys.modules.get("numpy")
-    if numpy and state["numpy"] is not None:
-        keys, position, has_gauss, gauss = state["numpy"]
-        numpy.random.set_state(
-            ("MT19937", numpy.frombuffer(keys, dtype=numpy.uint32), int(position), int(has_gauss), gauss)
-        )
-    torch.set_rng_state(state["torch"])
-    if state["cuda"] and torch.cuda.is_available():
-        for device, of_device in enumerate(state["cuda"][: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(of_device, device)

@@ -498,7 +498,10 @@ def _reduce_bucket(reduction: _Reduction, bucket: GradBucket) -> torch.futures.F
         _at_the_end(reduction.completed)
     if reduction.salvage is not None:
         reduction.salvage.keep_bucket(bucket, name, rest)
-    return _reduce(reduction.agent, bucket.buffer(), name, rest)
+    reduced = _reduce(reduction.agent, bucket.buffer(), name, rest)
+    if bucket.is_last():
+        internals.progress.enter_reduction()
+    return reduced
 
 
 def _at_the_end(act: Callable[[], None]) -> None:

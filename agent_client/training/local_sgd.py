@@ -89,7 +89,7 @@ class OuterSteps(FaultTolerantOptimizer):
     begins `delay` inner steps before its end, and its communication overlaps with these. A discarded outer step is
     retried immediately. If `attempts` attempts fail, its inner steps are lost, and the script repeats them.
 
-    An object of this class that is passed to StepSampler as the position counts inner steps.
+    Pass an object of this class to StepSampler as its position, and the sampler counts inner steps.
     """
 
     votes_each_step = False

@@ -363,8 +363,8 @@ def summary(history: History) -> str:
     steps, quorums = {commit.step for commit in commits}, {commit.quorum_id for commit in commits}
     return (
         f"{len(groups)} groups, {len(history.processes)} processes, {len(commits)} commits of {len(steps)} steps under "
-        f"{len(quorums)} quorums; {len(history.formed)} quorums in the logs of lighthouses, "
-        f"{sum(len(manager.answers) for manager in history.managers)} votes in those of managers"
+        f"{len(quorums)} quorums; logged: {len(history.formed)} quorums by lighthouses, "
+        f"{sum(len(manager.answers) for manager in history.managers)} votes by managers"
     )
 
 

@@ -55,6 +55,7 @@ def ranks(given: ClientOptions) -> None:
     During a stall, the first line names the ranks that are behind.
 
     RANK: replica group and rank, or run and slot. GEN: the last generation in which a rank of a run was active.
+    COMPUTE: compute time of a step over the median of its peers, in the last minute and the last 10 minutes.
     BEAT: time since the last heartbeat of its process. STILL: time since its last progress.
     """
     answer = given.status(ranks=True)
@@ -67,7 +68,9 @@ def rank_lines(status: LighthouseStatus, width: int) -> list[Text]:
     if not rows:
         return [*lines, Text("no ranks have reported")]
     is_of_run = any(rank.generation is not None or rank.state is RankState.SPARE for _, rank in rows)
-    return [*lines, *table([column for column in _COLUMNS if is_of_run or column is not _GENERATION], rows, width)]
+    is_compared = any(rank.compute_ratio_1m is not None for _, rank in rows)
+    hidden = [column for column, is_shown in ((_GENERATION, is_of_run), (_COMPUTE, is_compared)) if not is_shown]
+    return [*lines, *table([column for column in _COLUMNS if column not in hidden], rows, width)]
 
 
 def _verdict(job: JobStatus, has_many_jobs: bool, width: int) -> Sequence[Text]:
@@ -95,8 +98,16 @@ def _ticks(rank: RankPlace) -> str:
     return f"{rank.done}/{rank.total}"
 
 
+def _ratios(rank: RankPlace) -> str:
+    ratios = [ratio for ratio in (rank.compute_ratio_1m, rank.compute_ratio_10m) if ratio is not None]
+    return " ".join(f"{ratio:.1f}x" for ratio in ratios) or "-"
+
+
 _GENERATION: Column[Row] = Column(
     "GEN", lambda row: "-" if row[1].generation is None else str(row[1].generation), is_number=True
+)
+_COMPUTE: Column[Row] = Column(
+    "COMPUTE", lambda row: _ratios(row[1]), lambda row: "red" if row[1].is_slow else "", is_number=True, keep=4
 )
 _COLUMNS: Sequence[Column[Row]] = (
     Column("JOB", lambda row: row[0], keep=5, tells_apart=True),
@@ -105,6 +116,7 @@ _COLUMNS: Sequence[Column[Row]] = (
     _GENERATION,
     Column("STEP", lambda row: str(row[1].step), is_number=True),
     Column("WHERE", lambda row: _where(row[1]), comfort=12),
+    _COMPUTE,
     Column("DONE", lambda row: _ticks(row[1]), is_number=True, keep=4),
     Column("STILL", lambda row: format_duration(row[1].progress_age_s), is_number=True),
     Column(

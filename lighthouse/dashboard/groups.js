@@ -3,6 +3,7 @@ const LATE_S = 2, OLD_S = 5;
 
 const byName = (a, b) => compare(a.replica_id, b.replica_id);
 const oldest = member => member.ranks.reduce((most, rank) => Math.max(most, rank.progress_age_s), 0);
+const slowness = member => member.ranks.reduce((most, rank) => Math.max(most, rank.compute_ratio_1m ?? 0), 0);
 // The worst rank of a group counts more than the group's state.
 const badness = member => member.ranks.reduce((worst, rank) => Math.min(worst, RANK_STATES.indexOf(rank.state) - 2), 0) * 10
   + STATES.indexOf(member.state);
@@ -17,6 +18,8 @@ const COLUMNS = [
     order: (a, b) => a.heartbeat_age_s - b.heartbeat_age_s, group: fillBeat, rank: fillRankBeat},
   {key: 'progress age', title: 'No progress for', number: true, hint: 'Since its slowest rank last moved',
     order: (a, b) => oldest(a) - oldest(b), group: fillProgress, rank: fillRankProgress},
+  {key: 'compute', title: 'Compute', number: true, hint: 'Compute time over the median of its peers, in the last minute: 2.0x is half as fast',
+    order: (a, b) => slowness(a) - slowness(b), group: fillCompute, rank: fillRankCompute},
   {key: 'failed', title: 'Discarded', hint: 'Steps discarded since the last commit', number: true,
     order: (a, b) => a.commit_failures - b.commit_failures, group: fillFailed, rank: () => {}},
   {key: 'act', title: '', group: fillAct, rank: () => {}},
@@ -148,6 +151,21 @@ function fillRankPhase(cell, rank) {
   const where = rank.is_inside ? `in ${rank.collective}` : rank.waits_for ? `waits for ${rank.waits_for}` : rank.at;
   setText(child(cell, 'small', 1), where && ` ${where}`);
   setTitle(cell, `in ${rank.phase} for ${duration(rank.phase_s)}${rank.collective ? `; newest collective: ${rank.collective}` : ''}`);
+}
+
+function fillRatio(cell, ratio, isSlow, hint) {
+  setClass(child(cell, 'span', 0), isSlow ? 'kind bad' : '');
+  setText(child(cell, 'span', 0), ratio ? `${ratio.toFixed(1)}x` : '');
+  setTitle(cell, hint);
+}
+
+function fillCompute(cell, member) {
+  fillRatio(cell, slowness(member), member.ranks.some(rank => rank.is_slow), 'of its slowest rank');
+}
+
+function fillRankCompute(cell, rank) {
+  fillRatio(cell, rank.compute_ratio_1m, rank.is_slow,
+    rank.compute_ratio_10m === null ? '' : `${rank.compute_ratio_10m.toFixed(1)}x in the last 10 minutes`);
 }
 
 function fillRankStep(cell, rank) {

@@ -3,6 +3,7 @@ const HEALS_NAMED = 4, AWAY_NAMED = 3, OPEN_FOR_S = 600;  // an incident that is
 const INCIDENT_WORDS = {
   loss: 'lost', divergence: 'diverged from its peers', not_applied: 'missing a step that it committed',
   nonfinite: 'sending gradients that are not finite',
+  slow: 'slower than its peers',
   chaos: 'the target of an injected fault',
   restart: 'restarted', exit: 'gone: its process ended',
 };

@@ -36,7 +36,7 @@ const PHASE_HINTS = {
 };
 const KIND_TONES = {
   joined: 'good', left: 'idle', lost: 'bad', killed: 'bad', drained: 'warn', notice: 'warn', healing: 'busy', healed: 'good',
-  quorum: 'idle', stall: 'bad', moves: 'good', incident: 'warn', loss: 'bad', not_applied: 'bad', divergence: 'bad', nonfinite: 'bad', restart: 'warn', exit: 'warn', chaos: 'warn',
+  quorum: 'idle', stall: 'bad', moves: 'good', incident: 'warn', loss: 'bad', not_applied: 'bad', divergence: 'bad', nonfinite: 'bad', restart: 'warn', exit: 'warn', slow: 'warn', chaos: 'warn',
 };
 
 const find = id => document.getElementById(id);

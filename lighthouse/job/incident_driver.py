@@ -27,6 +27,7 @@ from lighthouse.job.incidents import (
     IncidentArchive,
     IncidentMachine,
     OnStall,
+    read_ranks,
 )
 from lighthouse.job.ledger import Ledger
 from lighthouse.job.progress import NOTHING, REASONS, JobProgress, Runs, difference
@@ -148,7 +149,7 @@ class ProgressDriver:
     def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: JobPort) -> None:
         """Start without any known ranks. `groups` are the job's replica groups."""
         timers, floor_s = ports.timers, ports.stall_after_s
-        self.known = JobProgress(groups, floor_s, ports.ranks_kept)
+        self.known = JobProgress(groups, floor_s, ports.ranks_kept, ports.slow_after_s)
         self._job = job
         self._groups = groups
         self._owner = owner
@@ -410,13 +411,15 @@ class IncidentDriver:
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
-        """Check a member's view for steps discarded because of their gradients."""
+        """Check a member's view for steps discarded because of their gradients, and all views for slow ranks."""
         group = self._state.groups.get(replica_id)
         if group is not None and view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
             name, rejected = (ranks[0].name, ranks[0].sample.rejected) if ranks else (RankName(replica_id, 0), None)
             now, unix_s = self._clock(), self._wall()
             self._perform(self._incidents.record_rejected_step(group, name, rejected, now, unix_s))
+            if (slow := self._progress.known.find_slow(now)) is not None:
+                self._perform(self._incidents.track_slow(slow, now, unix_s))
 
     def handle_grant(self, held: HeldQuorum) -> None:
         """Check whether the steps that a member has granted show a recovery."""
@@ -588,8 +591,8 @@ class IncidentDriver:
                             "incident_recovered", job=self._job, incident=incident.id, after_s=incident.summary.step_s
                         ),
                     )
-                case incidents.EvidenceWanted(id, suspects):
-                    self._collect_evidence(id, suspects)
+                case incidents.EvidenceWanted(id, suspects, is_of_suspects):
+                    self._collect_evidence(id, suspects, is_of_suspects=is_of_suspects)
                 case incidents.ActionDue(id, decision):
                     self._perform_action(id, decision)
 
@@ -606,7 +609,7 @@ class IncidentDriver:
         groups = sorted({name.rpartition("/")[0] or name for name in summary.suspects})
         self._owner.add_timeline_entry(TimelineKind.INCIDENT, groups, f"{summary.id}: {summary.kind}")
 
-    def _collect_evidence(self, id: str, suspects: Sequence[str]) -> None:
+    def _collect_evidence(self, id: str, suspects: Sequence[str], *, is_of_suspects: bool) -> None:
         began_at = self._clock()
 
         def deliver(gathered: Gathered) -> None:
@@ -627,7 +630,9 @@ class IncidentDriver:
             } | {name: run.size for name, run in self._runs.items()}
             self._perform(self._incidents.add_evidence(id, gathered, members, now))
 
-        self._begin_round(EvidenceRound(self._targets(), suspects=suspects), deliver)
+        chosen = read_ranks(suspects) if is_of_suspects else None
+        round_ = EvidenceRound(self._targets(), suspects=suspects) if chosen is None else self._plan_round(chosen)
+        self._begin_round(round_, deliver)
 
     def _perform_action(self, id: str, decision: Decision) -> None:
         if self._is_closed:

@@ -12,11 +12,13 @@
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group reports this in every join until it has healed, but it counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
-6. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
+6. A slow rank is an incident until it recovers or its group is lost, at most once in SLOW_AGAIN_S. Its stacks are
+   collected while it is slow, after each of the next MAX_LOOKS comparisons. The policy for stalls does not apply.
+7. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
    and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.
-7. A fault of `lighthouse chaos` is an incident. Losses of its target while it lasts belong to it: its cost is then the
+8. A fault of `lighthouse chaos` is an incident. Losses of its target while it lasts belong to it: its cost is then the
    time until a step is committed without or with the target. Steps that were already granted do not count.
-8. An incident is tracked until a later step is committed, which the steps that managers grant and that groups join with
+9. An incident is tracked until a later step is committed, which the steps that managers grant and that groups join with
    show. A loss is also tracked until all lost groups have been in a quorum again.
 
 The module does no I/O, and time is an argument. `EvidenceRound` plans one collection of evidence, `IncidentArchive`
@@ -32,6 +34,7 @@ from typing import TypeAlias
 
 from lighthouse.job.events import MemberLost
 from lighthouse.job.records import Group, RestartRecord, RunName
+from lighthouse.job.slow_ranks import SlowRank
 from lighthouse_protocol.messages.incident import (
     Gathered,
     Incident,
@@ -124,6 +127,7 @@ MAX_SUSPECTS = 64
 EXIT_KEPT_S = 10.0  # longest time from the report of a dead process to the loss that it explains
 MAX_EXITS = 256
 MAX_EVIDENCE = 8  # processes of one loss
+SLOW_AGAIN_S = 600.0  # shortest time between two incidents of the same slow rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,10 +142,11 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Requests evidence from all members of the quorum. The driver passes the result to `add_evidence`."""
+    """Requests evidence, by default from all members of the quorum. The driver passes the result to `add_evidence`."""
 
     id: str
     suspects: tuple[str, ...]
+    is_of_suspects: bool = False  # only the suspects are asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +275,8 @@ class IncidentMachine:
         self._lost: _Lost | None = None
         self._loss: _Case | None = None  # incident of the losses
         self._exits: dict[str, list[_Exit]] = {}  # by replica_id
+        self._slow: dict[RankName, _Case] = {}
+        self._slow_opened_at: dict[RankName, float] = {}
 
     @property
     def is_followed(self) -> bool:
@@ -316,6 +323,11 @@ class IncidentMachine:
             members: Number of ranks of each replica group that is training.
             now: The present moment.
         """
+        if (slow := next((case for case in self._slow.values() if case.incident.id == id), None)) is not None:
+            slow.is_looking = False
+            evidence = (*slow.incident.evidence, *gathered.evidence)
+            slow.incident = replace(slow.incident, evidence=evidence, missing=gathered.missing)
+            return [Changed(slow.update_summary(evidence_s=slow.incident.summary.evidence_s or now - slow.fault_at))]
         case = self._cases.get(id)
         if case is None or case.verdict is None:
             return []
@@ -488,6 +500,27 @@ class IncidentMachine:
         case.base = rejected.step
         return [Opened(case.incident)]
 
+    # -- slow ranks
+
+    def track_slow(self, slow: Mapping[RankName, SlowRank], now: float, unix_s: float) -> list[Effect]:
+        """Open incidents for ranks that have become slow, and close those of ranks that are no longer slow."""
+        effects: list[Effect] = []
+        opened_at = {name: at for name, at in self._slow_opened_at.items() if now < at + SLOW_AGAIN_S}
+        for name in self._slow.keys() - slow.keys():
+            case = self._slow.pop(name)
+            effects.append(Changed(case.update_summary(over_s=now - case.fault_at)))
+        for name, rank in slow.items():
+            if name not in self._slow and name not in opened_at:
+                opened_at[name] = now
+                suspects, noticed_s = (str(name),), now - rank.since
+                case = self._make_case(IncidentKind.SLOW, rank.text, suspects, rank.since, noticed_s, unix_s)
+                self._slow[name] = case
+                effects.append(Opened(case.incident))
+            if name in self._slow:
+                effects += self._request_evidence(self._slow[name])
+        self._slow_opened_at = opened_at
+        return effects
+
     # -- recovery
 
     def record_new_quorum(
@@ -526,7 +559,8 @@ class IncidentMachine:
         if case.is_looking or case.is_final or case.looks >= MAX_LOOKS:
             return []
         case.is_looking, case.looks = True, case.looks + 1
-        return [EvidenceWanted(case.incident.id, case.incident.summary.suspects)]
+        summary = case.incident.summary
+        return [EvidenceWanted(summary.id, summary.suspects, is_of_suspects=summary.kind is IncidentKind.SLOW)]
 
     def _open_case(
         self,
@@ -537,11 +571,23 @@ class IncidentMachine:
         noticed_s: float,
         unix_s: float,
     ) -> _Case:
-        summary = IncidentSummary(self._make_id(unix_s), self._job, kind, text, suspects, unix_s, noticed_s)
-        case = self._cases[summary.id] = _Case(Incident(summary), fault_at)
+        case = self._make_case(kind, text, suspects, fault_at, noticed_s, unix_s)
+        self._cases[case.incident.id] = case
         while len(self._cases) > MAX_FOLLOWED:
             del self._cases[next(iter(self._cases))]
         return case
+
+    def _make_case(
+        self,
+        kind: IncidentKind,
+        text: str,
+        suspects: tuple[str, ...],
+        fault_at: float,
+        noticed_s: float,
+        unix_s: float,
+    ) -> _Case:
+        summary = IncidentSummary(self._make_id(unix_s), self._job, kind, text, suspects, unix_s, noticed_s)
+        return _Case(Incident(summary), fault_at)
 
     def _note_action(self, case: _Case, action: str, now: float) -> Changed:
         return Changed(case.update_summary(action=action, acted_s=now - case.fault_at))

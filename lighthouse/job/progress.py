@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 from lighthouse.job.records import Group, GroupReports
 from lighthouse.job.roster import Job
+from lighthouse.job.slow_ranks import SLOW_AFTER_S, SlowRank, SlowRanks
 from lighthouse_protocol.messages.progress import (
     HEAL,
     MAX_NAMES,
@@ -285,8 +286,15 @@ class RanksKept:
 class JobProgress:
     """Progress of a job's ranks, as its groups last reported it. `kept` is shared by all jobs."""
 
-    def __init__(self, groups: Mapping[str, Group], floor_s: float = FLOOR_S, kept: RanksKept | None = None) -> None:
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        floor_s: float = FLOOR_S,
+        kept: RanksKept | None = None,
+        slow_after_s: float = SLOW_AFTER_S,
+    ) -> None:
         self._groups = groups
+        self.slow_ranks = SlowRanks(slow_after_s)
         self._kept = kept or RanksKept()
         self._floor_s = floor_s
         self.pauses = PauseLog()
@@ -343,6 +351,12 @@ class JobProgress:
                 return verdict
         return None
 
+    def find_slow(self, now: float) -> dict[RankName, SlowRank] | None:
+        """Return the slow ranks of live groups, or None if the ranks need not be compared yet."""
+        if not self.slow_ranks.is_due(now):
+            return None
+        return self.slow_ranks.compare((view for group, view in self._views if group.is_alive), now)
+
     @property
     def observed(self) -> list[str]:
         """Groups whose ranks run without Agents. They train alone, outside quorums."""
@@ -380,7 +394,9 @@ class JobProgress:
             found = None if rank.process is None else of_runs.get(rank.process)
             if found is None or rank.process in known:
                 state = _state(rank, behind) if group.is_alive else RankState.LOST
-                places.append(_place(rank, state, None if found is None else found.generation))
+                ratio_1m, ratio_10m, is_slow = self.slow_ranks.slowness(rank.name)
+                place = _place(rank, state, None if found is None else found.generation)
+                places.append(replace(place, compute_ratio_1m=ratio_1m, compute_ratio_10m=ratio_10m, is_slow=is_slow))
         for each in (each for run in runs for each in run if each.view.process not in known):
             places.append(_place(each.view, each.state or _state(each.view, behind), each.generation))
         order = list(RankState)

@@ -459,7 +459,7 @@ class RunMachine:
         self._record_stop_sent(_supervisors((entry.rank,)))
 
     def _check_slot(self, rank: RankId, name: str) -> WrongState | None:
-        """Return an error if the slot is in use by another supervisor than `name`."""
+        """Return an error if a supervisor other than `name` uses the slot."""
         old = self.generations.ranks.rank_of_slot(rank.slot)
         if old is None or old.session is None:
             return None

@@ -19,6 +19,7 @@ from lighthouse.job.log import log_effect
 from lighthouse.job.progress import RanksKept, RunRank
 from lighthouse.job.records import Membership, Rank, RunName, RunRecord
 from lighthouse.job.restarts import RunMachine
+from lighthouse.job.slow_ranks import SLOW_AFTER_S
 from lighthouse.job.status import run_ranks, run_status
 from lighthouse.job.store import RecordStore
 from lighthouse_protocol.identity import group_of_supervisor
@@ -75,6 +76,8 @@ class Ports:
     """Checks whether this host is overloaded."""
     stall_after_s: float = FLOOR_S
     """Shortest time without progress that counts as a stall."""
+    slow_after_s: float = SLOW_AFTER_S
+    """Time for which a rank must be slower than its peers before it counts as slow."""
     ranks_kept: RanksKept = field(default_factory=RanksKept)
 
     def check_lag_in_timer(self) -> None:

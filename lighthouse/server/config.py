@@ -13,6 +13,7 @@ import click
 
 from lighthouse.job.incidents import OnStall
 from lighthouse.job.records import QuorumConfig
+from lighthouse.job.slow_ranks import SLOW_AFTER_S
 from lighthouse.job.store import MemoryStore
 from lighthouse.store.etcd_client import EtcdAddress, StoreCredentials, parse_etcd_address
 from lighthouse.store.sqlite import Journal, default_path
@@ -139,6 +140,11 @@ class LighthouseConfig:
         "Time that ranks may wait for each other before the log names those that are behind. For runs without "
         "managers, it also limits how long a rank may work without progress; otherwise the manager's --stall-timeout "
         "does.",
+        kind=Duration(),
+    )
+    slow_after_s: float = setting(
+        SLOW_AFTER_S,
+        "Time for which a rank must compute 1.5 times as long as its peers before it is reported as slow.",
         kind=Duration(),
     )
     on_stall: str = setting(

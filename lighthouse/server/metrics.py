@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from lighthouse.job.incident_driver import BOUNDS_S, IncidentTimes, JobAccount
 from lighthouse.job.records import Verdict
+from lighthouse.job.slow_ranks import Slowness
 from lighthouse.store.leadership import CandidateStatus, Role
 from lighthouse_protocol.messages.incident import IncidentKind
 from lighthouse_protocol.messages.run import RankState, RunStatus
@@ -77,6 +78,7 @@ class Scrape(Collector):
     accounts: Mapping[str, JobAccount] = field(default_factory=dict)
     now: float = 0.0  # on the clock of the accounts
     phase_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # by job and phase, over all ranks so far
+    slowness: Mapping[str, Sequence[Slowness]] = field(default_factory=dict)  # by job, of each rank
     incidents: IncidentTimes = field(default_factory=IncidentTimes)
     jobs: Collection[str] = ()  # jobs whose series of incidents start at zero
     candidate: CandidateStatus | None = None  # None without a shared store
@@ -108,6 +110,7 @@ class Scrape(Collector):
         yield from _account_families(self.accounts, self.now)
         yield from _run_families(self.runs)
         yield _phase_family(self.phase_s)
+        yield from _slow_families(self.slowness)
         yield from _leadership_families(self.candidate)
         yield from _incident_families(self.incidents, self.jobs)
 
@@ -246,6 +249,20 @@ def _phase_family(seconds: Mapping[str, Mapping[str, float]]) -> Metric:
         for phase, phase_s in sorted(phases.items()):
             family.add_metric([job, phase], phase_s)
     return family
+
+
+def _slow_families(slowness: Mapping[str, Sequence[Slowness]]) -> Iterator[Metric]:
+    slow = _gauge("lighthouse_slow_ranks", "Ranks that compute much longer than their peers")
+    highest = _gauge(
+        "lighthouse_rank_compute_ratio_max",
+        "Compute time of a rank over the median of its peers: the highest of all ranks",
+        "window",
+    )
+    for job, ranks in slowness.items():
+        slow.add_metric([job], sum(rank.is_slow for rank in ranks))
+        highest.add_metric([job, "1m"], max((rank.ratio_1m or 0.0 for rank in ranks), default=0.0))
+        highest.add_metric([job, "10m"], max((rank.ratio_10m or 0.0 for rank in ranks), default=0.0))
+    return iter((slow, highest))
 
 
 def _account_families(accounts: Mapping[str, JobAccount], now: float) -> Iterator[Metric]:

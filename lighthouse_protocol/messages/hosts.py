@@ -28,6 +28,16 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 
 @dataclass(frozen=True, slots=True)
+class KeptState:
+    """State that a rank keeps in its supervisor's memory."""
+
+    rank: GroupRank
+    step: Count = 0  # 0 if it keeps none
+    size_bytes: Count = 0
+    problem: Reason = ""  # why the last state was not kept
+
+
+@dataclass(frozen=True, slots=True)
 class HostHello:
     """First message that the supervisor on another host sends to host 0."""
 
@@ -37,6 +47,7 @@ class HostHello:
     nnodes: WorldSize
     nproc: WorldSize
     incarnation: Name  # new at each start of the supervisor
+    keep_every: Count = 0  # interval of steps at which its ranks keep their state; 0 if they do not
 
     def check(self) -> None:
         if self.node_rank >= self.nnodes:
@@ -48,6 +59,8 @@ class HostHello:
 @dataclass(frozen=True, slots=True)
 class HostHeartbeat:
     """Heartbeat, sent in both directions. It detects a connection that was lost without being closed."""
+
+    kept: Annotated[tuple[KeptState, ...], EntryCount(MAX_GROUP_WORLD_SIZE)] = ()  # by the ranks of the sender's host
 
 
 @dataclass(frozen=True, slots=True)

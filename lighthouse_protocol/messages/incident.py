@@ -140,6 +140,7 @@ class IncidentKind(StrEnum):
     NONFINITE = "nonfinite"  # a step was discarded, gradients are not finite; fault time: a group's report
     RESTART = "restart"  # a fault ended a generation of a run; fault time: its detection
     EXIT = "exit"  # a supervised process ended outside any generation
+    SLOW = "slow"  # a rank computes much slower than its peers; fault time: the first slow comparison
     CHAOS = "chaos"  # `lighthouse chaos` injected a fault; fault time: the manager's report that it begins
 
 

@@ -132,6 +132,14 @@ class HealProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class ComputeTotals:
+    """Compute time of the committed steps that a process has measured. The totals never decrease."""
+
+    seconds: Age = 0.0  # without waits for other ranks
+    microbatches: Count = 0  # computed in this time; one per step, except with `constant_batch`
+
+
+@dataclass(frozen=True, slots=True)
 class RejectedStep:
     """A step that was discarded because gradients were not finite."""
 
@@ -187,6 +195,7 @@ class ProgressSample:
     rejected: Advisory[RejectedStep] = None  # recently discarded step
     data: Advisory[DataUse] = None  # None unless our sampler has drawn a batch
     compared: Advisory[StateDigest] = None  # newest comparison, None before the first
+    computed: Advisory[ComputeTotals] = None  # None before the first measured step
 
     @property
     def innermost(self) -> OpenPhase:
@@ -312,3 +321,6 @@ class RankPlace:
     generation: int | None = None  # last generation in which a run's rank was active
     at: str = ""  # line of a script without an Agent
     compared: StateDigest | None = None  # newest state that was compared with the peers
+    compute_ratio_1m: Age | None = None  # compute time over the median of its peers, in the last minute
+    compute_ratio_10m: Age | None = None  # the same, in the last 10 minutes
+    is_slow: bool = False  # the ratio has been high for `--slow-after`

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lighthouse_protocol.constraints import Count, Offset, Text
+from lighthouse_protocol.messages.hosts import KeptState
 from lighthouse_protocol.messages.incident import IncidentSummary
 from lighthouse_protocol.messages.progress import DataUse, RankPlace
 from lighthouse_protocol.messages.run import RunStatus
@@ -170,3 +171,9 @@ class ManagerStatus:
     discards: int
     mode: str = "none"
     grants: int = 0
+    kept: tuple[KeptState, ...] = ()
+
+    @property
+    def kept_step(self) -> int:
+        """Newest step that all ranks keep in memory, or 0 if there is none."""
+        return min((each.step for each in self.kept), default=0) if len(self.kept) == self.group_world_size else 0

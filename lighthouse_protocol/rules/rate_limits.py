@@ -51,7 +51,7 @@ class RestartBudget:
         return share_used(recent, terms.max_restarts)
 
     def why_exhausted(self, terms: RunTerms) -> str:
-        """Return a message that the budget is exhausted, or an empty string if it is not."""
+        """Return a message saying that the budget is exhausted, or an empty string."""
         if terms.max_restarts is None or len(self.failed_at) <= terms.max_restarts:
             return ""
         return f"max_restarts: {terms.max_restarts} restarts within {terms.restart_window_s:g} s are used up"

@@ -47,6 +47,14 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
         raise click.BadParameter(str(e), ctx, param) from None
 
 
+def _kept(s: ManagerStatus) -> str:
+    missing = [each for each in s.kept if each.problem]
+    if missing:
+        return f"nothing new of rank {missing[0].rank}: {missing[0].problem}"
+    size = max(each.size_bytes for each in s.kept) / 2**20
+    return f"step {s.kept_step} in memory, {size:,.0f} MiB of each rank" if s.kept_step else "nothing yet"
+
+
 def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
     ranks = "1 rank" if s.group_world_size == 1 else f"{s.group_world_size} ranks"
     waiting = f", waiting: ranks {list(s.ranks_waiting)}" if s.ranks_waiting else ""
@@ -59,4 +67,5 @@ def _rows(s: ManagerStatus) -> list[tuple[str, str]]:
         ("step", f"{s.step} in quorum {s.quorum_id}, {s.phase}{waiting}"),
         ("quorum", f"held: {s.mode or 'unknown'}, {s.grants} steps granted without asking the lighthouse"),
         ("decisions", f"{s.commits} committed, {s.discards} discarded"),
+        *([("keeps", _kept(s))] if s.kept else []),
     ]

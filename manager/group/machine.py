@@ -273,7 +273,7 @@ class GroupMachine:
             self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
-        """Grant a step under the standing quorum, keep the request waiting, gather it for a join, or refuse it."""
+        """Grant a step under the standing quorum, keep the request waiting, add it to the next join, or refuse it."""
         rank = self.group.ranks[request.group_rank]
         superseded = Superseded(f"rank {request.group_rank} has asked again")
         if rank.pending is not None and not rank.pending.is_gathering:

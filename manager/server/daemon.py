@@ -24,6 +24,7 @@ from lighthouse_protocol import VERSION
 from lighthouse_protocol.coordinator import LeaderSearch
 from lighthouse_protocol.identity import Address, parse_address
 from lighthouse_protocol.limits import SECRET_BYTES
+from lighthouse_protocol.messages.hosts import KeptState
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.membership import Participant
 from lighthouse_protocol.messages.preemption import PreemptionNoted, PreemptionNotice
@@ -61,6 +62,7 @@ _GAUGES: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "quorum_id": ("Id of the last quorum that the ranks received.", lambda s: float(s.quorum_id)),
     "step": ("Newest step that the ranks requested or were granted.", lambda s: float(s.step)),
     "ranks_waiting": ("Ranks that are waiting for a quorum.", lambda s: float(len(s.ranks_waiting))),
+    "kept_step": ("Newest step that all ranks keep in memory; 0 if there is none.", lambda s: float(s.kept_step)),
 }
 _COUNTERS: dict[str, tuple[str, Callable[[ManagerStatus], float]]] = {
     "commits": ("Steps committed.", lambda s: float(s.commits)),
@@ -109,6 +111,10 @@ class Supervisor(Ranks, Protocol):
         ...
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
+
+    def kept(self) -> tuple[KeptState, ...]:
+        """Return what the ranks of all hosts keep in memory."""
+        ...
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
         """Handle a preemption notice from an HTTP request. None withdraws the last one."""
@@ -291,6 +297,7 @@ class ManagerDaemon:
             discards=group.discards,
             mode=group.held.mode.value if group.held is not None else "none",
             grants=group.grants,
+            kept=self._supervisor.kept() if self._supervisor is not None else (),
         )
 
     async def _start_store(self) -> str:

@@ -28,6 +28,7 @@ from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, Res
 _COUNT = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
 _COUNT_OR_NONE = click.IntRange(0, MAX_GROUP_WORLD_SIZE)
 _PORT = click.IntRange(1, 65535)
+MAX_KEEP_EVERY = 1_000_000
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 
@@ -106,6 +107,12 @@ class SupervisorConfig:
         kind=click.Choice(("on", "off")),
     )
     tee: bool = setting(False, "With --log-dir: print the output as well.")
+    keep_every: int = setting(
+        0,
+        "Keep the state of this host's ranks in memory every this many steps, so that they continue from it if all "
+        "groups die; 0: never. Each rank needs memory for two states.",
+        kind=click.IntRange(0, MAX_KEEP_EVERY),
+    )
     preemption: str = setting(
         "auto",
         "Sources of preemption notices: off, or a list of auto, aws, gcp, azure, slurm, kubernetes and file=PATH. "

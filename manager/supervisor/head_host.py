@@ -60,6 +60,7 @@ class _Host:
 
     sender: Sender
     heard_at: float  # when its last message arrived
+    kept: tuple[hosts.KeptState, ...] = ()  # by its ranks
 
 
 class WorkerHosts:
@@ -76,6 +77,9 @@ class WorkerHosts:
         """Send a message to a host, or drop it if the host is not connected. The host's loss is reported anyway."""
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
+
+    def kept(self) -> tuple[hosts.KeptState, ...]:
+        return tuple(each for connected in self._hosts.values() for each in connected.kept)
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
         """Ask all other hosts to inspect a rank's process. Return the answer of the host that runs it."""
@@ -123,11 +127,11 @@ class WorkerHosts:
 
     def _check(self, entry: hosts.HostHello) -> None:
         plan = self._head.plan
-        ours = (plan.replica_id, plan.run, plan.layout.hosts, plan.layout.nproc)
-        its = (entry.replica_id, entry.run, entry.nnodes, entry.nproc)
+        ours = (plan.replica_id, plan.run, plan.layout.hosts, plan.layout.nproc, self._head.keep_every)
+        its = (entry.replica_id, entry.run, entry.nnodes, entry.nproc, entry.keep_every)
         if its != ours:
             raise WrongState(
-                f"host {entry.node_rank} was started for (replica id, run, nnodes, nproc) {its}, "
+                f"host {entry.node_rank} was started for (replica id, run, nnodes, nproc, keep-every) {its}, "
                 f"and host 0 for {ours}; give all hosts of a group the same options"
             )
 
@@ -163,8 +167,9 @@ class WorkerHosts:
             case hosts.ProbeResult(number, outside):
                 if (probe := self._probes.get(number)) is not None and not probe.done():
                     probe.set_result(outside)
-            case hosts.HostHeartbeat():
-                pass
+            case hosts.HostHeartbeat(kept):
+                if (connected := self._hosts.get(host)) is not None:
+                    connected.kept = kept
             case hosts.HostHello():
                 raise InvalidRequest("was sent twice", field="hello")
 
@@ -319,7 +324,15 @@ class HeadHost(HostSupervisor):
         running = 0 if self._local is None else len(self._local.running)
         return replace(self._driver.machine.heartbeat(now), running=running)
 
+    @property
+    def keep_every(self) -> int:
+        return self._launch.settings.keep_every
+
     # -- Supervisor, for the manager
+
+    def kept(self) -> tuple[hosts.KeptState, ...]:
+        own = self._local.keepers.kept() if self._local is not None else ()
+        return (*own, *self._workers.kept())
 
     def entries(self) -> Mapping[str, Entry]:
         return {"Node": Stream(NODE_REQUESTS, self._workers.serve)}

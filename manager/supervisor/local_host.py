@@ -37,6 +37,7 @@ from manager.guard.client import Command, Ended, GuardClient, format_output
 from manager.preemption.sources import chosen_sources, follow, polled_sources, read_signal
 from manager.server.config import ManagerConfig
 from manager.supervisor.config import SupervisorConfig
+from manager.supervisor.keepers import Keepers
 from manager.supervisor.lighthouse_link import Supervisor, SupervisorLink
 from manager.supervisor.rules.events import CheckFailed, RankEnded
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun, failure_behind
@@ -77,6 +78,7 @@ class LocalHost:
         self._settings = settings
         self._report = report
         self._link = link
+        self.keepers = Keepers(plan, settings.keep_every)
         self._live: dict[int, _Live] = {}
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -180,7 +182,7 @@ class LocalHost:
             live = self._live[rank]
             command = Command(
                 self.plan.command,
-                self.plan.environment(rank, live.attempt, live.incarnation),
+                {**self.plan.environment(rank, live.attempt, live.incarnation), **self.keepers.environment(rank)},
                 self.plan.label(rank),
                 None if folder is None else str(folder / self.plan.log_name(rank, live.attempt)),
                 is_shown=folder is None or self._settings.tee,

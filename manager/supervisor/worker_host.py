@@ -162,6 +162,7 @@ class WorkerHost(HostSupervisor):
             settings.nnodes,
             settings.nproc_per_node,
             self._launch.incarnation,
+            settings.keep_every,
         )
         async with AsyncManagerClient(self._manager, self._launch.group_secret) as client, client.host() as stream:
             try:
@@ -223,7 +224,8 @@ class WorkerHost(HostSupervisor):
 
     def _send_heartbeat(self, stream: HostStream) -> None:
         if self._stream is stream:
-            stream.send(hosts.HostHeartbeat())
+            kept = self._local.keepers.kept() if self._local is not None else ()
+            stream.send(hosts.HostHeartbeat(kept))
             self._loop.call_later(HEARTBEAT_S, self._send_heartbeat, stream)
 
     def _check_silence(self, stream: HostStream) -> None:

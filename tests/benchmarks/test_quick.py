@@ -45,6 +45,11 @@ def test_step_overhead(ran: Ran) -> None:
     assert 1 <= standing["round_trips"] < 2
 
 
+def test_stragglers(ran: Ran) -> None:
+    equal, by_speed = ran("stragglers")["results"]
+    assert by_speed["step_s"] < equal["step_s"]
+
+
 def test_torchrun(ran: Ran) -> None:
     (loss,) = ran("torchrun")["losses"]
     assert 0 < loss["recovered_s"] < 60
@@ -55,6 +60,15 @@ def test_recovery(ran: Ran) -> None:
     assert [row["fault"] for row in results] == ["kill-group", "kill-rank"]
     for run in (run for row in results for run in row["runs"]):
         assert 0 < run["noticed_s"] <= run["quorum_s"] <= run["committed_s"] < 60
+
+
+def test_keepers(ran: Ran) -> None:
+    report = ran("keepers")
+    for every in (1, 16):
+        of_kills = report[f"keep_every_{every}"]
+        assert all(0 <= killed["lost"] <= every for killed in of_kills["kills"])
+        assert of_kills["different_steps"] == 0
+    assert len(report["cost"]["kept_s"]) == len(report["cost"]["without_s"]) == 2
 
 
 def test_catch_up(ran: Ran) -> None:

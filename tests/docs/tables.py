@@ -293,6 +293,7 @@ def _lighthouse_scrape() -> bytes:
         runs=[run_status(("default", "default"), RunMachine(), 0.0)],
         accounts={"default": _trained()},
         phase_s={"default": {"step": 1.0}},
+        slowness={"default": []},
         incidents=times,
     )
     return render(scrape)[0]
@@ -305,7 +306,7 @@ def _trained() -> JobAccount:
 
 
 def _manager_scrape() -> bytes:
-    values = {field.name: 0 for field in dataclasses.fields(ManagerStatus)} | {"ranks_waiting": ()}
+    values = {field.name: 0 for field in dataclasses.fields(ManagerStatus)} | {"ranks_waiting": (), "kept": ()}
     return render_manager(ManagerStatus(**values))[0]  # pyright: ignore[reportArgumentType]
 
 

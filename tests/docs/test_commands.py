@@ -10,7 +10,7 @@ import click
 import pytest
 
 from agent_client.restart import options
-from agent_client.step import config
+from agent_client.step import config, environment
 from lighthouse.cli.serve import main as torchft_lighthouse
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from tests.docs.pages import REPOSITORY, code_spans, command_lines, pages, prose
@@ -93,7 +93,7 @@ def test_verbs_and_options_in_the_text_exist(page: Path) -> None:
 def test_variables_exist(page: Path) -> None:
     text = prose(page)
     named = set(re.findall(r"\b(?:LIGHTHOUSE|MANAGER|TORCHFT|REPLICA_GROUP)_[A-Z_]*[A-Z]\b", text))
-    sources = (Path(str(module.__file__)).read_text() for module in (config, options))
+    sources = (Path(str(module.__file__)).read_text() for module in (config, environment, options))
     read = {name for source in sources for name in re.findall(r'"([A-Z_]+)"', source)} | TORCHFTS
     read.add(MANAGER_SECRET_VARIABLE)
     for command in COMMANDS.values():

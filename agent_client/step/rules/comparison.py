@@ -44,6 +44,7 @@ class Kind(IntEnum):
     GRADIENTS = 5
     OPTIONS = 6
     DRAW = 7
+    SPEEDS = 8
 
 
 class Flag(IntFlag):
@@ -75,6 +76,7 @@ class Announced(NamedTuple):
 
     REDUCE announces a collective, and END the end of the step. GATHER exchanges values between two steps. STATE and
     GRADIENTS compare digests, and OPTIONS compares options that must agree. DRAW compares the source of the batches.
+    SPEEDS exchanges how long a microbatch takes.
     """
 
     kind: Kind
@@ -102,6 +104,8 @@ class Announced(NamedTuple):
                 return "compares its gradients"
             case Kind.OPTIONS:
                 return "compares its options"
+            case Kind.SPEEDS:
+                return "compares its speed"
             case Kind.DRAW:
                 return f"draws from {self.dtype} {self.name}"
             case Kind.NONE:

@@ -87,6 +87,8 @@ class StepMachine:
     is_alone: bool = False
     world_size: WorldSize = field(default_factory=WorldSize)
     share: Share = NO_SHARE
+    shares: tuple[int, ...] = ()
+    """Number of microbatches of each contributor, or empty without `share_by_speed`."""
     _began_with: Tag | None = None
     _history: list[str] = field(default_factory=list)
 
@@ -131,8 +133,13 @@ class StepMachine:
     def answered(self, assignment: Assignment) -> None:
         self._move("answered", Phase.ASKED, to=Phase.COMPUTING)
         self.assignment = assignment
-        self.share = self.world_size.share(assignment)
+        self.share = self.world_size.share(assignment, self.shares)
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
+
+    def divide(self, shares: tuple[int, ...]) -> None:
+        """Divide the step's microbatches by these shares. Call this before the script draws its batches."""
+        self.shares = shares
+        self.share = self.world_size.share(self.assignment, shares)
 
     def got_no_quorum(self, reason: str) -> None:
         self._move("no_quorum", Phase.ASKED, to=Phase.COMPUTING)

@@ -9,10 +9,17 @@ for it in their collectives.
     DYNAMIC              each contributor                                 contributors
     FIXED_WITH_SPARES    the first `size` contributors; others: spares    min(size, contributors)
     CONSTANT_BATCH       the contributors in turn                         size
+                         or in proportion to their speeds (`shares`)
+
+With `share_by_speed`, the participants exchange how long a microbatch takes at each contributor, and all compute the
+same `shares` from the same numbers. They do so in the first step under a quorum, so a group that joins or heals needs
+no earlier shares.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from heapq import heapify, heapreplace
 
 from lighthouse_protocol.messages.membership import Assignment
 
@@ -58,8 +65,11 @@ class WorldSize:
     def depends_on_quorum(self) -> bool:
         return self.mode is not WorldSizeMode.DYNAMIC
 
-    def share(self, assignment: Assignment | None) -> Share:
-        """Return this group's share of the step. Without a quorum, the group does not count."""
+    def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
+        """Return this group's share of the step. Without a quorum, the group does not count.
+
+        `counts` are the numbers of microbatches by contributor, from `shares`. They are ignored if they do not fit.
+        """
         if assignment is None:
             return Share((0,), 1, counts=False)
         place, contributors = assignment.place, assignment.contributors
@@ -73,7 +83,57 @@ class WorldSize:
         if place is None:
             return Share((assignment.replica_rank % divisor,), divisor, counts=False)
         own = tuple(range(place, divisor, contributors))
+        if self.mode is WorldSizeMode.CONSTANT_BATCH and (len(counts), sum(counts)) == (contributors, divisor):
+            begin = sum(counts[:place])
+            own = tuple(range(begin, begin + counts[place]))
         return Share(own or (place % divisor,), divisor, counts=bool(own), is_first=place == 0)
+
+
+SHARE_EVERY = 16
+"""Number of steps after which the shares are decided again under the same quorum."""
+SHARE_AGAIN = 4
+"""The same, while the speed of a contributor is unknown."""
+MIN_GAIN = 0.05
+"""Part of a step's time that other shares must save. Otherwise the present ones stay."""
+
+
+def shares(times_us: Sequence[int], total: int) -> tuple[int, ...]:
+    """Divide the microbatches of a step so that the last contributor finishes as early as possible.
+
+    Each contributor gets one. Each further microbatch goes to the contributor that finishes it first; of several, to
+    the fastest, then to the first. Times are integers, so all participants compute the same.
+
+    Args:
+        times_us: Time of a microbatch at each contributor, at least 1.
+        total: Number of microbatches, at least one per contributor.
+    """
+    counts = [1] * len(times_us)
+    finishes = [(2 * time_us, time_us, place) for place, time_us in enumerate(times_us)]
+    heapify(finishes)
+    for _ in range(total - len(times_us)):
+        _, time_us, place = finishes[0]
+        counts[place] += 1
+        heapreplace(finishes, ((counts[place] + 1) * time_us, time_us, place))
+    return tuple(counts)
+
+
+def decide_shares(before: tuple[int, ...], times_us: Sequence[int], total: int) -> tuple[int, ...]:
+    """Return the shares of the contributors: `before`, unless other shares save at least MIN_GAIN.
+
+    Args:
+        before: Present shares under the same quorum, empty if there are none.
+        times_us: Time of a microbatch at each contributor, 0 if unknown. Unknown ones count as the median.
+        total: Number of microbatches.
+    """
+    known = sorted(time_us for time_us in times_us if time_us)
+    times_us = [time_us or (known[len(known) // 2] if known else 1) for time_us in times_us]
+    new = shares(times_us, total)
+    if len(before) != len(new):
+        return new
+    old_us, new_us = (
+        max(count * time_us for count, time_us in zip(counts, times_us, strict=True)) for counts in (before, new)
+    )
+    return new if new_us <= (1 - MIN_GAIN) * old_us else before
 
 
 def slot_among_all(assignment: Assignment | None, group_rank: int, group_world_size: int) -> tuple[int, int]:

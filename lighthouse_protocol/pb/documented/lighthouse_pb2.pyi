@@ -576,6 +576,9 @@ class RankPlace(google.protobuf.message.Message):
     GENERATION_FIELD_NUMBER: builtins.int
     AT_FIELD_NUMBER: builtins.int
     COMPARED_FIELD_NUMBER: builtins.int
+    COMPUTE_RATIO_1M_FIELD_NUMBER: builtins.int
+    COMPUTE_RATIO_10M_FIELD_NUMBER: builtins.int
+    IS_SLOW_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     group_rank: builtins.int
     state: builtins.str
@@ -606,6 +609,12 @@ class RankPlace(google.protobuf.message.Message):
     """last generation in which the rank was active; absent: none, or not in a run"""
     at: builtins.str
     """current line of the script; only for a rank without an Agent"""
+    compute_ratio_1m: builtins.float
+    """compute time over the median of the peers in the last minute; absent: unknown"""
+    compute_ratio_10m: builtins.float
+    """the same for the last 10 minutes"""
+    is_slow: builtins.bool
+    """whether the ratio has been high for some time"""
     @property
     def compared(self) -> lighthouse_protocol.pb.extensions.progress_pb2.StateDigest:
         """newest state that was compared; absent: none"""
@@ -632,9 +641,16 @@ class RankPlace(google.protobuf.message.Message):
         generation: builtins.int | None = ...,
         at: builtins.str = ...,
         compared: lighthouse_protocol.pb.extensions.progress_pb2.StateDigest | None = ...,
+        compute_ratio_1m: builtins.float | None = ...,
+        compute_ratio_10m: builtins.float | None = ...,
+        is_slow: builtins.bool = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "compared", b"compared", "generation", b"generation", "total", b"total"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["_generation", b"_generation", "_total", b"_total", "at", b"at", "beat_age_s", b"beat_age_s", "collective", b"collective", "compared", b"compared", "done", b"done", "generation", b"generation", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["_compute_ratio_10m", b"_compute_ratio_10m", "_compute_ratio_1m", b"_compute_ratio_1m", "_generation", b"_generation", "_total", b"_total", "compared", b"compared", "compute_ratio_10m", b"compute_ratio_10m", "compute_ratio_1m", b"compute_ratio_1m", "generation", b"generation", "total", b"total"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["_compute_ratio_10m", b"_compute_ratio_10m", "_compute_ratio_1m", b"_compute_ratio_1m", "_generation", b"_generation", "_total", b"_total", "at", b"at", "beat_age_s", b"beat_age_s", "collective", b"collective", "compared", b"compared", "compute_ratio_10m", b"compute_ratio_10m", "compute_ratio_1m", b"compute_ratio_1m", "done", b"done", "generation", b"generation", "group_rank", b"group_rank", "host", b"host", "is_inside", b"is_inside", "is_slow", b"is_slow", "limit_s", b"limit_s", "phase", b"phase", "phase_s", b"phase_s", "pid", b"pid", "progress_age_s", b"progress_age_s", "replica_id", b"replica_id", "state", b"state", "step", b"step", "total", b"total", "waits_for", b"waits_for"]) -> None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compute_ratio_10m", b"_compute_ratio_10m"]) -> typing.Literal["compute_ratio_10m"] | None: ...
+    @typing.overload
+    def WhichOneof(self, oneof_group: typing.Literal["_compute_ratio_1m", b"_compute_ratio_1m"]) -> typing.Literal["compute_ratio_1m"] | None: ...
     @typing.overload
     def WhichOneof(self, oneof_group: typing.Literal["_generation", b"_generation"]) -> typing.Literal["generation"] | None: ...
     @typing.overload

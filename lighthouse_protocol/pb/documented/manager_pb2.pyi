@@ -11,6 +11,7 @@ import google.protobuf.message
 import lighthouse_protocol.pb.documented.lighthouse_pb2
 import lighthouse_protocol.pb.extensions.chaos_pb2
 import lighthouse_protocol.pb.extensions.evidence_pb2
+import lighthouse_protocol.pb.extensions.hosts_pb2
 import lighthouse_protocol.pb.extensions.preemption_pb2
 import lighthouse_protocol.pb.extensions.progress_pb2
 import lighthouse_protocol.pb.extensions.refusal_pb2
@@ -375,6 +376,7 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     DISCARDS_FIELD_NUMBER: builtins.int
     MODE_FIELD_NUMBER: builtins.int
     GRANTS_FIELD_NUMBER: builtins.int
+    KEPT_FIELD_NUMBER: builtins.int
     version: builtins.str
     uptime_s: builtins.float
     replica_id: builtins.str
@@ -400,6 +402,10 @@ class ManagerStatusResponse(google.protobuf.message.Message):
     """steps that the manager granted without asking the lighthouse"""
     @property
     def ranks_waiting(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]: ...
+    @property
+    def kept(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[lighthouse_protocol.pb.extensions.hosts_pb2.KeptState]:
+        """states that the ranks keep in the memory of their supervisors"""
+
     def __init__(
         self,
         *,
@@ -422,8 +428,9 @@ class ManagerStatusResponse(google.protobuf.message.Message):
         discards: builtins.int = ...,
         mode: builtins.str = ...,
         grants: builtins.int = ...,
+        kept: collections.abc.Iterable[lighthouse_protocol.pb.extensions.hosts_pb2.KeptState] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["address", b"address", "commits", b"commits", "discards", b"discards", "grants", b"grants", "group_world_size", b"group_world_size", "job", b"job", "lighthouse", b"lighthouse", "lighthouse_error", b"lighthouse_error", "lighthouse_reachable", b"lighthouse_reachable", "mode", b"mode", "phase", b"phase", "quorum_id", b"quorum_id", "ranks_waiting", b"ranks_waiting", "replica_id", b"replica_id", "start", b"start", "step", b"step", "store_address", b"store_address", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["address", b"address", "commits", b"commits", "discards", b"discards", "grants", b"grants", "group_world_size", b"group_world_size", "job", b"job", "kept", b"kept", "lighthouse", b"lighthouse", "lighthouse_error", b"lighthouse_error", "lighthouse_reachable", b"lighthouse_reachable", "mode", b"mode", "phase", b"phase", "quorum_id", b"quorum_id", "ranks_waiting", b"ranks_waiting", "replica_id", b"replica_id", "start", b"start", "step", b"step", "store_address", b"store_address", "uptime_s", b"uptime_s", "version", b"version"]) -> None: ...
 
 global___ManagerStatusResponse = ManagerStatusResponse
 

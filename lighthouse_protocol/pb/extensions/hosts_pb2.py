@@ -26,7 +26,7 @@ from lighthouse_protocol.pb.extensions import evidence_pb2 as lighthouse__protoc
 from lighthouse_protocol.pb.extensions import preemption_pb2 as lighthouse__protocol_dot_pb_dot_extensions_dot_preemption__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-lighthouse_protocol/pb/extensions/hosts.proto\x12\nmanager.v1\x1a\x30lighthouse_protocol/pb/extensions/evidence.proto\x1a\x32lighthouse_protocol/pb/extensions/preemption.proto\"\xdc\x02\n\x0bNodeRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.manager.v1.HostHelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.manager.v1.HostHeartbeatH\x00\x12*\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x19.manager.v1.HostRankEndedH\x00\x12\x33\n\x0c\x63heck_failed\x18\x04 \x01(\x0b\x32\x1b.manager.v1.HostCheckFailedH\x00\x12\'\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x18.manager.v1.HostEndAskedH\x00\x12)\n\x06probed\x18\x06 \x01(\x0b\x32\x17.manager.v1.ProbeResultH\x00\x12\x35\n\npreemption\x18\x07 \x01(\x0b\x32\x1f.lighthouse.v1.PreemptionReportH\x00\x42\t\n\x07message\"\x99\x02\n\x0cNodeResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.manager.v1.HostWelcomeH\x00\x12\'\n\x05start\x18\x02 \x01(\x0b\x32\x16.manager.v1.StartRanksH\x00\x12%\n\x04halt\x18\x03 \x01(\x0b\x32\x15.manager.v1.HaltRanksH\x00\x12\'\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x16.manager.v1.GroupEndedH\x00\x12.\n\theartbeat\x18\x05 \x01(\x0b\x32\x19.manager.v1.HostHeartbeatH\x00\x12)\n\x05probe\x18\x06 \x01(\x0b\x32\x18.manager.v1.ProbeRequestH\x00\x42\t\n\x07message\"s\n\tHostHello\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x11\n\tnode_rank\x18\x03 \x01(\r\x12\x0e\n\x06nnodes\x18\x04 \x01(\r\x12\r\n\x05nproc\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\"\x0f\n\rHostHeartbeat\"M\n\rHostRankEnded\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\x11\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\"!\n\x0fHostCheckFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1e\n\x0cHostEndAsked\x12\x0e\n\x06status\x18\x01 \x01(\x11\":\n\x0bHostWelcome\x12\x16\n\x0emaster_address\x18\x01 \x01(\t\x12\x13\n\x0bmaster_port\x18\x02 \x01(\r\":\n\nStartRanks\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04unit\x18\x03 \x01(\t\"+\n\tHaltRanks\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\";\n\nGroupEnded\x12\x0e\n\x06status\x18\x01 \x01(\x11\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x10\n\x08\x65xcluded\x18\x03 \x01(\t\"\x85\x01\n\x0cProbeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\x12+\n\x05offer\x18\x06 \x01(\x0b\x32\x1c.lighthouse.v1.EvidenceOffer\"N\n\x0bProbeResult\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12/\n\x07outside\x18\x02 \x01(\x0b\x32\x1e.lighthouse.v1.ProcessSnapshotb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n-lighthouse_protocol/pb/extensions/hosts.proto\x12\nmanager.v1\x1a\x30lighthouse_protocol/pb/extensions/evidence.proto\x1a\x32lighthouse_protocol/pb/extensions/preemption.proto\"\xdc\x02\n\x0bNodeRequest\x12&\n\x05hello\x18\x01 \x01(\x0b\x32\x15.manager.v1.HostHelloH\x00\x12.\n\theartbeat\x18\x02 \x01(\x0b\x32\x19.manager.v1.HostHeartbeatH\x00\x12*\n\x05\x65nded\x18\x03 \x01(\x0b\x32\x19.manager.v1.HostRankEndedH\x00\x12\x33\n\x0c\x63heck_failed\x18\x04 \x01(\x0b\x32\x1b.manager.v1.HostCheckFailedH\x00\x12\'\n\x03\x65nd\x18\x05 \x01(\x0b\x32\x18.manager.v1.HostEndAskedH\x00\x12)\n\x06probed\x18\x06 \x01(\x0b\x32\x17.manager.v1.ProbeResultH\x00\x12\x35\n\npreemption\x18\x07 \x01(\x0b\x32\x1f.lighthouse.v1.PreemptionReportH\x00\x42\t\n\x07message\"\x99\x02\n\x0cNodeResponse\x12*\n\x07welcome\x18\x01 \x01(\x0b\x32\x17.manager.v1.HostWelcomeH\x00\x12\'\n\x05start\x18\x02 \x01(\x0b\x32\x16.manager.v1.StartRanksH\x00\x12%\n\x04halt\x18\x03 \x01(\x0b\x32\x15.manager.v1.HaltRanksH\x00\x12\'\n\x05\x65nded\x18\x04 \x01(\x0b\x32\x16.manager.v1.GroupEndedH\x00\x12.\n\theartbeat\x18\x05 \x01(\x0b\x32\x19.manager.v1.HostHeartbeatH\x00\x12)\n\x05probe\x18\x06 \x01(\x0b\x32\x18.manager.v1.ProbeRequestH\x00\x42\t\n\x07message\"\x87\x01\n\tHostHello\x12\x12\n\nreplica_id\x18\x01 \x01(\t\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x11\n\tnode_rank\x18\x03 \x01(\r\x12\x0e\n\x06nnodes\x18\x04 \x01(\r\x12\r\n\x05nproc\x18\x05 \x01(\r\x12\x13\n\x0bincarnation\x18\x06 \x01(\t\x12\x12\n\nkeep_every\x18\x07 \x01(\r\"4\n\rHostHeartbeat\x12#\n\x04kept\x18\x01 \x03(\x0b\x32\x15.manager.v1.KeptState\"L\n\tKeptState\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\nsize_bytes\x18\x03 \x01(\x03\x12\x0f\n\x07problem\x18\x04 \x01(\t\"M\n\rHostRankEnded\x12\x0c\n\x04rank\x18\x01 \x01(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0e\n\x06status\x18\x03 \x01(\x11\x12\r\n\x05\x63\x61use\x18\x04 \x01(\t\"!\n\x0fHostCheckFailed\x12\x0e\n\x06reason\x18\x01 \x01(\t\"\x1e\n\x0cHostEndAsked\x12\x0e\n\x06status\x18\x01 \x01(\x11\":\n\x0bHostWelcome\x12\x16\n\x0emaster_address\x18\x01 \x01(\t\x12\x13\n\x0bmaster_port\x18\x02 \x01(\r\":\n\nStartRanks\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\x12\x0c\n\x04unit\x18\x03 \x01(\t\"+\n\tHaltRanks\x12\r\n\x05ranks\x18\x01 \x03(\r\x12\x0f\n\x07grace_s\x18\x02 \x01(\x01\";\n\nGroupEnded\x12\x0e\n\x06status\x18\x01 \x01(\x11\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x10\n\x08\x65xcluded\x18\x03 \x01(\t\"\x85\x01\n\x0cProbeRequest\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0c\n\x04rank\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\x03\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x0f\n\x07started\x18\x05 \x01(\x03\x12+\n\x05offer\x18\x06 \x01(\x0b\x32\x1c.lighthouse.v1.EvidenceOffer\"N\n\x0bProbeResult\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12/\n\x07outside\x18\x02 \x01(\x0b\x32\x1e.lighthouse.v1.ProcessSnapshotb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,26 +37,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_NODEREQUEST']._serialized_end=512
   _globals['_NODERESPONSE']._serialized_start=515
   _globals['_NODERESPONSE']._serialized_end=796
-  _globals['_HOSTHELLO']._serialized_start=798
-  _globals['_HOSTHELLO']._serialized_end=913
-  _globals['_HOSTHEARTBEAT']._serialized_start=915
-  _globals['_HOSTHEARTBEAT']._serialized_end=930
-  _globals['_HOSTRANKENDED']._serialized_start=932
-  _globals['_HOSTRANKENDED']._serialized_end=1009
-  _globals['_HOSTCHECKFAILED']._serialized_start=1011
-  _globals['_HOSTCHECKFAILED']._serialized_end=1044
-  _globals['_HOSTENDASKED']._serialized_start=1046
-  _globals['_HOSTENDASKED']._serialized_end=1076
-  _globals['_HOSTWELCOME']._serialized_start=1078
-  _globals['_HOSTWELCOME']._serialized_end=1136
-  _globals['_STARTRANKS']._serialized_start=1138
-  _globals['_STARTRANKS']._serialized_end=1196
-  _globals['_HALTRANKS']._serialized_start=1198
-  _globals['_HALTRANKS']._serialized_end=1241
-  _globals['_GROUPENDED']._serialized_start=1243
-  _globals['_GROUPENDED']._serialized_end=1302
-  _globals['_PROBEREQUEST']._serialized_start=1305
-  _globals['_PROBEREQUEST']._serialized_end=1438
-  _globals['_PROBERESULT']._serialized_start=1440
-  _globals['_PROBERESULT']._serialized_end=1518
+  _globals['_HOSTHELLO']._serialized_start=799
+  _globals['_HOSTHELLO']._serialized_end=934
+  _globals['_HOSTHEARTBEAT']._serialized_start=936
+  _globals['_HOSTHEARTBEAT']._serialized_end=988
+  _globals['_KEPTSTATE']._serialized_start=990
+  _globals['_KEPTSTATE']._serialized_end=1066
+  _globals['_HOSTRANKENDED']._serialized_start=1068
+  _globals['_HOSTRANKENDED']._serialized_end=1145
+  _globals['_HOSTCHECKFAILED']._serialized_start=1147
+  _globals['_HOSTCHECKFAILED']._serialized_end=1180
+  _globals['_HOSTENDASKED']._serialized_start=1182
+  _globals['_HOSTENDASKED']._serialized_end=1212
+  _globals['_HOSTWELCOME']._serialized_start=1214
+  _globals['_HOSTWELCOME']._serialized_end=1272
+  _globals['_STARTRANKS']._serialized_start=1274
+  _globals['_STARTRANKS']._serialized_end=1332
+  _globals['_HALTRANKS']._serialized_start=1334
+  _globals['_HALTRANKS']._serialized_end=1377
+  _globals['_GROUPENDED']._serialized_start=1379
+  _globals['_GROUPENDED']._serialized_end=1438
+  _globals['_PROBEREQUEST']._serialized_start=1441
+  _globals['_PROBEREQUEST']._serialized_end=1574
+  _globals['_PROBERESULT']._serialized_start=1576
+  _globals['_PROBERESULT']._serialized_end=1654
 # @@protoc_insertion_point(module_scope)

@@ -112,6 +112,7 @@ class HostHello(google.protobuf.message.Message):
     NNODES_FIELD_NUMBER: builtins.int
     NPROC_FIELD_NUMBER: builtins.int
     INCARNATION_FIELD_NUMBER: builtins.int
+    KEEP_EVERY_FIELD_NUMBER: builtins.int
     replica_id: builtins.str
     run: builtins.str
     node_rank: builtins.int
@@ -120,6 +121,8 @@ class HostHello(google.protobuf.message.Message):
     nproc: builtins.int
     incarnation: builtins.str
     """changes at every start of the supervisor"""
+    keep_every: builtins.int
+    """0: the ranks keep no states"""
     def __init__(
         self,
         *,
@@ -129,8 +132,9 @@ class HostHello(google.protobuf.message.Message):
         nnodes: builtins.int = ...,
         nproc: builtins.int = ...,
         incarnation: builtins.str = ...,
+        keep_every: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "nnodes", b"nnodes", "node_rank", b"node_rank", "nproc", b"nproc", "replica_id", b"replica_id", "run", b"run"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["incarnation", b"incarnation", "keep_every", b"keep_every", "nnodes", b"nnodes", "node_rank", b"node_rank", "nproc", b"nproc", "replica_id", b"replica_id", "run", b"run"]) -> None: ...
 
 global___HostHello = HostHello
 
@@ -138,11 +142,47 @@ global___HostHello = HostHello
 class HostHeartbeat(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
+    KEPT_FIELD_NUMBER: builtins.int
+    @property
+    def kept(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___KeptState]:
+        """states of the ranks of that host; host 0 sends none"""
+
     def __init__(
         self,
+        *,
+        kept: collections.abc.Iterable[global___KeptState] | None = ...,
     ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["kept", b"kept"]) -> None: ...
 
 global___HostHeartbeat = HostHeartbeat
+
+@typing.final
+class KeptState(google.protobuf.message.Message):
+    """State that a rank keeps in its supervisor's memory, so that it can continue from it after a restart."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RANK_FIELD_NUMBER: builtins.int
+    STEP_FIELD_NUMBER: builtins.int
+    SIZE_BYTES_FIELD_NUMBER: builtins.int
+    PROBLEM_FIELD_NUMBER: builtins.int
+    rank: builtins.int
+    step: builtins.int
+    """0: no state"""
+    size_bytes: builtins.int
+    problem: builtins.str
+    """why the last state was not kept"""
+    def __init__(
+        self,
+        *,
+        rank: builtins.int = ...,
+        step: builtins.int = ...,
+        size_bytes: builtins.int = ...,
+        problem: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["problem", b"problem", "rank", b"rank", "size_bytes", b"size_bytes", "step", b"step"]) -> None: ...
+
+global___KeptState = KeptState
 
 @typing.final
 class HostRankEnded(google.protobuf.message.Message):

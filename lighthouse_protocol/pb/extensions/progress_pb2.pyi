@@ -180,6 +180,7 @@ class ProgressSample(google.protobuf.message.Message):
     REJECTED_FIELD_NUMBER: builtins.int
     DATA_FIELD_NUMBER: builtins.int
     COMPARED_FIELD_NUMBER: builtins.int
+    COMPUTED_FIELD_NUMBER: builtins.int
     step: builtins.int
     waits_for: builtins.str
     """declared wait; empty: none"""
@@ -225,6 +226,10 @@ class ProgressSample(google.protobuf.message.Message):
     def compared(self) -> global___StateDigest:
         """newest state that was compared; absent: none"""
 
+    @property
+    def computed(self) -> global___ComputeTotals:
+        """absent: no step has been measured yet"""
+
     def __init__(
         self,
         *,
@@ -243,9 +248,10 @@ class ProgressSample(google.protobuf.message.Message):
         rejected: global___RejectedStep | None = ...,
         data: global___DataUse | None = ...,
         compared: global___StateDigest | None = ...,
+        computed: global___ComputeTotals | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["collective", b"collective", "compared", b"compared", "data", b"data", "heal", b"heal", "healed", b"healed", "rejected", b"rejected"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "compared", b"compared", "data", b"data", "entered", b"entered", "heal", b"heal", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "rejected", b"rejected", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["collective", b"collective", "compared", b"compared", "computed", b"computed", "data", b"data", "heal", b"heal", "healed", b"healed", "rejected", b"rejected"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["at", b"at", "calls", b"calls", "collective", b"collective", "compared", b"compared", "computed", b"computed", "data", b"data", "entered", b"entered", "heal", b"heal", "healed", b"healed", "is_first", b"is_first", "phases", b"phases", "rejected", b"rejected", "step", b"step", "still_s", b"still_s", "times", b"times", "waits_for", b"waits_for"]) -> None: ...
 
 global___ProgressSample = ProgressSample
 
@@ -274,6 +280,28 @@ class StateDigest(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["digest", b"digest", "quorum_id", b"quorum_id", "step", b"step"]) -> None: ...
 
 global___StateDigest = StateDigest
+
+@typing.final
+class ComputeTotals(google.protobuf.message.Message):
+    """Compute time of the committed steps that a process has measured. The totals never decrease."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SECONDS_FIELD_NUMBER: builtins.int
+    MICROBATCHES_FIELD_NUMBER: builtins.int
+    seconds: builtins.float
+    """without waits for other ranks"""
+    microbatches: builtins.int
+    """computed in this time"""
+    def __init__(
+        self,
+        *,
+        seconds: builtins.float = ...,
+        microbatches: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["microbatches", b"microbatches", "seconds", b"seconds"]) -> None: ...
+
+global___ComputeTotals = ComputeTotals
 
 @typing.final
 class RejectedStep(google.protobuf.message.Message):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client.progress.progress import MAX_UNREAD, Progress
-from agent_client.progress.rules import WAITING, CollectiveIds, Entry, Number
+from agent_client.progress.rules import WAITING, WARMUP_STEPS, CollectiveIds, Entry, Number
 from lighthouse_protocol.messages.progress import (
     MAX_DEPTH,
     MAX_LABEL_CHARS,
@@ -20,6 +20,7 @@ from lighthouse_protocol.messages.progress import (
     OTHER,
     STEP,
     Collective,
+    ComputeTotals,
     HealTotals,
     OpenPhase,
     ProgressSample,
@@ -326,3 +327,80 @@ def test_told_is_what_collectives_are_compared_by() -> None:
     told = numbers.number_of(numbers.inside(), within_group=True)
     collective = Collective(told.quorum_id, told.number, "broadcast", inner=told.inner)
     assert collective.order == told == (0, 2, 1)
+
+
+class Steps:
+    """Steps of one rank, each with so much work, then so much waiting in a collective until the vote."""
+
+    def __init__(self, progress: Progress, clock: Clock) -> None:
+        self.progress, self.clock = progress, clock
+
+    def do(self, *, works_s: float = 1.0, waits_s: float = 0.0, microbatches: int = 1, **ends: bool) -> None:
+        self.clock.go(works_s)
+        self.progress.enter_reduction()
+        with self.progress.collective(Number(1, 2), "all_reduce"):
+            self.clock.go(waits_s)
+        self.progress.leave_reduction()
+        with self.progress.waiting_for("vote"):
+            self.clock.go(waits_s)
+        ends = {"is_committed": True, "has_healed": False} | ends
+        self.progress.compute.end_step(self.clock(), microbatches, **ends)
+
+    @property
+    def totals(self) -> ComputeTotals | None:
+        return self.progress.sample().computed
+
+
+class TestComputeTime:
+    @pytest.fixture
+    def steps(self, progress: Progress, clock: Clock) -> Steps:
+        """Of a rank that has warmed up."""
+        steps = Steps(progress, clock)
+        for _ in range(WARMUP_STEPS):
+            steps.do(works_s=600.0)
+        assert steps.totals is None
+        return steps
+
+    def test_waits_do_not_count(self, steps: Steps):
+        for _ in range(5):
+            steps.do(works_s=0.5, waits_s=30.0)
+        assert steps.totals == ComputeTotals(pytest.approx(2.5), 5)
+
+    def test_the_time_in_which_a_device_still_computes_a_tensor_is_no_wait(self, steps: Steps, progress: Progress):
+        progress.enter_reduction()
+        steps.clock.go(3.0)  # the collective has not begun
+        steps.do(works_s=0.5, waits_s=30.0)
+        assert steps.totals == ComputeTotals(pytest.approx(3.5), 1)
+
+    def test_a_collective_beside_the_backward_pass_is_no_wait(self, steps: Steps, progress: Progress, clock: Clock):
+        with progress.collective(Number(1, 2), "all_reduce"):
+            clock.go(2.0)
+        steps.do(works_s=1.0, waits_s=1.0)
+        assert steps.totals == ComputeTotals(pytest.approx(3.0), 1)
+
+    def test_of_waits_inside_each_other_the_outer_one_counts(self, steps: Steps, progress: Progress, clock: Clock):
+        with progress.waiting_for("outer"):
+            clock.go(1.0)
+            with progress.waiting_for("inner"):
+                clock.go(1.0)
+        steps.do(works_s=0.25)
+        assert steps.totals == ComputeTotals(pytest.approx(0.25), 1)
+
+    def test_a_reduction_that_never_ends_spoils_no_later_step(self, steps: Steps, progress: Progress):
+        progress.enter_reduction()
+        progress.compute.end_step(steps.clock(), 1, is_committed=False, has_healed=False)
+        steps.do(works_s=2.0)
+        assert steps.totals == ComputeTotals(pytest.approx(2.0), 1)
+
+    def test_a_discarded_step_does_not_count(self, steps: Steps):
+        steps.do(works_s=9.0, is_committed=False)
+        steps.do(works_s=2.0, microbatches=3)
+        assert steps.totals == ComputeTotals(pytest.approx(2.0), 3)
+
+    def test_after_a_heal_the_first_steps_do_not_count(self, steps: Steps):
+        steps.do(works_s=9.0, has_healed=True)
+        for _ in range(WARMUP_STEPS):
+            steps.do(works_s=9.0)
+        assert steps.totals is None
+        steps.do(works_s=2.0)
+        assert steps.totals == ComputeTotals(pytest.approx(2.0), 1)

@@ -20,6 +20,7 @@ REFUSED: list[tuple[str, Any]] = [
     ("max_consecutive_discards", 0),
     ("manager_restart_timeout_s", -0.1),
     ("world_size_mode", "constant"),
+    ("share_by_speed", True),
     ("check_state_every", -1),
     ("on_nonfinite", "ignore"),
 ]

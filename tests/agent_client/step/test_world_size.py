@@ -1,7 +1,8 @@
 """What counts in a step: every contribution once, whoever is there; and the same losses with kills as without."""
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,13 +10,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent_client import Agent, AgentConfig, ConfigurationError, StepSampler, TrainState
+from agent_client.step.rendezvous import GroupPlace
 from agent_client.step.rules.machine import StepMachine
-from agent_client.step.rules.world_size import NO_SHARE, Share, WorldSize, WorldSizeMode
+from agent_client.step.rules.world_size import (
+    MIN_GAIN,
+    NO_SHARE,
+    Share,
+    WorldSize,
+    WorldSizeMode,
+    decide_shares,
+)
+from agent_client.step.rules.world_size import shares as shares_of
 from lighthouse_protocol.messages.membership import Assignment, Participant, Quorum
 from manager.group.requests import assign
 from tests.agent_client import batch_training
 from tests.agent_client.assignments import assignment
 from tests.agent_client.clusters import all_events, check_all
+from tests.agent_client.slow_actor import SlowBatchActor
 from tests.agent_client.training_jobs import Group, MakeJob, TrainingJob
 from tests.processes import PATIENCE_S, eventually
 
@@ -59,6 +70,97 @@ def test_microbatches_are_dealt_out_evenly(size: int, contributors: int) -> None
     loads = [len(share.microbatches) if share.counts else 0 for share in found]
     assert max(loads) - min(loads) <= 1
     assert all(len(share.microbatches) == 1 for share in found if not share.counts), "a spare does no more than it must"
+
+
+times = st.lists(st.integers(1, 10_000_000), min_size=1, max_size=6)
+
+
+def finish_us(counts: tuple[int, ...], times_us: list[int]) -> int:
+    return max(count * time_us for count, time_us in zip(counts, times_us, strict=True))
+
+
+def partitions(total: int, parts: int) -> list[tuple[int, ...]]:
+    if parts == 1:
+        return [(total,)]
+    return [(n, *rest) for n in range(1, total - parts + 2) for rest in partitions(total - n, parts - 1)]
+
+
+class TestShares:
+    @given(times, st.integers(0, 60))
+    def test_all_microbatches_are_given_and_each_group_has_one(self, times_us: list[int], more: int) -> None:
+        counts = shares_of(times_us, len(times_us) + more)
+        assert sum(counts) == len(times_us) + more
+        assert min(counts) >= 1
+
+    @given(times.filter(lambda times: len(times) <= 4), st.integers(0, 6))
+    def test_no_other_division_ends_earlier(self, times_us: list[int], more: int) -> None:
+        total = len(times_us) + more
+        best = min(finish_us(counts, times_us) for counts in partitions(total, len(times_us)))
+        assert finish_us(shares_of(times_us, total), times_us) == best
+
+    @given(times, st.integers(0, 60), st.randoms())
+    def test_what_a_group_gets_does_not_depend_on_its_place(self, times_us: list[int], more: int, random: Any) -> None:
+        total, order = len(times_us) + more, list(range(len(times_us)))
+        random.shuffle(order)
+        moved = shares_of([times_us[place] for place in order], total)
+        before = zip(times_us, shares_of(times_us, total), strict=True)
+        assert sorted(before) == sorted(zip([times_us[place] for place in order], moved, strict=True))
+
+    @given(times, st.integers(0, 60))
+    def test_a_faster_group_gets_no_less(self, times_us: list[int], more: int) -> None:
+        counts = shares_of(times_us, len(times_us) + more)
+        for time_us, count in zip(times_us, counts, strict=True):
+            for other_us, other in zip(times_us, counts, strict=True):
+                assert count + 1 >= other if time_us == other_us else (time_us < other_us) <= (count >= other)
+
+    @given(times, st.integers(0, 60))
+    def test_one_microbatch_more_takes_none_away(self, times_us: list[int], more: int) -> None:
+        total = len(times_us) + more
+        pairs = zip(shares_of(times_us, total), shares_of(times_us, total + 1), strict=True)
+        assert all(before <= after for before, after in pairs)
+
+    def test_noise_changes_no_share(self) -> None:
+        before = decide_shares((), [100, 100, 100, 300], 20)
+        assert before == (6, 6, 6, 2)
+        for noise in range(-4, 5):
+            assert decide_shares(before, [100 - noise, 100, 100 + noise, 300 + noise], 20) == before
+        assert shares_of([100, 98, 100, 100], 13) == (3, 4, 3, 3)
+        assert decide_shares((4, 3, 3, 3), [100, 98, 100, 100], 13) == (4, 3, 3, 3)
+
+    def test_shares_change_when_that_saves_time(self) -> None:
+        assert decide_shares((6, 6, 6, 2), [100, 100, 100, 100], 20) == (5, 5, 5, 5)
+        assert MIN_GAIN < 1 - 5 / 6
+
+    def test_a_group_without_a_measurement_counts_as_the_median(self) -> None:
+        assert decide_shares((), [0, 100, 100, 300], 20) == (6, 6, 6, 2)
+        assert decide_shares((), [0, 0, 0, 0], 20) == (5, 5, 5, 5)
+
+    def test_other_contributors_need_new_shares(self) -> None:
+        assert decide_shares((6, 6, 6, 2), [100, 100, 100], 20) == (7, 7, 6)
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.integers(0, 2))
+def test_shares_give_each_microbatch_to_one_contributor(counts: list[int], healing: int) -> None:
+    size = WorldSize(CONSTANT, sum(counts))
+    found = [size.share(member, counts) for member in assignments(len(counts), healing)]
+    assert counted(found) == list(range(sum(counts)))
+    assert [share.weight for share in found] == [*counts, *[0] * healing]
+
+
+@given(sizes, st.integers(1, 12), st.lists(st.integers(1, 3), max_size=12))
+def test_shares_that_do_not_fit_are_not_used(size: int, contributors: int, counts: list[int]) -> None:
+    if (len(counts), sum(counts)) != (contributors, size):
+        for member in assignments(contributors, 0):
+            assert WorldSize(CONSTANT, size).share(member, counts) == WorldSize(CONSTANT, size).share(member)
+
+
+def test_only_a_group_of_one_rank_with_a_constant_batch_shares_by_speed(train_state: TrainState) -> None:
+    with pytest.raises(ConfigurationError, match="^share_by_speed: not with dynamic"):
+        AgentConfig(share_by_speed=True)
+    config = AgentConfig(share_by_speed=True, world_size_mode="constant_batch", world_size=4)
+    place = GroupPlace(0, 2, cast("Any", object()))
+    with pytest.raises(ConfigurationError, match="^share_by_speed: this group has 2 ranks"):
+        Agent("127.0.0.1:1", state=train_state, config=config, place=place)
 
 
 @given(modes, sizes, st.integers(1, 5), st.integers(0, 4))
@@ -145,11 +247,11 @@ def plain_run(microbatches: int) -> list[tuple[list[float], float]]:
 
 
 class Run:
-    """Three groups that train to the end, whatever happens to them."""
+    """Groups that train to the end, whatever happens to them."""
 
-    def __init__(self, job: TrainingJob) -> None:
+    def __init__(self, job: TrainingJob, names: str = "abc") -> None:
         self.job = job
-        self.groups = job.all_groups("a", "b", "c")
+        self.groups = job.all_groups(*names)
         job.start(*self.groups, pace_s=PACE_S)
 
     def wait_step(self, step: int, *groups: Group) -> None:
@@ -163,9 +265,9 @@ class Run:
         others = [group for group in self.groups if group is not victim]
         self.wait_step(step, *others)
         victim.kill()
-        self.job.wait_steps(*others, more=3, participants=2)
+        self.job.wait_steps(*others, more=3, participants=len(others))
         self.job.start(victim, pace_s=PACE_S)
-        self.job.wait_steps(*self.groups, more=2, participants=3)
+        self.job.wait_steps(*self.groups, more=2, participants=len(self.groups))
 
     def check(self, expected: list[tuple[list[float], float]]) -> set[int]:
         """Every step that any rank committed was as expected. The sizes of the quorums."""
@@ -202,3 +304,17 @@ def test_the_trajectory_does_not_bend_when_groups_die(
     rough.kill_at(90, rough.groups[2])
     assert rough.check(expected) == {2, 3}
     assert calm.check(expected) == {3}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_with_shares_by_speed_each_sample_counts_once_while_the_slow_group_dies_and_returns(
+    make_job: MakeJob, tmp_path: Path
+) -> None:
+    """Four groups, of which b takes three times as long for a microbatch."""
+    options = {"world_size_mode": "constant_batch", "world_size": 20, "share_by_speed": True}
+    run = Run(make_job(SlowBatchActor, ranks=1, folder=tmp_path, **options), "abcd")
+    run.kill_at(60, run.groups[1])
+    assert run.check(plain_run(20)) == {3, 4}
+    shares = re.findall(r"microbatches of a step, by group: ([\d, ]+)", run.job.log_of(run.groups[0]))
+    assert any(int(each.split(", ")[1]) < 5 for each in shares if each.count(",") == 3), shares

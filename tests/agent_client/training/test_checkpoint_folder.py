@@ -25,6 +25,7 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from agent_client.errors import AgentError
+from agent_client.healing.keeper import Keeper
 from agent_client.state import files
 from agent_client.state.files import write_part
 from agent_client.state.snapshot import StateMismatch
@@ -32,6 +33,7 @@ from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.training import checkpoint_folder
 from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
+from lighthouse_runtime.process.slots import KeeperPlace, make_slot, slot_path
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer, together
 from tests.processes import Lighthouse, eventually
@@ -176,6 +178,19 @@ class TestOneRank:
     def test_fewer_than_two_are_refused(self, agent: Agent, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="at least two"):
             CheckpointFolder(tmp_path, agent, keep=1)
+
+    @pytest.mark.parametrize("kept", [2, 3, 4])
+    def test_what_is_kept_in_memory_is_loaded_if_it_is_newer(self, agent: Agent, tmp_path: Path, kept: int) -> None:
+        save(CheckpointFolder(tmp_path, at(agent, 3, 7)))
+        place = KeeperPlace(1, (slot_path(make_slot("a")), slot_path(make_slot("b"))), "owner")
+        keeper = Keeper(place, agent.state)
+        keeper.keep({"step": kept, "tag_quorum_id": 7, "batches_committed": 9})
+        keeper.close()
+        with make_agent(2) as other:
+            other.internals.keeper = Keeper(place, other.state)
+            assert CheckpointFolder(tmp_path, other).resume()
+            assert (weights(other), other.current_step) == (weights(agent), max(3, kept))
+            assert other.batches_committed == (9 if kept > 3 else 6)
 
     def test_random_numbers_continue(self, agent: Agent, tmp_path: Path) -> None:
         def draw() -> tuple[Any, ...]:
@@ -385,6 +400,9 @@ class Place:
         self.brought: list[torch.Tensor] = [torch.empty(0)] * ranks
         self.last_saves: list[object] = []
         self.manager = SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False))
+
+    def restore_kept(self, *, above: Tag | None) -> bool:
+        return False  # no supervisor keeps its state
 
 
 class GroupRank:

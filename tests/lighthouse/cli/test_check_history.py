@@ -82,8 +82,8 @@ def test_a_sound_history(folder: Folder) -> None:
     folder.traces["b-rank-0-3.log"].append("2026-11-28T07:4")  # cut by the kill
     result = folder.check()
     assert result.exit_code == 0, result.output
-    assert "2 groups, 6 processes, 34 commits of 10 steps under 3 quorums; 3 quorums in the logs" in result.output
-    assert "22 votes in those of managers" in result.output
+    assert "2 groups, 6 processes, 34 commits of 10 steps under 3 quorums; " in result.output
+    assert "logged: 3 quorums by lighthouses, 22 votes by managers" in result.output
     assert result.output.count("kept") == 10
 
 

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ from lighthouse_protocol.messages.incident import (
     SelfReport,
 )
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
-from lighthouse_protocol.messages.progress import STEP, GroupView, PhaseTime, ProgressSample
+from lighthouse_protocol.messages.progress import STEP, ComputeTotals, GroupView, PhaseTime, ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, RankId, RunTerms
 from lighthouse_protocol.messages.session import (
     Evidence,
@@ -334,6 +334,33 @@ class TestAStall:
             job.driver.end_session(manager.session)
         job.loop.go(0)
         assert job.loop.timers == 0
+
+
+class TestASlowRank:
+    def test_it_alone_is_asked_for_evidence_and_the_policy_kills_nobody(self, make: Make):
+        job = make(OnStall.RESTART_SUSPECTS)
+        job.start()
+        totals = dict.fromkeys("abc", ComputeTotals())
+        for granted in range(130):
+            job.loop.go(1)
+            for name, manager in job.managers.items():
+                seconds = 0.6 if name == "b" else 0.2
+                totals[name] = ComputeTotals(totals[name].seconds + seconds, granted)
+                place = rank(0, group=name, still_s=0)
+                sample = replace(place.sample, computed=totals[name])
+                manager.beat(granted, GroupView(name, "i1", (replace(place, sample=sample),)))
+        slow = [place for place in job.driver.progress.ranks() if place.is_slow]
+        assert [(place.replica_id, place.compute_ratio_1m) for place in slow] == [("b", pytest.approx(3, abs=0.1))]
+        assert (job.newest.summary.kind, job.newest.summary.suspects) == (IncidentKind.SLOW, ("b/0",))
+        assert {one.replica_id for one in job.newest.evidence} == {"b"}
+        asked = [each for manager in job.managers.values() for each in manager.told(EvidenceRequest)]
+        assert {each.group_ranks for each in asked} == {(0,)}
+        assert not any(manager.told(KillRequest) for manager in job.managers.values())
+        job.driver.end_session(job.managers["b"].session)
+        for _ in range(20):
+            job.loop.go(1)
+            job.managers["a"].beat(130, waiting("a"))
+        assert job.newest.summary.over_s is not None, "its group is lost"
 
 
 class TestALoss:

@@ -12,6 +12,7 @@ from lighthouse.job.incidents import (
     MAX_FOLLOWED,
     MAX_LOOKS,
     MAX_SUSPECTS,
+    SLOW_AGAIN_S,
     UNCONFIRMED_S,
     ActionDue,
     Changed,
@@ -25,6 +26,7 @@ from lighthouse.job.incidents import (
     decide,
 )
 from lighthouse.job.records import Group
+from lighthouse.job.slow_ranks import SlowRank
 from lighthouse_protocol.messages.incident import Gathered, IncidentKind, IncidentSummary, MemberEvidence, RankEvidence
 from lighthouse_protocol.messages.membership import Distrust, DistrustKind
 from lighthouse_protocol.messages.progress import RankName, RejectedStep
@@ -532,3 +534,49 @@ class TestOneFaultIsOneIncident:
         assert isinstance(changed, Changed)
         assert changed.incident.summary.back_s == pytest.approx(10.1)
         assert not stage.machine.awaits_quorum
+
+
+class TestASlowRank:
+    SLOW = SlowRank("b/1 is slow", since=940.0)
+    NAME = RankName("b", 1)
+
+    def track(self, stage: Stage, *names: RankName) -> list[incidents.Effect]:
+        return stage.told(stage.machine.track_slow(dict.fromkeys(names, self.SLOW), stage.now, UNIX_S))
+
+    def test_it_is_an_incident_with_its_own_stacks_until_it_recovers(self):
+        stage = Stage(OnStall.RESTART_SUSPECTS)
+        opened, wanted = self.track(stage, self.NAME)
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert (summary.kind, summary.suspects, summary.noticed_s) == (IncidentKind.SLOW, ("b/1",), 60.0)
+        for _ in range(MAX_LOOKS):
+            assert wanted == EvidenceWanted(summary.id, ("b/1",), is_of_suspects=True)
+            assert self.track(stage, self.NAME) == [], "its evidence is on the way"
+            stage.now += 1
+            [changed] = stage.told(stage.machine.add_evidence(summary.id, gathered("b/1"), MEMBERS, stage.now))
+            stage.now += 14
+            wanted = next(iter(self.track(stage, self.NAME)), None)
+        assert wanted is None, "enough"
+        assert isinstance(changed, Changed)
+        assert len(changed.incident.evidence) == MAX_LOOKS
+        assert changed.incident.summary.evidence_s == 61.0
+        assert stage.told(stage.machine.record_new_quorum(8, 20, stage.now, is_new=True)) == []
+        assert stage.told(stage.machine.record_step_reached(30, 8, stage.now)) == [], "a step is no recovery"
+        [over] = self.track(stage)
+        assert isinstance(over, Changed)
+        assert (over.incident.summary.over_s, over.incident.summary.step_s) == (stage.now - 940.0, None)
+
+    def test_a_rank_that_is_slow_again_and_again_is_one_incident_in_10_minutes(self):
+        stage = Stage()
+        self.track(stage, self.NAME)
+        self.track(stage)
+        stage.now += SLOW_AGAIN_S - 1
+        assert self.track(stage, self.NAME) == []
+        stage.now += 2
+        assert isinstance(self.track(stage, self.NAME)[0], Opened)
+
+    def test_each_rank_has_its_own(self):
+        stage = Stage()
+        self.track(stage, self.NAME)
+        opened = [effect for effect in self.track(stage, self.NAME, RankName("c", 0)) if isinstance(effect, Opened)]
+        assert [each.incident.summary.suspects for each in opened] == [("c/0",)]

@@ -1,0 +1,240 @@
+"""Keeps this rank's last committed states in its supervisor's memory, and restores one after a restart.
+
+A rank that restarts usually copies the state of a live peer. If all ranks of all groups have died, there is none. The
+rank then continues from the state that it has kept itself, and its group joins with the tag of that state. If the
+groups have kept different states, or the memory of a host is lost, the usual rules apply: the groups at the newest
+state send it to the others. So the keeper of each group is also the copy for all other groups.
+
+Every `every` steps, a thread copies the state in place while the step computes, like a healing peer would read it. The
+rank waits for the copy before its vote, because the state may change afterwards. This wait also makes sure that a step
+that the group has committed was kept by all of its ranks, when one of them overwrites its older slot. So the two slots
+of each rank always have one step in common, whenever the ranks are killed.
+"""
+
+import contextlib
+import io
+import logging
+import os
+import threading
+from collections.abc import Callable, Generator
+from typing import Any
+
+import torch
+from xxhash import xxh3_64
+
+from agent_client.healing.connection import Pace
+from agent_client.healing.healing import available_bytes, has_room
+from agent_client.state.codec import CHUNK_BYTES, decode_from, encode
+from agent_client.state.random_state import random_state
+from agent_client.state.snapshot import StateMismatch
+from agent_client.state.train_state import TrainState
+from agent_client.state.tree import CorruptState, State
+from lighthouse_protocol.limits import cut_reason
+from lighthouse_protocol.messages.membership import Tag
+from lighthouse_runtime.process.slots import HEADER_BYTES, SLOTS, KeeperPlace, SlotHeader, read_header, write_header
+
+log = logging.getLogger(__name__)
+
+Sum = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Keeper:
+    """The keeper of one rank. Called between two steps, and before the vote of a step."""
+
+    def __init__(self, place: KeeperPlace, state: TrainState) -> None:
+        self._every = place.every
+        self._owner = place.owner
+        self._state = state
+        self._slots: list[int] = []
+        self._next = 0
+        """Index of the slot to write next."""
+        self._last: Tag | None = None
+        self._thread: threading.Thread | None = None
+        self._is_awaited = threading.Event()
+        self._was_late = False
+        """True if the last copy was not complete before the vote. The next one then takes no rests."""
+        self._reads_in_place = False
+        self._problem = ""
+        self.was_asked = False
+        """True once `restore` was called."""
+        try:
+            self._slots += [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in place.paths]
+        except OSError as error:
+            log.warning("cannot use the memory of this rank's supervisor, so no state is kept: %s", error)
+
+    # -- keeping
+
+    def keep(self, agent: dict[str, Any]) -> None:
+        """Begin to keep the state with which a step begins, if its turn has come. `agent` is Agent.state_dict()."""
+        tag = Tag(agent["step"], agent["tag_quorum_id"])
+        if not tag.step or tag.step % self._every or tag in (self._last, (tag.step, None)) or not self._slots:
+            return
+        self.finish()
+        self._last, self._reads_in_place = tag, self._state.stands_still
+        self._is_awaited.clear()
+        computed = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
+        state = {"agent": agent, "random": random_state()}
+        self._thread = threading.Thread(
+            target=self._write, args=(tag, state, computed), name="lighthouse keeper", daemon=True
+        )
+        self._thread.start()
+        if not self._reads_in_place:
+            self.finish()
+
+    def finish(self) -> None:
+        """Wait until the state was copied. If the script has changed it in the meantime, drop the copy."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
+        self._was_late = thread.is_alive()
+        self._is_awaited.set()
+        thread.join()
+        if self._reads_in_place and not self._state.stands_still:
+            write_header(self._slots[1 - self._next], None)
+
+    def clear(self) -> None:
+        """Drop all kept states, because they may be wrong."""
+        self.finish()
+        for slot in self._slots:
+            write_header(slot, None)
+
+    def close(self) -> None:
+        self.finish()
+        slots, self._slots = self._slots, []
+        for slot in slots:
+            os.close(slot)
+
+    def _write(self, tag: Tag, state: dict[str, State], computed: "torch.cuda.Event | None") -> None:
+        slot, self._next = self._slots[self._next], 1 - self._next
+        try:
+            with _own_stream(computed):
+                problem = self._copy(slot, tag, {**state, "train": self._state.in_place()})
+        except Exception as error:  # noqa: BLE001  training must not end because a copy of its state failed
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            write_header(slot, SlotHeader(self._owner, problem=cut_reason(problem)))
+        if problem and not self._problem:
+            log.warning("step %d is not kept in memory: %s", tag.step, problem)
+        self._problem = problem
+
+    def _copy(self, slot: int, tag: Tag, state: State) -> str:
+        """Write a state into a slot. Return why there is no room for it, or an empty string."""
+        write_header(slot, None)
+        encoding = encode(state)
+        size = HEADER_BYTES + encoding.length
+        missing = sum(max(0, size - os.fstat(each).st_size) for each in self._slots)
+        if missing and not has_room(missing):
+            return f"two copies need {missing >> 20} MiB more, and {available_bytes() >> 20} MiB are available"
+        os.posix_fallocate(slot, 0, size)
+        # With a lower priority, the thread could be starved while the rank waits for it before its vote.
+        digest, at, pace, was_late = xxh3_64(), HEADER_BYTES, Pace(niceness=0), self._was_late
+        for chunk in encoding:
+            digest.update(chunk)
+            _write_all(slot, chunk, at)
+            at += len(chunk)
+            if not (self._is_awaited.is_set() or was_late):
+                pace.rest()
+        step, quorum_id = tag
+        write_header(slot, SlotHeader(self._owner, step, quorum_id or 0, encoding.length, digest.hexdigest()))
+        return ""
+
+    # -- restoring
+
+    def restore(self, rank: int, ranks: int, above: Tag, sum_over_group: Sum) -> State | None:
+        """Return the newest state that all ranks of the group have kept, or None if none is newer than `above`.
+
+        All ranks of the group call this together. The tensors are on the CPU. `sum_over_group` is that of the Agent.
+        """
+        self.was_asked = True
+        kept = {tag: slot for slot in self._slots if (tag := self._tag_in(slot)) is not None}
+        while True:
+            rows = torch.zeros(ranks, SLOTS, 2, dtype=torch.int64)
+            for place, tag in enumerate(kept):
+                rows[rank, place] = torch.tensor([tag.step, tag.quorum_id])
+            summed: list[list[list[int]]] = sum_over_group(rows).tolist()
+            common = set.intersection(*({(step, quorum_id) for step, quorum_id in row if step} for row in summed))
+            # Quorum ids only increase, so a state of a later quorum is newer, even if its step is lower.
+            newest = max((Tag(*each) for each in common), key=lambda tag: (tag.quorum_id, tag.step), default=None)
+            if newest is None or newest.step <= above.step:
+                return None
+            state = self._read(kept[newest], newest)
+            failed = sum_over_group(torch.tensor([int(state is None)])).tolist()
+            if failed == [0]:
+                for slot in kept.values():
+                    if slot != kept[newest]:  # a step that not all ranks have kept, or an older one
+                        write_header(slot, None)
+                self._next, self._last = 1 - self._slots.index(kept[newest]), newest
+                return state
+            del kept[newest]
+
+    def _tag_in(self, slot: int) -> Tag | None:
+        header = read_header(slot)
+        if header is None or header.owner != self._owner or not header.length:
+            return None
+        return Tag(header.step, header.quorum_id)
+
+    def _read(self, slot: int, tag: Tag) -> State | None:
+        header = read_header(slot)
+        assert header is not None
+        try:
+            with open(os.dup(slot), "rb", buffering=0) as file:
+                file.seek(HEADER_BYTES)
+                source = _DigestingReader(file)
+                state = decode_from(source, header.length)
+            if source.digest.hexdigest() != header.digest:
+                raise CorruptState("its checksum is wrong")
+            match state:
+                case {"train": dict() as train, "random": dict(), "agent": {"step": step, "tag_quorum_id": quorum_id}}:
+                    if (step, quorum_id) != tag:
+                        raise CorruptState(f"it is of step {step} of quorum {quorum_id}")
+                    self._state.begin_step()
+                    self._state.check(train)
+                    return state
+                case _:
+                    raise CorruptState("it is no state of an Agent")
+        except (CorruptState, StateMismatch, OSError) as error:
+            log.warning("the state of step %d that was kept in memory cannot be used: %s", tag.step, error)
+            return None
+
+
+class _DigestingReader(io.BufferedIOBase):
+    """Reads a file and computes the digest of what was read."""
+
+    def __init__(self, file: io.FileIO) -> None:
+        self._file = file
+        self.digest = xxh3_64()
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        content = self._file.read(CHUNK_BYTES if size is None or size < 0 else size)
+        self.digest.update(content)
+        return content
+
+    def readinto(self, buffer: Any, /) -> int:
+        view, done = memoryview(buffer).cast("B"), 0
+        while done < len(view):
+            chunk = view[done : done + CHUNK_BYTES]
+            count = self._file.readinto(chunk) or 0
+            if not count:
+                break
+            self.digest.update(chunk[:count])
+            done += count
+        return done
+
+
+def _write_all(descriptor: int, chunk: memoryview, at: int) -> None:
+    left = memoryview(chunk).cast("B")
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        left, at = left[written:], at + written
+
+
+@contextlib.contextmanager
+def _own_stream(computed: "torch.cuda.Event | None") -> Generator[None]:
+    """Run the copies of the block on a CUDA stream of their own, after `computed` and beside the training."""
+    if computed is None:
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_event(computed)
+    with torch.cuda.stream(stream):
+        yield

@@ -1,0 +1,81 @@
+"""Memory in which a supervisor keeps the states of its ranks while they are dead.
+
+A *slot* is a memfd of the supervisor. It holds one state: a header of fixed size, then the encoded state. A rank opens
+the slots under /proc/PID/fd, so the memory is freed when the supervisor and its ranks have exited, however they exit.
+
+A rank has two slots and writes them in turn. It erases the header first and writes it last, so a slot that was being
+written when the rank was killed is empty, and the other one is complete.
+"""
+
+import json
+import os
+import struct
+from dataclasses import asdict, dataclass
+
+from xxhash import xxh3_64_intdigest
+
+SLOTS = 2
+"""Number of slots of a rank."""
+HEADER_BYTES = 4096
+_MAGIC = b"LHSLOT1\n"
+_PREFIX = struct.Struct(">8sIQ")  # magic, length of the JSON, its XXH3
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHeader:
+    owner: str  # rank that wrote the slot, see `owner_name`
+    step: int = 0
+    quorum_id: int = 0
+    length: int = 0  # bytes of the state
+    digest: str = ""  # XXH3 of the state
+    problem: str = ""  # why nothing is kept; all other fields but `owner` are then empty
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperPlace:
+    """Where a rank keeps its states, as its supervisor has set it."""
+
+    every: int  # interval in steps
+    paths: tuple[str, ...]  # of the rank's slots; empty if it has none
+    owner: str  # name of the rank
+
+
+def owner_name(job: str, replica_id: str, incarnation: str, rank: int, ranks: int) -> str:
+    """Return the name of a rank under one start of its supervisor. Only this rank uses what it has written."""
+    return json.dumps([job, replica_id, incarnation, rank, ranks])
+
+
+def make_slot(name: str) -> int:
+    return os.memfd_create(f"lighthouse-{name}", os.MFD_CLOEXEC)
+
+
+def slot_path(descriptor: int) -> str:
+    """Return the path under which the processes of this user can open a slot of this process."""
+    return f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def read_header(descriptor: int) -> SlotHeader | None:
+    """Return the header, or None if the slot is empty or damaged, or shorter than the header says."""
+    block = os.pread(descriptor, HEADER_BYTES, 0)
+    if len(block) < HEADER_BYTES:
+        return None
+    magic, length, checksum = _PREFIX.unpack_from(block)
+    text = block[_PREFIX.size : _PREFIX.size + length]
+    if magic != _MAGIC or len(text) < length or xxh3_64_intdigest(text) != checksum:
+        return None
+    try:
+        header = SlotHeader(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+    return header if os.fstat(descriptor).st_size >= HEADER_BYTES + header.length else None
+
+
+def write_header(descriptor: int, header: SlotHeader | None) -> None:
+    """Write the header, or erase it if None."""
+    block = b""
+    if header is not None:
+        text = json.dumps(asdict(header)).encode()
+        block = _PREFIX.pack(_MAGIC, len(text), xxh3_64_intdigest(text)) + text
+    if len(block) > HEADER_BYTES:
+        raise ValueError(f"a header of {len(block)} bytes does not fit into {HEADER_BYTES}")
+    os.pwrite(descriptor, block.ljust(HEADER_BYTES, b"\0"), 0)

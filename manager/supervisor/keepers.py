@@ -1,0 +1,41 @@
+"""Memory of this host in which its ranks keep their last committed states (lighthouse_runtime/process/slots.py).
+
+The supervisor only owns the memory. The ranks write and read it (agent_client/healing/keeper.py).
+"""
+
+from collections.abc import Mapping, Sequence
+
+from lighthouse_protocol.messages.hosts import KeptState
+from lighthouse_runtime.process.slots import SLOTS, make_slot, read_header, slot_path
+from manager.supervisor.rules.plan import LaunchPlan
+
+
+class Keepers:
+    """The slots of all ranks of this host. They exist as long as the supervisor's process."""
+
+    def __init__(self, plan: LaunchPlan, every: int) -> None:
+        """Create the slots, or none if `every` is 0."""
+        self._every = every
+        self._is_torchrun = plan.torchrun is not None
+        first = plan.own_slots[0] - plan.slot_offset
+        ranks = range(first, first + len(plan.own_slots)) if every else ()
+        self._slots = {rank: [make_slot(plan.label(rank)) for _ in range(SLOTS)] for rank in ranks}
+
+    def environment(self, rank: int) -> Mapping[str, str]:
+        """Return the variables for the process of a rank. torchrun's process gets the slots of all ranks."""
+        if not self._every:
+            return {}
+        chosen = self._slots.values() if self._is_torchrun else [self._slots[rank]]
+        paths = [slot_path(slot) for slots in chosen for slot in slots]
+        return {"LIGHTHOUSE_KEEP_EVERY": str(self._every), "LIGHTHOUSE_KEEPER": ":".join(paths)}
+
+    def kept(self) -> tuple[KeptState, ...]:
+        """Return the newest state of each rank, from the headers of its slots."""
+        return tuple(_newest(rank, slots) for rank, slots in self._slots.items())
+
+
+def _newest(rank: int, slots: Sequence[int]) -> KeptState:
+    headers = [header for header in map(read_header, slots) if header is not None]
+    newest = max(headers, key=lambda header: (header.quorum_id, header.step), default=None)
+    problem = next((header.problem for header in headers if header.problem), "")
+    return KeptState(rank, newest.step, newest.length, problem) if newest is not None else KeptState(rank)
