@@ -494,7 +494,7 @@ class Presence:
             self._send_order(self.standing.end_overdue_wait(now))
 
     def silent_groups(self, now: float) -> list[str]:
-        """List connected groups with an overdue heartbeat. They count as present until they lapse. O(n)."""
+        """List connected groups with an overdue heartbeat. They count as alive until they lapse. O(n)."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self.sessions.values() if member.seen_at < overdue)
 

@@ -645,7 +645,7 @@ class GroupReports:
     rejected_step: int | None = None
     """Step that the group's ranks report as discarded because of non-finite gradients."""
     trains_since: float | None = None
-    """Since when its time counts (`JobAccount`). None until it holds a quorum, and after it has left."""
+    """When `JobAccount` began to count the group's time. None before its first quorum and after it has left."""
 
 
 class Kind(StrEnum):

@@ -77,7 +77,7 @@ class Ports:
     stall_after_s: float = FLOOR_S
     """Shortest time without progress that counts as a stall."""
     slow_after_s: float = SLOW_AFTER_S
-    """Time for which a rank must be slower than its peers before it counts as slow."""
+    """Seconds for which a rank must be slower than its peers before it counts as slow."""
     ranks_kept: RanksKept = field(default_factory=RanksKept)
 
     def check_lag_in_timer(self) -> None:

@@ -610,7 +610,7 @@ class RankPlace(google.protobuf.message.Message):
     at: builtins.str
     """current line of the script; only for a rank without an Agent"""
     compute_ratio_1m: builtins.float
-    """compute time over the median of the peers in the last minute; absent: unknown"""
+    """compute time over the median of the peers, last minute; absent: unknown"""
     compute_ratio_10m: builtins.float
     """the same for the last 10 minutes"""
     is_slow: builtins.bool
