@@ -206,7 +206,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered:
-    """Answers heartbeat `number`."""
+    """Sends the answer to heartbeat `number`, with an order if there is one."""
 
     session: int
     number: int
@@ -215,7 +215,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Sends `order` to `sessions`."""
+    """Sends `order` to the managers with these sessions."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]

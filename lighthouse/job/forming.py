@@ -69,7 +69,7 @@ class Decision(NamedTuple):
 
 
 def decide(job: Job, now: float) -> Decision:
-    """Apply the rules above, without changing any state.
+    """Decide whether a quorum forms now, by the rules of this module. Does not change any state.
 
     Costs O(1) while the quorum waits for other groups, and O(n log n) when it waits only for leases.
     """
@@ -227,7 +227,7 @@ class QuorumMachine:
         )
 
     def is_judging_closings(self, now: float) -> bool:
-        """Return whether the next call judges a burst of closed connections (`MassSilence`).
+        """Return whether the next event or tick judges a burst of closed connections (`MassSilence`).
 
         If the host is overloaded, the caller must report `HostBusy` first.
         """

@@ -174,8 +174,8 @@ class RestartLog:
         for field, number in (("seen", entry.seen), ("generation", entry.generation)):
             if number is not None and number > most:
                 return InvalidRequest(
-                    f"is {number}; this run is at generation {self.counters.number}, and none comes to {most}; "
-                    "start the process again",
+                    f"is {number}; this run is at generation {self.counters.number}, and numbers above {most} are "
+                    "invalid; start the process again",
                     field=field,
                 )
         return None
@@ -315,7 +315,6 @@ class Ranks:
 
     @property
     def live_ranks(self) -> list[Rank]:
-        """Live ranks. O(n)."""
         return [rank for rank in self if rank.is_here]
 
     def rank_of_slot(self, slot: int) -> Rank | None:
@@ -327,7 +326,7 @@ class Ranks:
         return found if found is not None and found.is_here and found.rank == rank else None
 
     def is_newest(self, rank: RankId) -> bool:
-        """Return whether this process is or was the newest of its slot."""
+        """Return whether this process, alive or not, is the newest of its slot."""
         found = self._slots.get(rank.slot)
         return found is not None and found.rank == rank
 
@@ -350,7 +349,7 @@ class Ranks:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
         if entry.terms != terms and not self.has_no_live_rank:
             return WrongState(
-                f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}; {_TWO_JOBS}"
+                f"terms: {entry.rank} has {entry.terms}, but the connected ranks have {terms}; {_TWO_JOBS}"
             )
         return self._check_duplicate(entry)
 
@@ -600,7 +599,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """Ranks and generations of a run. A component of `RunMachine`, which does nothing once the run has ended."""
+    """Ranks and generations of a run, as a component of `RunMachine`. Forms no generation once the run has ended."""
 
     def __init__(
         self,
@@ -764,7 +763,7 @@ class Generations:
             self._effects.append(events.GenerationSent(rank.rank, self.current.generation))
 
     def _handle_failure(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """Handle a failure of the function. Ignore it in a broken generation, where the break is its cause."""
+        """Handle a failure of the function. Ignore failures in a broken generation, because the break causes them."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current

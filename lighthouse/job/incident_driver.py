@@ -514,7 +514,7 @@ class IncidentDriver:
             LimitReached: MAX_ROUNDS requests for evidence are already pending.
         """
         if len(self._rounds) >= MAX_ROUNDS:
-            raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
+            raise LimitReached(f"{MAX_ROUNDS} collections of evidence are in progress; try again in {WITHIN_S:g} s")
         self._begin_round(EvidenceRound(self._targets()) if ranks is None else self._plan_round(ranks), reply.answer)
 
     def _plan_round(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:

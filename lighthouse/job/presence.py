@@ -62,7 +62,7 @@ class MassSilence:
     1. If more than half of a quorum's members fall silent together, the lighthouse's own network is the likelier cause.
        They count as alive for one more timeout.
     2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member that is
-       found disconnected has the length of the pause plus CLOSINGS_HELD_S to reconnect.
+       found disconnected then has the length of the pause plus CLOSINGS_HELD_S to reconnect.
     3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
        all connections. So the lighthouse judges a burst of closed connections together, a few milliseconds after the
        last one, or later on a busy host. If more than half of the quorum's members are disconnected by then, they count
@@ -344,8 +344,8 @@ class Presence:
                 return Superseded("this session has ended")
             if ours.replica_id != event.participant.replica_id:
                 return InvalidRequest(
-                    f"is {event.participant.replica_id}; this session is that of {ours.replica_id}, and speaks for no "
-                    "other replica group",
+                    f"is {event.participant.replica_id}; this session belongs to {ours.replica_id} and cannot act "
+                    "for another replica group",
                     field="replica_id",
                 )
         error = self._check_caller(event.participant, now, session=event.session)

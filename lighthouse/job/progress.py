@@ -232,7 +232,7 @@ def grid_of(members: Iterable[Group]) -> Grid:
 
 
 def _group_ranks(member: Group) -> GroupRanks | None:
-    """Return None if the group is not alive or its number of ranks is unknown."""
+    """Return the group's ranks, or None if the group is not alive or its number of ranks is unknown."""
     participant = member.participant
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None

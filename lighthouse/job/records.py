@@ -165,7 +165,7 @@ class QuorumConfig:
 
 
 class Verdict(StrEnum):
-    """Why a job has a quorum, or has none."""
+    """Whether a job has a quorum, and why not if it has none."""
 
     NO_JOINS = "no_joins"
     FORMED = "formed"
@@ -405,7 +405,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """State of a run that survives a restart of the lighthouse. Fields that do not compare are not stored."""
+    """State of a run that survives a restart of the lighthouse. Fields with `compare=False` are not stored."""
 
     counters: RunCounters = field(default_factory=RunCounters)
     terms: RunTerms = field(default_factory=RunTerms)
@@ -536,12 +536,12 @@ class GenerationState:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
-        """Return whether a failure report counts. A rank can also fail after it reported ready."""
+        """Return whether a failure report of the rank counts. A rank can also fail after it has reported ready."""
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
     def is_place_taken(self, rank: RankId) -> bool:
-        """Return whether an earlier process of the rank's slot is active in the generation, so this rank cannot be."""
+        """Return whether the generation contains an earlier process of the rank's slot, which has finished."""
         return rank.slot in self._taken and rank not in self.active
 
     def reconnect_rank(self, rank: RankId) -> None:
@@ -623,7 +623,7 @@ class Heal:
 
 @dataclass(slots=True)
 class GroupReports:
-    """What the managers of a group have reported. A new incarnation of the group continues these reports."""
+    """Reports from the managers of a group. A new incarnation of the group inherits them."""
 
     view: GroupView | None = None
     """Newest progress view of the group's ranks."""

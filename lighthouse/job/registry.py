@@ -172,7 +172,7 @@ class JobRegistry(JobsPort):
         return driver
 
     def forget_quiet(self, *, is_full: bool = False) -> None:
-        """Drop the drivers of quiet jobs.
+        """Drop the drivers of quiet jobs, which have no groups, calls, sessions or ranks.
 
         A record that cannot be removed from the store remains there, which is harmless. Ended jobs are kept, unless
         `is_full`, so that late groups can be refused.
@@ -200,7 +200,7 @@ class JobRegistry(JobsPort):
         self.drop_all(reason)
 
     def drop_all(self, reason: str) -> None:
-        """Close without writing, because this lighthouse has lost the store."""
+        """Close like `close`, but write nothing, because this lighthouse has lost the store."""
         self._close_jobs(reason)
         self.runs.drop_all_runs(reason)
 

@@ -62,9 +62,9 @@ class Supervisors:
        resumed.
     3. An excluded host has no rank and no supervisor in the run until the run is resumed.
     4. A supervisor's request affects the whole run if the supervisor takes part in the run. Its secret must prove that
-       one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the
-       request affects only that supervisor: a stop request stops it alone, and an exclusion request bars only its own
-       name from the host. Before the first generation, any supervisor may stop the run.
+       one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the request affects
+       only that supervisor: a stop request stops it alone, and an exclusion request bars only its own name from the
+       host. Before the first generation, any supervisor may stop the run.
     """
 
     def __init__(
@@ -197,11 +197,11 @@ class Supervisors:
             return None
         del self._sessions[older]
         if before.incarnation == entry.incarnation:
-            return older, Superseded(f"supervisor {entry.name} has come by another stream; this one ends")
+            return older, Superseded(f"supervisor {entry.name} has opened another stream; this one is closed")
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark the supervisors that take part in the run. `secrets` are the digests of a generation's ranks."""
+        """Mark the supervisors that take part in the run. `secrets` has the secret digests of its ranks."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
@@ -215,7 +215,7 @@ class Supervisors:
 
     @property
     def budget_used(self) -> float:
-        """Largest used share of a restart budget, over the connected supervisors."""
+        """Largest share of its restart budget that any connected supervisor has used, from 0 to 1."""
         return max((known.last.budget_used for known in self._sessions.values()), default=0.0)
 
     def end_stream(self, session: int) -> None:

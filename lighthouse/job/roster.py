@@ -266,7 +266,7 @@ class Job:
         self.update_counts(member)
 
     def mark_down(self, member: Group, reason: str) -> None:
-        """Mark a live group as down. The others stop waiting for it until it joins."""
+        """Mark a live group as down. The other groups stop waiting for it until it joins."""
         member.down = reason
         self.emit(GridChanged())
         self.update_counts(member)
@@ -317,7 +317,7 @@ class Job:
     def lapse_due_groups(self, now: float) -> list[Group]:
         """Return the groups whose timeout has passed, and remove the records of groups that lapsed long ago.
 
-        Groups with a session are returned but not marked, because the caller must report their loss.
+        Groups with a session are returned, but not marked as lapsed, because the caller must handle their loss.
         """
         lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
@@ -629,7 +629,7 @@ class JoinTimer:
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
     def restart_wait(self, asking: int, now: float) -> None:
-        """Restart after a quorum has formed. `asking` is the number of groups that are still waiting."""
+        """Restart the measurement after a quorum has formed. `asking` is the number of groups still waiting."""
         self.asking = asking
         self.started_at = now if asking else None
         self._quiet_at = now
@@ -700,7 +700,7 @@ class JoinQueue:
 
     @property
     def candidate_count(self) -> int:
-        """Number of groups that may be in the next quorum. Only members may if one of them asks to shrink."""
+        """Number of groups that may be in the next quorum. If a member asks to shrink, only members may."""
         return self._participants if self._shrinking else self.anyone.asking
 
     def list_candidates(self) -> list[Group]:

@@ -180,7 +180,7 @@ class RankStreams:
     def add_stream(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
         older = self.open.pop(self._newest.get(rank, 0), None)
         if older is not None:
-            older.peer.end(Superseded(f"{rank} has come by another stream; this one ends"))
+            older.peer.end(Superseded(f"{rank} has opened another stream; this one is closed"))
         self.open[session] = Stream(rank, peer)
         self._newest[rank] = session
 
@@ -201,7 +201,7 @@ ANSWERED_WITHIN_S = 3.0
 SILENT = (
     f"all of it: no answer within {ANSWERED_WITHIN_S:g} s; it is stopped, or something keeps it from running Python"
 )
-OUTSIDE = "process and output: they are its manager's to tell, of a rank with an Agent"
+OUTSIDE = "process and output: only managers report them, for ranks with an Agent"
 
 Deliver = Callable[[Evidence | EvidenceDone], None]
 
@@ -219,7 +219,7 @@ class _Round:
 
 
 class RunEvidence:
-    """Collects evidence from the ranks of a run, in the form in which a manager sends that of its group."""
+    """Collects evidence from the ranks of a run, and delivers it in the messages that managers use."""
 
     def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
         self._timers = timers
@@ -279,7 +279,7 @@ class RateLimit:
         if not self._bucket.try_take(now):
             at_once, per_s = self._bucket.at_once, self._bucket.per_s
             raise LimitReached(
-                f"{self._what}: at most {at_once:g} at once and {per_s:g} a second are taken; try again later"
+                f"{self._what}: at most {at_once:g} at once and {per_s:g} per second are allowed; try again later"
             )
 
 

@@ -257,7 +257,7 @@ class Standing:
             self._free_at = None
 
     def handle_member_leave(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
-        """Handle a member that left cleanly. A resumed quorum continues, because no member needs it."""
+        """Handle a member that left cleanly. A resumed quorum continues, because no other member needs it."""
         if self.phase is QuorumPhase.RESUMED or not self._is_needed(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")

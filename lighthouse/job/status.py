@@ -64,7 +64,7 @@ def job_status(
     data: DataUse | None = None,
     steps_per_s: float | None = None,
 ) -> JobStatus:
-    """Build a job's status. `heals` has the status of each group that is healing."""
+    """Build a job's status. `heals` contains the status of each healing group."""
     own = machine.job
     members = sorted(own.groups.values(), key=lambda member: member.replica_id)
     return JobStatus(
