@@ -344,8 +344,8 @@ class Presence:
                 return Superseded("this session has ended")
             if ours.replica_id != event.participant.replica_id:
                 return InvalidRequest(
-                    f"is {event.participant.replica_id}; this session belongs to {ours.replica_id} and cannot act "
-                    "for another replica group",
+                    f"is {event.participant.replica_id}; this session is that of {ours.replica_id}, and speaks for no "
+                    "other replica group",
                     field="replica_id",
                 )
         error = self._check_caller(event.participant, now, session=event.session)

@@ -201,7 +201,7 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark the supervisors that take part in the run. `secrets` has the secret digests of its ranks."""
+        """Mark the supervisors that take part in the run. `secrets` are the digests of its ranks' secrets."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 

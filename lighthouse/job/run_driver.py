@@ -279,7 +279,7 @@ class RateLimit:
         if not self._bucket.try_take(now):
             at_once, per_s = self._bucket.at_once, self._bucket.per_s
             raise LimitReached(
-                f"{self._what}: at most {at_once:g} at once and {per_s:g} per second are allowed; try again later"
+                f"{self._what}: at most {at_once:g} at once and {per_s:g} a second are taken; try again later"
             )
 
 
