@@ -42,9 +42,10 @@ MAX_BYTES = 2**30
 
 
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
-    """Return the bytes of every rank, by index. `place` is the index of this rank, and `size` the number of ranks.
+    """Exchange bytes among `size` ranks. Return the bytes of every rank, by index.
 
-    The exchange uses only sums, in which each rank fills its own part of a tensor, because every kind of process group
+    `total` sums a tensor over the ranks, `place` is the index of this rank, and `own` are its bytes. The exchange uses
+    only sums, in which each rank fills its own part of a tensor, because every kind of process group
     supports sums. A rank that has finished may exit and close its connections while another rank is still reading from
     them, so a final sum confirms that all ranks have received everything. If only that sum fails, another rank has
     already exited, which is not an error.

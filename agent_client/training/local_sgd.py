@@ -66,7 +66,7 @@ class OuterState:
 
 @dataclass(slots=True)
 class InnerSteps:
-    """Interface of an OuterSteps object for a sampler that counts inner steps. Replaces `Agent.internals`."""
+    """Replacement of `Agent.internals` for a sampler that counts inner steps instead of the Agent's steps."""
 
     agent: Agent
     taken: int = 0
@@ -89,7 +89,7 @@ class OuterSteps(FaultTolerantOptimizer):
     begins `delay` inner steps before its end, and its communication overlaps with these. A discarded outer step is
     retried immediately. If `attempts` attempts fail, its inner steps are lost, and the script repeats them.
 
-    Pass an object of this class to StepSampler as its position, and the sampler counts inner steps.
+    If an object of this class is the `position` of a StepSampler, the sampler counts inner steps.
     """
 
     votes_each_step = False

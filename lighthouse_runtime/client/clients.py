@@ -90,7 +90,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
             lighthouse: Address, several addresses separated by commas, or a join string.
             job: Job on which the calls act.
             run: Run on which the calls act.
-            role: Role of the token to read from this user's files, if `lighthouse` is a loopback address without one.
+            role: Role whose token is read from this user's files if `lighthouse` is a loopback address without a token.
         """
         coordinator = _read(lighthouse)
         self._search = LeaderSearch(coordinator.addresses)
@@ -127,7 +127,10 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
     def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
-        """Switch to the next address, after a pause if all have failed. Return False if a retry is not possible."""
+        """Switch to the next address to retry a call that failed with `error`. Pause if all addresses have failed.
+
+        Return False if a retry cannot help, or cannot finish before `ends_at` (a time.monotonic() value).
+        """
         if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
             return False
         waits = self._search.mark_failed(error)

@@ -204,7 +204,10 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 
 
 def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[tuple[str, ...], str]]:
-    """Return a page of the ledger's lines, and the name of the next page, which is empty after the last one."""
+    """Return the ledger's lines on the page named `page`, and the name of the next page.
+
+    An empty `page` selects the first page. The name that follows the last page is empty.
+    """
     return Rpc(
         LIGHTHOUSE + "Ledger",
         incident_pb2.LedgerRequest(job=job, page=page),
@@ -367,9 +370,9 @@ def report(
     Args:
         group_rank: The rank.
         rank_incarnation: Incarnation that the rank sent in its WatchHello.
-        reason: Why it exits.
-        ends_group: The whole group exits, not only this rank.
-        drains: Nothing has failed. The group leaves after its step.
+        reason: Why the rank exits.
+        ends_group: Whether the whole group exits, not only this rank.
+        drains: Whether the group leaves the job after its current step, without a failure.
         timeout_s: Timeout in seconds.
     """
     request = manager_pb2.ReportRequest(

@@ -39,7 +39,7 @@ def on_signals(
 
 
 class StopRequest:
-    """Event that stops a daemon. A stop signal or a call sets it. A second signal exits the process at once."""
+    """Event that stops a daemon, set by a stop signal or by calling the object. A second signal ends the process."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()

@@ -157,7 +157,7 @@ class StepMachine:
         self.failed(reason)
 
     def failed(self, reason: str, *, is_blamed: bool = False) -> None:
-        """Record that the step has failed. Only the first failure is kept."""
+        """Record that the step has failed, and whether another group is to blame. Only the first failure is kept."""
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
@@ -268,7 +268,7 @@ class StepMachine:
         self.may_heal = not commit or assignment is None
 
     def faulted(self) -> None:
-        """Count the last discard as a fault, because no other group is known to have caused it."""
+        """Count the last discarded step as a fault. Called if no other group is known to have caused the discard."""
         self.faults += 1
 
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:
