@@ -220,7 +220,7 @@ def options(config: type[Any], prefix: str) -> Callable[[F], F]:
 
 
 def from_options(config: type[C], values: dict[str, Any]) -> C:
-    """Create the settings object from click's option values. Raises click.UsageError if they are inconsistent."""
+    """Create a settings object from click's option values. Raises click.UsageError if the values are inconsistent."""
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
     chosen = {field.name: values[field.name] for field in fields}
     for field in fields:

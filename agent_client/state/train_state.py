@@ -101,7 +101,7 @@ class TrainState:
         return False
 
     def compared(self) -> list[torch.Tensor]:
-        """Return the tensors that must be bitwise equal on all ranks whose states have the same tag.
+        """Return the tensors that must be bitwise equal on all ranks at the same tag (step and quorum_id).
 
         These are the parameters, or the global parameters if the ranks take local steps. The optimizer state is left
         out: some optimizers store rank-specific values, and an error changes the parameters in the next step anyway.

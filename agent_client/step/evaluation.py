@@ -82,7 +82,7 @@ class RankRound:
 
         Raises:
             EvaluationInterrupted: There is no quorum, or the step has failed.
-            AgentError: A step is in progress. With `may_begin`, the first step is allowed.
+            AgentError: A step is in progress. With `may_begin`, this is not an error in the first step.
         """
         assignment, machine, place = internals.runner.last, internals.machine, internals.place
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):

@@ -457,7 +457,8 @@ class Internals:
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """Record that a forward pass of `part` begins, and begin the step if none is in progress.
 
-        If the forward pass shows that the script has abandoned the current step, first discard that step.
+        `accumulates` is True if the backward pass of this forward pass will not reduce gradients. If the forward pass
+        shows that the script has abandoned the current step, first discard that step.
         """
         self._discard_if_left_out(part, accumulates=accumulates)
         self.begin_step()

@@ -371,7 +371,7 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename each hidden folder that has the parts of all ranks. `every` includes those of earlier processes."""
+        """Rename each hidden folder that has the parts of all ranks. With `every`, also those of earlier processes."""
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)

@@ -214,8 +214,8 @@ class LocalSGD(OuterSteps):
     """Optimizer that averages the parameters of all groups every `sync_every` steps.
 
     Between two averages, the groups do not communicate. Use this class like the optimizer that it wraps. Each average
-    is an outer step, which is committed in all groups or in none. It takes memory for one copy of the parameters, and
-    for a second copy during an outer step. The groups reach an outer step at different times, so set the Agent's
+    is an outer step, which is committed in all groups or in none. The optimizer keeps one copy of the parameters, and
+    a second copy during an outer step. The groups reach an outer step at different times, so set the Agent's
     timeouts to more than this difference.
 
     Example:

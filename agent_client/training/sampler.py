@@ -62,7 +62,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One of a rank's batches in a step. `first` is the number of the first batch of the step on any rank."""
+    """One of a rank's batches in a step. `first` is the lowest number of a batch in this step on any rank."""
 
     first: int
     offsets: tuple[int, ...]
@@ -175,7 +175,7 @@ class StepSampler:
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
         """Yield the numbers of this rank's batches, step by step.
 
-        `several` allows several microbatches in a step. Their batches are yielded one by one.
+        With `several`, the rank may have several microbatches in a step. Their batches are yielded one by one.
         """
         position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:

@@ -79,7 +79,7 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 
 
 def announce(descriptor: int | None, text: object) -> None:
-    """Report that this process is ready by writing `text` to its parent's pipe. Do nothing if there is no pipe."""
+    """Report to the parent that this process is ready: write `text` to its pipe `descriptor`, unless that is None."""
     if descriptor is not None:
         with open(descriptor, "w") as pipe:
             pipe.write(f"{text}\n")

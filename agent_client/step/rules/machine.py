@@ -137,7 +137,7 @@ class StepMachine:
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
     def divide(self, shares: tuple[int, ...]) -> None:
-        """Divide the step's microbatches by these shares. Call this before the script draws its batches."""
+        """Set the number of microbatches of each contributor. Call this before the script draws its batches."""
         self.shares = shares
         self.share = self.world_size.share(self.assignment, shares)
 
@@ -162,7 +162,7 @@ class StepMachine:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """Record that a training forward pass or a reduction begins in this step."""
+        """Record that a training forward pass or a reduction begins. See the field `accumulates`."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
