@@ -129,7 +129,7 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace the copies that begin_step() made of the additional entries. `states` lack the script's changes."""
+        """Replace the copies that begin_step() made of the entries by `states`, which lack the script's changes."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:

@@ -235,7 +235,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Send `own`. Return the digests by replica_rank, None for a participant without one. Raise if the step fails."""
+        """Send `own`. Return the digests by replica_rank, None if a participant sent none. Raise if the step fails."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")

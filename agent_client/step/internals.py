@@ -469,7 +469,7 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass begins to reduce. `end_backward` follows unless the pass is abandoned."""
+        """Record that a backward pass begins to reduce gradients. Unless it is abandoned, `end_backward` follows."""
         self.machine.is_in_backward = True
 
     @never_compiled

@@ -66,7 +66,7 @@ class OuterState:
 
 @dataclass(slots=True)
 class InnerSteps:
-    """Replacement of `Agent.internals` for a sampler that counts inner steps instead of the Agent's steps."""
+    """Object that a StepSampler uses in place of `Agent.internals` when it counts inner steps."""
 
     agent: Agent
     taken: int = 0

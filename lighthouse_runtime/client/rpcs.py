@@ -87,7 +87,7 @@ def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 
 
 
 def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Kill a replica group, for the reason `msg`. The lighthouse sends the order to the group's manager."""
+    """Kill a replica group. The lighthouse sends the order, with the reason `msg`, to the group's manager."""
     request = lighthouse_pb2.LighthouseKillRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing, timeout_s)
 
@@ -237,8 +237,8 @@ def inject(
 ) -> Rpc[str]:
     """Inject a fault into a rank or a replica group, wait until it has ended, and return the id of its incident.
 
-    The fault lasts for `seconds`. Cancelling the call ends it early. `delay_s` is the delay of each message if `kind`
-    slows messages down.
+    Cancelling the call ends the fault. `seconds` is the duration of a fault that lasts, and `delay_s` the delay of each
+    message if `kind` is SLOW.
     """
     request = chaos_pb2.InjectRequest(
         replica_id=replica_id, group_rank=group_rank, kind=kind, seconds=seconds, delay_s=delay_s

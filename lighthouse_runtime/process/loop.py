@@ -79,7 +79,7 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 
 
 def announce(descriptor: int | None, text: object) -> None:
-    """Report to the parent that this process is ready: write `text` to its pipe `descriptor`, unless that is None."""
+    """Report readiness to the parent by writing `text` to the pipe `descriptor`. Do nothing if there is no pipe."""
     if descriptor is not None:
         with open(descriptor, "w") as pipe:
             pipe.write(f"{text}\n")

@@ -183,7 +183,7 @@ class StatusFeed:
         return response
 
     async def _next(self, sent: int) -> _Frame | None:
-        """Wait for a frame with a number above `sent`. Return None after close()."""
+        """Wait for a status event whose number is above `sent`. Return None after close()."""
         while not self._is_closed:
             if self._newest is not None and self._newest.number > sent:
                 return self._newest

@@ -65,7 +65,7 @@ class Standing(IntEnum):
 
 
 def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
-    """Return a participant's standing. At step 0, all states count equally, so healing does not lower the standing."""
+    """Return a participant's authority when announcements differ. Healing lowers it, except at step 0."""
     if heals and max_step > 0:
         return Standing.HEALS
     return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
@@ -141,7 +141,7 @@ def to_words(
     flags: Flag = Flag.NONE,
     payload: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Encode a row. All rows have the same length, so a long string is truncated and compared by its digest."""
+    """Encode an announcement as a row of numbers. All rows have the same length, so long strings are truncated."""
     head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
     rest = (0,) * (PAYLOAD_WORDS - len(payload))
     return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)

@@ -162,7 +162,7 @@ class StepMachine:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """Record that a training forward pass or a reduction begins. See the field `accumulates`."""
+        """Record that a training forward pass or a reduction begins. `accumulates` sets that field."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
@@ -213,14 +213,14 @@ class StepMachine:
 
     @property
     def is_unhealed(self) -> bool:
-        """True if the state is torn but the quorum treats it as up to date, so that this step cannot commit."""
+        """True if the state is torn (invalid) but the quorum treats it as up to date. The step then cannot commit."""
         if self.assignment is None:
             return False
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
     def cannot_heal(self) -> bool:
-        """True if no peer can provide a state, because a quorum formed after the state was torn and has no source."""
+        """True if this rank's state is torn, and the quorum that formed afterwards has no peer to heal from."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
