@@ -114,7 +114,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
 
 
 def _extras(member: Any, raw: bytes) -> bytes:
-    """Return those fields of `member` that the native form does not have, serialised. `raw` is all of `member`."""
+    """Return the serialised fields that the native form does not have. `raw` is the whole member, serialised."""
     native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
     if not len(UnknownFieldSet(native)):
         return b""

@@ -156,7 +156,7 @@ class RankPresence:
         return watch.group_rank
 
     def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Record that a process reports its own failure. If it is not watched, change nothing and return False."""
+        """Record that a process reports its own failure. If the process is not watched, return False and do nothing."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)

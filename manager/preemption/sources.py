@@ -204,7 +204,7 @@ def _is_end_of(scheduled: object, machine: str) -> bool:
 
 
 class File:
-    """A file whose existence is a notice. It may contain the seconds that were left when it was written, and a reason."""
+    """A file whose existence is a notice. It may contain the seconds left when it was written, and a reason."""
 
     name = FILE
 

@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 class Supervisor(Protocol):
     def receive(self, message: run.ToSupervisor) -> None:
-        """Handle a message from the lighthouse. If the stream fails for good, the error is passed as a HelloRejected."""
+        """Handle a message from the lighthouse. A final error of the stream is passed as a HelloRejected."""
         ...
 
     def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...
