@@ -30,7 +30,7 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """State that a rank keeps in its supervisor's memory."""
+    """Step and size of the state that a rank keeps in its supervisor's memory."""
 
     rank: GroupRank
     step: Count = 0  # 0 if it keeps none
