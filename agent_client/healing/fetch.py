@@ -149,7 +149,7 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Send a request with a proof, and check the source's proof. The previous response must be read to its end."""
+        """Request `path`. Both sides prove that they are in the quorum. Read the previous response fully first."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         if not requests.secret:
@@ -455,7 +455,7 @@ class _Transfer:
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head) -> None:
-        """Use the checksums of `lead` from now on. The first call starts the readers."""
+        """Make `lead` the lead, whose encoding begins with `head`. The first call starts the reader threads."""
         with self._changed:
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length

@@ -27,7 +27,7 @@ MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
-    """A run that this process takes part in, as StoreMixin uses it. Implemented by rank_thread.py."""
+    """Interface through which StoreMixin uses a run of this process. Implemented by RankThread (rank_thread.py)."""
 
     client: LighthouseClient
     run_id: str

@@ -104,7 +104,7 @@ class Reconnect:
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record that another process has the slot. Return True the first time."""
+        """Record that another process has the slot. Return whether this is the first such refusal."""
         self._close(now, jitter)
         return self._refused_since == now
 
