@@ -31,7 +31,7 @@ def check_max_steps(max_steps: int) -> None:
 
 
 def epochs_of(agent: Agent) -> float:
-    """Return how many epochs all groups together have trained in committed steps, as a fractional number."""
+    """Return the number of epochs, such as 1.5, that all groups together have trained in committed steps."""
     report = agent.data_report()
     return report["samples"] / report["length"] if report else 0.0
 

@@ -185,7 +185,7 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
 class _Batches:
     """The training batches of all epochs. The strategy decides when an epoch ends.
 
-    The length assumes that no step is discarded. Without a length, Lightning would prefetch a batch.
+    len() assumes that no step is discarded. Without len(), Lightning would prefetch a batch.
     """
 
     def __init__(self, loader: StepLoader, trainer: Any, strategy: FaultTolerantStrategy) -> None:

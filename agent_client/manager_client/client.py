@@ -212,7 +212,7 @@ class ManagerConnection:
         self._has_answered = False
 
     def close(self, step: int | None = None) -> None:
-        """Leave the group and close the connection. First wait briefly for the answer to a vote of `send_yes`.
+        """Leave the group and close the connection. First wait briefly for the answer to a vote sent by `send_yes`.
 
         `step` is the next step that this rank would have requested, or None within a step (see Leaving).
         """
@@ -288,7 +288,7 @@ class ManagerConnection:
         self._unanswered = self._send(SentVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
-        """Wait for the answer to a vote of `send_yes`. The answer may contain the assignment for the next step."""
+        """Wait for the answer to a vote sent by `send_yes`. It may contain the assignment for the next step."""
         vote, self._unanswered = self._unanswered, None
         if vote is None:
             return

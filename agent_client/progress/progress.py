@@ -357,7 +357,7 @@ class ScriptPlace:
 
 
 def _read(frame: FrameType | None) -> tuple[list[Line], str]:
-    """Return the script's lines on the stack, outermost first, and the function of torch.distributed that is called."""
+    """Return the script's lines on the stack, outermost first, and the torch.distributed function that they call."""
     lines: list[Line] = []
     call = ""
     for _ in range(MAX_FRAMES):

@@ -178,7 +178,7 @@ WARMUP_STEPS = 3
 class ComputeClock:
     """Measures the compute time of committed steps: from one vote to the next, without waits for other ranks.
 
-    Steps in which the rank heals are not measured, and neither are the WARMUP_STEPS after them.
+    Steps in which the rank heals, and the next WARMUP_STEPS steps, are not measured.
     """
 
     def __init__(self, now: float) -> None:

@@ -41,7 +41,7 @@ CLOSES_WITHIN_S = 5.0
 
 
 class DriverThread(Process):
-    """Runs a rank's state machine on a separate thread, on which the driver also calls the methods of `Process`."""
+    """Runs a rank's state machine on a separate thread. The driver calls the methods of `Process` on that thread."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
         self.machine = machine
