@@ -144,7 +144,7 @@ def wait(work: Any, backend: Any, is_aborted: Callable[[], bool], limit_s: float
     """Wait until `work`, a gloo collective of `backend`, has completed.
 
     Raises:
-        RuntimeError: The work failed, the group was aborted, or the time limit has passed.
+        RuntimeError: The work failed, `is_aborted` returned True, or `limit_s` seconds have passed.
     """
     began_at, aborted_at = time.monotonic(), None
     while not _ends_within(work, SLICE_S):
@@ -165,7 +165,7 @@ def keep_until_done(works: Sequence[Any], backend: Any) -> None:
 
 
 def release_later(works: Iterable[Any]) -> None:
-    """Keep references to the newest `works` of a destroyed group while gloo's threads release theirs.
+    """Keep references to the newest `works` of a destroyed group until gloo's threads have released their references.
 
     This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++ code
     that destroys the group, such as DDP's reducer, holds the GIL while it waits for the thread.
@@ -277,7 +277,7 @@ class GlooGroup:
         """Return the rows of all ranks, stacked by rank. All rows must have the same shape and dtype.
 
         Each rank sends its row to all others at the same time. For small rows, this is faster than gloo's own
-        all_gather, which takes `size` - 1 rounds.
+        all_gather, which takes one round for each peer.
         """
         options: Any = AllToAllOptions()
         options.timeout = timedelta(seconds=timeout_s)
@@ -290,7 +290,7 @@ class GlooGroup:
         """Create a second process group of the same ranks, for modules such as DDP.
 
         These modules start collectives from their own threads. If they shared this group, the order of collectives
-        could differ between ranks. abort() also aborts the second group.
+        could differ between ranks. abort() also aborts the second group. `name` must be the same on all ranks.
         """
         store = PrefixStore(name, self.store)
         ranks = GlooGroup(

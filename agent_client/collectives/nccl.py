@@ -181,8 +181,8 @@ T = TypeVar("T")
 def in_stream_order(tensor: torch.Tensor, act: Callable[[], T]) -> Callable[[], T]:
     """Wrap `act`, which uses `tensor`, so that another thread can run it.
 
-    The wrapped function runs `act` on the other thread's CUDA stream, after all work that is queued on the caller's
-    current stream now. It returns when the work that `act` has queued is done.
+    The wrapped function runs `act` on the other thread's CUDA stream, after all work that the caller has queued
+    on its current stream so far. It returns when the work that `act` has queued is done.
     """
     if not tensor.is_cuda:
         return act

@@ -38,13 +38,13 @@ log = logging.getLogger(__name__)
 @runtime_checkable
 class Replayable(Protocol):
     def replay_step(self) -> None:
-        """Change this object as the script changes it after each committed step."""
+        """Apply the change that the script makes to this object after each committed step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """How many times the script stepped each scheduler before and during one step, by entry of the TrainState."""
+    """How many times the script stepped each scheduler. The keys are the schedulers' names in the TrainState."""
 
     between: dict[str, int]  # between the previous training step and this one
     inside: dict[str, int]  # during this training step
@@ -172,7 +172,7 @@ class CatchUpDriver:
         self._schedules.mark_begin()
 
     def answered(self, assignment: Assignment) -> None:
-        """Prepare for a step with this assignment: start or cancel a transfer, or return to the held state."""
+        """Prepare for the step of a new assignment: start or cancel a transfer, or stop catching up if it is over."""
         self._poll()
         owner, machine = self._owner, self.machine
         held, was_following = machine.held or owner.tag, machine.is_catching_up
@@ -242,7 +242,7 @@ class CatchUpDriver:
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """Stop catching up and continue with the held state. Move the schedulers to the beginning of step `first`."""
+        """Stop catching up and use the held state. If `first` has a step, move the schedulers to where it begins."""
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches

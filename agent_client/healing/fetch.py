@@ -149,7 +149,7 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Send a request with a proof, and check the source's proof. The previous response must be read to its end."""
+        """Request `path` and check the source's proof of membership. The previous response must be fully read."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         if not requests.secret:
@@ -207,7 +207,7 @@ OnBytes = Callable[[str, int, int], None]
 
 @dataclass(eq=False)
 class Fetch:
-    """One download of a state. Its time limit starts with the constructor. The received tensors are on the CPU."""
+    """One download of a state. The time limit begins at construction. The received tensors are on the CPU."""
 
     sources: Mapping[str, FindAddress]
     """Sources by name, in the order in which they become the lead if earlier ones fail."""
@@ -455,7 +455,7 @@ class _Transfer:
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head) -> None:
-        """Use the checksums of `lead` from now on. The first call starts the readers."""
+        """Use `lead` and its `head` as the definition of the state. The first call starts the reader threads."""
         with self._changed:
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length

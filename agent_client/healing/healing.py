@@ -46,7 +46,7 @@ LOG_INTERVAL_S = 1.0
 
 @contextmanager
 def logged(mark: HealMark, *, is_beside: bool = False) -> Generator[None]:
-    """Log the progress of the transfer in the `with` block. Mark it as done or, after an exception, as failed.
+    """Log the progress of the transfer in the `with` block. Then set `mark` to done or, after an exception, to failed.
 
     If `is_beside`, the log lines say that the rank is catching up.
     """
@@ -206,7 +206,7 @@ class Healing:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Serve this step's state if a participant heals. Call `release` for the previous step first."""
+        """Serve this step's state if the assignment lets a participant heal. First call `release` for the last step."""
         self._quorum_id = assignment.quorum_id
         self._is_read_in_place = False
         catching_up, now = {assignment.replica_ids[rank] for rank in assignment.catching_up}, time.monotonic()

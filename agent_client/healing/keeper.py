@@ -1,14 +1,14 @@
 """Keeps this rank's last committed states in its supervisor's memory, and restores one after a restart.
 
-A rank that restarts usually copies the state of a live peer. If all ranks of all groups have died, there is none. The
+A rank that restarts usually copies the state of a live peer. If all ranks of all groups have died, no peer is left. The
 rank then continues from the state that it has kept itself, and its group joins with the tag of that state. If the
 groups have kept different states, or the memory of a host is lost, the usual rules apply: the groups at the newest
-state send it to the others. So the keeper of each group is also the copy for all other groups.
+state send it to the others. So the states that one group has kept are also a backup for the other groups.
 
-Every `every` steps, a thread copies the state in place while the step computes, like a healing peer would read it. The
-rank waits for the copy before its vote, because the state may change afterwards. This wait also makes sure that a step
-that the group has committed was kept by all of its ranks, when one of them overwrites its older slot. So the two slots
-of each rank always have one step in common, whenever the ranks are killed.
+Every `every` steps, a thread copies the state while the step computes, reading the tensors in place. The rank waits
+for the copy before its vote, because the state may change afterwards. So once a step is committed, all ranks of the
+group have copied the state with which it began, and each of them may overwrite the older of its two slots. At any
+time, all ranks of a group have a state of at least one common step in their slots.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ Sum = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Keeper:
-    """The keeper of one rank. Called between two steps, and before the vote of a step."""
+    """Copies one rank's states into its supervisor's memory. Call its methods between two steps, or before a vote."""
 
     def __init__(self, place: KeeperPlace, state: TrainState) -> None:
         self._every = place.every
@@ -65,7 +65,7 @@ class Keeper:
     # -- keeping
 
     def keep(self, agent: dict[str, Any]) -> None:
-        """Begin to keep the state with which a step begins, if its turn has come. `agent` is Agent.state_dict()."""
+        """Start copying the state with which every n-th step begins. `agent` is the position in the training."""
         tag = Tag(agent["step"], agent["tag_quorum_id"])
         if not tag.step or tag.step % self._every or tag in (self._last, (tag.step, None)) or not self._slots:
             return
@@ -82,7 +82,7 @@ class Keeper:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until the state was copied. If the script has changed it in the meantime, drop the copy."""
+        """Wait until the copy is complete. If the script has changed the state in the meantime, drop the copy."""
         thread, self._thread = self._thread, None
         if thread is None:
             return
@@ -93,7 +93,7 @@ class Keeper:
             write_header(self._slots[1 - self._next], None)
 
     def clear(self) -> None:
-        """Drop all kept states, because they may be wrong."""
+        """Drop all kept states. Called when this rank's state has turned out to differ from those of its peers."""
         self.finish()
         for slot in self._slots:
             write_header(slot, None)
@@ -118,7 +118,7 @@ class Keeper:
         self._problem = problem
 
     def _copy(self, slot: int, tag: Tag, state: State) -> str:
-        """Write a state into a slot. Return why there is no room for it, or an empty string."""
+        """Write a state into a slot. Return an empty string, or an explanation if there is no room for the state."""
         write_header(slot, None)
         encoding = encode(state)
         size = HEADER_BYTES + encoding.length
@@ -143,7 +143,8 @@ class Keeper:
     def restore(self, rank: int, ranks: int, above: Tag, sum_over_group: Sum) -> State | None:
         """Return the newest state that all ranks of the group have kept, or None if none is newer than `above`.
 
-        All ranks of the group call this together. The tensors are on the CPU. `sum_over_group` is that of the Agent.
+        All ranks of the group call this together. `rank` is this rank's number, and `ranks` is the size of the group.
+        `sum_over_group` sums a tensor over these ranks. The returned tensors are on the CPU.
         """
         self.was_asked = True
         kept = {tag: slot for slot in self._slots if (tag := self._tag_in(slot)) is not None}
@@ -230,7 +231,7 @@ def _write_all(descriptor: int, chunk: memoryview, at: int) -> None:
 
 @contextlib.contextmanager
 def _own_stream(computed: "torch.cuda.Event | None") -> Generator[None]:
-    """Run the copies of the block on a CUDA stream of their own, after `computed` and beside the training."""
+    """Run the block's copies on a separate CUDA stream, after the event `computed` and in parallel with training."""
     if computed is None:
         yield
         return

@@ -149,8 +149,9 @@ class Listener(TCPServer):
     def _admits(self, host: str) -> bool:
         """Return whether `host` may open another connection. If necessary, close a connection to make room.
 
-        Close only a connection whose peer has not proved its membership, and only if that peer's host has more of these
-        than `host` would then have connections in total. So no host can lock out readers by opening idle connections.
+        A connection is *unproven* until its peer has proved its membership. Close only an unproven connection, and only
+        if its host has more unproven connections than `host` would then have connections of any kind. So no host can
+        lock out readers by opening idle connections.
         """
         with self._lock:
             hosts = [_peer(connection) for connection in self._connections]
@@ -337,7 +338,7 @@ class StateServer:
                 _cut_off(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Refuse requests for a state that cannot be sent, and give `reason`. `refuse_up_to` must also be called."""
+        """Answer requests for `key` with the `reason` why that state cannot be sent. Call `refuse_up_to` as well."""
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()
@@ -403,7 +404,7 @@ class StateServer:
                 self._changed.notify_all()
 
     def was_read(self, held: StateOffer, count: int) -> None:
-        """Record that a reader has received `count` bytes. Drop a copy once all its targets have read it."""
+        """Record that `count` bytes of `held` were read. Drop `held` if it is a copy and all targets have read it."""
         with self._changed:
             if held.unread is None:
                 return

@@ -138,7 +138,7 @@ class FaultTolerantAccelerator(Accelerator):
 
 
 class _OnDevice:
-    """The training batches, moved to the device of this rank. The length assumes that no step is discarded."""
+    """The training batches, moved to the device of this rank. len() assumes that no step is discarded."""
 
     def __init__(self, loader: StepLoader, accelerator: FaultTolerantAccelerator, length: int | None) -> None:
         self._loader, self._accelerator, self._length = loader, accelerator, length

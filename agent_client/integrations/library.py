@@ -13,7 +13,7 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """Within the context, add the pip command to the ModuleNotFoundError for a library that is not installed."""
+    """If importing library `name` fails in the context, add `pip install` and `requirement` to the error message."""
     try:
         yield
     except ModuleNotFoundError as e:
@@ -31,12 +31,12 @@ def check_max_steps(max_steps: int) -> None:
 
 
 def epochs_of(agent: Agent) -> float:
-    """Return how many epochs all groups together have trained in committed steps, as a fractional number."""
+    """Return the number of epochs, such as 1.5, that all groups together have trained in committed steps."""
     report = agent.data_report()
     return report["samples"] / report["length"] if report else 0.0
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the entries of a TrainState other than model and optimizer. All groups need them in the same order."""
+    """Return the schedulers and the scaler as entries for a TrainState. All groups need them in the same order."""
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

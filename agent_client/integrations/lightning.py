@@ -110,7 +110,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
             trainer.val_check_batch = float("inf")  # optimizer_step() ends the epoch
 
     def first_of(self, microbatches: list[Any]) -> Any:
-        """Return the first microbatch for Lightning's loop. `backward` computes the others."""
+        """Return the first of a step's microbatches, which Lightning's loop runs. `backward` runs the others."""
         first, *self._others = microbatches
         return first
 
@@ -137,7 +137,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
         """Run the closure, vote, and apply the gradients if the step is committed.
 
-        Afterwards, set Lightning's counters to the number of committed steps and of epochs trained in them.
+        Afterwards, set Lightning's counters to the committed steps and to the epochs that these steps cover.
         """
         begun = int(epochs_of(self.agent))
         result = super().optimizer_step(optimizer, closure, model, **kwargs)
@@ -185,7 +185,7 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any], configs: list[Any]
 class _Batches:
     """The training batches of all epochs. The strategy decides when an epoch ends.
 
-    The length assumes that no step is discarded. Without a length, Lightning would prefetch a batch.
+    len() assumes that no step is discarded. Without len(), Lightning would prefetch a batch.
     """
 
     def __init__(self, loader: StepLoader, trainer: Any, strategy: FaultTolerantStrategy) -> None:

@@ -4,7 +4,7 @@ r"""Run torchtitan's torchft trainer on Lighthouse.
         --fault_tolerance.enable --fault_tolerance.group_size=2 --fault_tolerance.replica_id=0
 
 This runs the installed torchtitan's trainer with torchft support, and fails if that trainer would train alone. A
-healing group receives its source's current learning rate. torchtitan itself would send the first step's.
+healing group receives its source's current learning rate. Unpatched, torchtitan would send that of the first step.
 """
 
 import importlib

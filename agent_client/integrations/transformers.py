@@ -105,9 +105,9 @@ class FaultTolerance:
         return _Microbatches(loader)
 
     def get_batch_samples(self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device) -> Any:
-        """Get the batches of a step, and their number of items, averaged over all groups.
+        """Return the batches of a step and the number of items per group, averaged over all groups.
 
-        Dividing by the average normalises the loss as if a single process had all batches.
+        Dividing by this average normalises the loss as if a single process had all batches.
         """
         batches, number = super().get_batch_samples(epoch_iterator, num_batches, device)
         if number is not None and self.args.average_tokens_across_devices:
@@ -257,7 +257,7 @@ class _Progress:
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Return the path of this group's copy of checkpoint `best`, or else of the source group's, or else None."""
+        """Return the path of this group's copy of `best`, or the path `best` itself. None if neither exists."""
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

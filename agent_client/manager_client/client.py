@@ -73,9 +73,9 @@ class Presence:
 
 
 class ExitReport:
-    """Reports to the manager the exception with which this rank exits, at most once.
+    """Reports to the manager the exception that ends this rank, at most once.
 
-    The exception is uncaught or leaves the `with` block of the Agent. A forked child reports nothing.
+    That is an exception that is not caught, or that leaves the Agent's `with` block. A forked child reports nothing.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -126,7 +126,7 @@ class WaitLog:
 
     @contextmanager
     def waiting(self, step: int) -> Generator[None]:
-        """Enclose a request for the quorum of `step`. After an exception, a retry continues the same wait."""
+        """Log the wait for the quorum of `step` in the context. A retry after an exception continues the same wait."""
         with self._lock:
             self._step = step
             self._wait.begin(time.monotonic())
@@ -212,7 +212,7 @@ class ManagerConnection:
         self._has_answered = False
 
     def close(self, step: int | None = None) -> None:
-        """Leave the group and close the connection. First wait briefly for the answer to a vote of `send_yes`.
+        """Leave the group and close the connection. First wait briefly for the answer to a vote sent by `send_yes`.
 
         `step` is the next step that this rank would have requested, or None within a step (see Leaving).
         """
@@ -281,14 +281,14 @@ class ManagerConnection:
         return self._await_decision(self._send(SentVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def send_yes(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
-        """Send a yes that alone decides the step, without waiting for the answer.
+        """Send a yes vote without waiting for the answer. Used when this rank alone decides the step.
 
         The vote is binding like any other. The next request for a quorum first waits for the answer.
         """
         self._unanswered = self._send(SentVote(step, True, quorum_id, time.monotonic() + timeout_s))
 
     def _await_unanswered(self) -> None:
-        """Wait for the answer to a vote of `send_yes`. The answer may contain the assignment for the next step."""
+        """Wait for the answer to a vote sent by `send_yes`. It may contain the assignment for the next step."""
         vote, self._unanswered = self._unanswered, None
         if vote is None:
             return

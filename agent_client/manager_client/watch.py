@@ -153,7 +153,7 @@ class RankWatch:
             self._stream.cancel()
 
     def wait_drained(self, within_s: float) -> None:
-        """Wait until the manager closes the watch after a drain, or until this rank should save a checkpoint."""
+        """Wait up to `within_s` until the manager closes the watch after a drain, or a checkpoint should be saved."""
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended.is_set() or self.preemption.should_save, within_s)
 
@@ -162,7 +162,7 @@ class RankWatch:
         return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Wait for a revocation that names the group that the quorum has lost. Return None if none arrives."""
+        """Wait up to `within_s` for a revocation that names the lost group. Return None if none arrives."""
 
         def find() -> Revoked | None:
             revoked = self._revoked.get(quorum_id)
@@ -196,7 +196,7 @@ class RankWatch:
         return answer
 
     def has_fault(self, kind: FaultKind) -> bool:
-        """Return whether a fault of this kind, ordered by `lighthouse chaos`, is active."""
+        """Return whether `lighthouse chaos` is injecting a fault of this kind at this rank."""
         return bool(self._faults) and time.monotonic() < self._faults.get(kind, 0.0)
 
     def end_fault(self, kind: FaultKind) -> None:

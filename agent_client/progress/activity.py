@@ -44,7 +44,7 @@ class HealMark:
         self._has_failed = False
 
     def received(self, source: str, received: int, total: int) -> None:
-        """Record how many bytes have arrived. The count may restart at 0 when the source changes."""
+        """Record that `received` of `total` bytes have arrived. `received` may restart at 0 when the source changes."""
         self._at = (source, received, total)
         self.moved_at = self._clock()
 

@@ -146,14 +146,14 @@ class Progress:
         return self.activity.numbers
 
     def collective(self, number: Number, operation: str, shape: Shape = "", *, within_group: bool = False) -> Block:
-        """Return a context manager that marks a collective of the Agent."""
+        """Return a context manager that marks a collective of the Agent. `number` is the same on all ranks."""
         inside = CollectiveBlock(self.activity, number, operation, shape, within_group)
         if self.trace is None:
             return inside
         return self._traced(_describe(number, operation, shape, within_group=within_group), inside)
 
     def enter_torch_collective(self, operation: str, shape: Shape) -> TorchCollective:
-        """Mark the start of a collective that torch calls. torch does not report its end, so no end is traced."""
+        """Mark the start of a collective that a torch module, such as DDP, runs. Its end is not reported or traced."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
         self.activity.enter(entered)
         if self.trace is not None:
@@ -357,7 +357,7 @@ class ScriptPlace:
 
 
 def _read(frame: FrameType | None) -> tuple[list[Line], str]:
-    """Return the script's lines on the stack, outermost first, and the function of torch.distributed that is called."""
+    """Return the script's lines on the stack, outermost first, and the torch.distributed function that they call."""
     lines: list[Line] = []
     call = ""
     for _ in range(MAX_FRAMES):

@@ -29,7 +29,7 @@ WAITING = "(waiting)"
 
 
 class ActivitySample(NamedTuple):
-    """What the Agent's background thread is doing when a sample is taken. `sample.waits_for` or `busy` is empty."""
+    """What the Agent's background thread is doing at one moment. `sample.waits_for`, `busy` or both are empty."""
 
     sample: ProgressSample
     """The sample, without the fields that are computed from marks."""
@@ -132,7 +132,7 @@ class PhaseTimes:
     # -- read
 
     def make_sample(self, own: ActivitySample, now: float) -> ProgressSample:
-        """Return a sample of the rank's progress, with slow work of the Agent's thread as the innermost phase."""
+        """Return a sample of the rank's progress. `own.busy`, slow work of the Agent, counts as the innermost phase."""
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
         waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.sample.waits_for)
@@ -178,7 +178,7 @@ WARMUP_STEPS = 3
 class ComputeClock:
     """Measures the compute time of committed steps: from one vote to the next, without waits for other ranks.
 
-    Steps in which the rank heals are not measured, and neither are the WARMUP_STEPS after them.
+    Steps in which the rank heals, and the next WARMUP_STEPS steps, are not measured.
     """
 
     def __init__(self, now: float) -> None:
@@ -217,7 +217,7 @@ class ComputeClock:
             self._reduces_since = None
 
     def restart(self, now: float) -> None:
-        """Leave out the time since the last vote."""
+        """Start measuring a step at `now`, and discard the time measured since the last vote."""
         self._began_at, self._waited_s, self._waits, self._reduces_since = now, 0.0, 0, None
 
     def end_step(self, now: float, microbatches: int, *, is_committed: bool, has_healed: bool) -> None:
@@ -273,7 +273,7 @@ class CollectiveIds:
     def begin_quorum(self, quorum_id: int, over_groups: int) -> None:
         """Restart the numbering for a new quorum. Do nothing if `quorum_id` is unchanged.
 
-        `over_groups` is the value of the property of that name before the quorum's first step.
+        `over_groups` is the number of collectives over the groups before the quorum's first step.
         """
         if quorum_id != self._began[0]:
             self._began = (quorum_id, over_groups)

@@ -89,7 +89,7 @@ class SelfReporter:
         self._read = "", ""
 
     def answer(self, number: int, send: Callable[[SelfReport], None]) -> None:
-        """Collect evidence and pass it to `send` on another thread, within about RECORDED_WITHIN_S."""
+        """Collect evidence for request `number` within about RECORDED_WITHIN_S, and `send` it from another thread."""
         threading.Thread(target=lambda: send(self._collect(number)), name="lighthouse evidence", daemon=True).start()
 
     def _collect(self, number: int) -> SelfReport:

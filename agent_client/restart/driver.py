@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """A stream to the lighthouse. The process reports its messages and its end as events with the session number."""
+    """A stream to the lighthouse. The process passes each message, and the stream's end, to the driver as an event."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
 

@@ -96,13 +96,13 @@ class InterruptibleSection:
             self.stop_delivery()
 
     def interrupt(self) -> bool:
-        """Raise Interruption in the function.
+        """Raise Interruption in the function, unless the function is running code that must complete.
 
-        Code that must complete is not interrupted: an import, because the module would be unusable in the next attempt,
-        and code that passes on a file descriptor or a process, which would leak.
+        Such code is an import, because the module would be unusable in the next attempt, or code that passes on a file
+        descriptor or a process, which would leak.
 
         Returns:
-            False if no function is running, or the function was interrupted a moment ago or is inside such code.
+            Whether the function was interrupted. False also if the last interruption was a moment ago.
         """
         with self._lock:
             now = time.monotonic()

@@ -41,7 +41,7 @@ CLOSES_WITHIN_S = 5.0
 
 
 class DriverThread(Process):
-    """Runs a rank's state machine on a separate thread, on which the driver also calls the methods of `Process`."""
+    """Runs a rank's state machine on a separate thread. The driver calls the methods of `Process` on that thread."""
 
     def __init__(self, machine: RankMachine, open_stream: Callable[[], Stream]) -> None:
         self.machine = machine
@@ -125,7 +125,7 @@ _completed: set[tuple[str, str, str]] = set()
 
 
 class RankThread(DriverThread):
-    """A rank's thread in a run, for a wrapped function and for StoreMixin. Exiting the context leaves the run."""
+    """Connects a wrapped function to its run, on a separate thread. Exiting the context leaves the run."""
 
     def __init__(self, options: Options, launch: Launch, interrupter: Interrupter, state: State) -> None:
         if not launch.lighthouse:
@@ -228,10 +228,10 @@ class RankThread(DriverThread):
         return self._over >= number or self._ended is not None
 
     def _stop_run(self, end: SystemExit | KeyboardInterrupt) -> None:
-        """Stop the run if this process exits by RestartAbort, with RestartAbort's exit code, or by Ctrl-C.
+        """Stop the run if this process exits because of Ctrl-C, or with the exit code of RestartAbort.
 
-        A supervisor notices the exit itself. It only needs the reason, which it reads from the error file that torch's
-        @record would write.
+        A supervisor notices the exit itself. So under a supervisor, only write the reason of a RestartAbort to the file
+        in TORCHELASTIC_ERROR_FILE, which the supervisor reads.
         """
         if self._launch.is_supervised:
             path = os.environ.get("TORCHELASTIC_ERROR_FILE")

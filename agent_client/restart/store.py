@@ -27,7 +27,7 @@ MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
-    """A run that this process takes part in, as StoreMixin uses it. Implemented by rank_thread.py."""
+    """Interface through which StoreMixin uses a run of this process. Implemented by RankThread (rank_thread.py)."""
 
     client: LighthouseClient
     run_id: str
@@ -111,7 +111,8 @@ class StoreMixin:
     def get_iteration_for_rank(self, rank: int) -> int:
         """Return the iteration that was recorded for a rank in the current generation.
 
-        If none was recorded, return the last generation in which the rank's process was active, or the current one.
+        If none was recorded, return the last generation in which the rank's process was active. If it never was,
+        return the current generation.
         """
         run = _run()
         try:
@@ -222,8 +223,8 @@ def _run() -> PresentRun:
 class RestartAbort(SystemExit):
     """Stops the run on all ranks, without a restart.
 
-    A wrapped function raises this exception to stop the run. The wrapper then raises it on every rank, as it does when
-    the run is stopped otherwise. A script that does not catch it exits with code 130.
+    A wrapped function raises this exception to stop the run. The wrapper raises it on every rank, also if the run is
+    stopped in another way. A script that does not catch it exits with code 130.
     """
 
     def __init__(self, reason: str = "RestartAbort") -> None:

@@ -45,7 +45,7 @@ class TorchScope:
     """Patches torch.distributed for a generation. `abort` may be called at any time, `recover` only after `restore`."""
 
     def __init__(self, lighthouse: str) -> None:
-        """Exclude all existing objects from garbage collection. If `lighthouse` is empty, there is no lighthouse."""
+        """Exclude all existing objects from garbage collection. `lighthouse` is an address, or empty for none."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -157,7 +157,7 @@ def _forget_unfinished_groups() -> None:
 
 
 def _clear_caches(frozen: Sequence[Any]) -> None:
-    """Clear the caches of DTensor, because their keys refer to meshes of aborted groups."""
+    """Clear DTensor's caches, whose keys refer to meshes of aborted groups. `frozen` are caches that gc cannot find."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     for module, name in _CLEARING:  # in older versions of torch, these caches are lru_caches

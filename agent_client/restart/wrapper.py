@@ -108,8 +108,8 @@ class CallWrapper:
     Attributes:
         state: Rank, world size and counters.
         store: Reads and writes keys of the run, and iteration numbers of ranks.
-        agent: An object, such as its Agent, that the script stores here to use it again in the next iteration. The
-            wrapper does not close it.
+        agent: An object, such as an Agent, that the script stores here for the next iteration. The wrapper does not
+            close it.
     """
 
     def __init__(self, state: State, attempts: RankThread | LocalAttempts) -> None:

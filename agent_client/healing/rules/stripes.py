@@ -44,7 +44,7 @@ MAX_DIFFERING_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LeadChosen:
-    """The source becomes the lead. Its checksums follow in order."""
+    """The source becomes the lead. A ChecksumArrived follows for each piece, in order."""
 
     source: str
 

@@ -75,7 +75,7 @@ class Connect:
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Cancel the stream. The machine needs no StreamClosed for it."""
+    """Cancel the stream. The machine expects no StreamClosed event afterwards."""
 
     session: int
 

@@ -104,7 +104,7 @@ class Reconnect:
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record that another process has the slot. Return True the first time."""
+        """Record that another process has the slot. Return whether this is the first such refusal."""
         self._close(now, jitter)
         return self._refused_since == now
 
@@ -200,7 +200,7 @@ class RankMachine:
         return effects + self._check_heartbeat(now)
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next, or None if no call is needed. After `tick(now)`, it is later than `now`."""
+        """Return when to call `tick` next, or None for never. After `tick(now)`, the result is later than `now`."""
         moments: list[float | None] = [self._leaving.deadline]
         if not self.has_ended:
             moments += [self._stream.next_at, self._give_up_at(), self._silent_at()]
@@ -215,7 +215,7 @@ class RankMachine:
         return [events.Connect(session), *(events.Send(session, message) for message in self._held())]
 
     def _held(self) -> list[FromRunRank]:
-        """Return the messages that repeat the rank's current state (rule 3)."""
+        """Return the messages that report the rank's current state on a new stream."""
         is_ready = self.phase in _WAITS
         entry = replace(
             self._entry,
@@ -269,7 +269,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _give_up_at(self) -> float | None:
-        """Return when a waiting rank stops trying to reach the lighthouse, or None for a running rank."""
+        """Return when this rank stops trying to reach the lighthouse, or None if it is running or connected."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
