@@ -325,7 +325,7 @@ class Healing:
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
             is_background=is_background,
-            on_received=mark.received,
+            on_received=mark.record_bytes,
             # At step 0, all groups may have loaded the same weights, so compare before fetching.
             own=None if assignment.max_step else {"train": self._state.in_place(), "agent": {}},
         )

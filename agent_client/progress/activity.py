@@ -43,7 +43,7 @@ class HealMark:
         self._ended_at: float | None = None
         self._has_failed = False
 
-    def received(self, source: str, received: int, total: int) -> None:
+    def record_bytes(self, source: str, received: int, total: int) -> None:
         """Record how many bytes have arrived. The count may restart at 0 when the source changes."""
         self._at = (source, received, total)
         self.moved_at = self._clock()

@@ -88,7 +88,7 @@ class SelfReporter:
         self._reading: threading.Thread | None = None
         self._read = "", ""
 
-    def answer(self, number: int, send: Callable[[SelfReport], None]) -> None:
+    def send_evidence(self, number: int, send: Callable[[SelfReport], None]) -> None:
         """Collect evidence and pass it to `send` on another thread, within about RECORDED_WITHIN_S."""
         threading.Thread(target=lambda: send(self._collect(number)), name="lighthouse evidence", daemon=True).start()
 

@@ -198,7 +198,7 @@ class Options:
     run."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Options":
+    def from_given(cls, given: Mapping[str, Any]) -> "Options":
         known = [each.name for each in dataclasses.fields(cls)]
         unknown = sorted(set(given) - set(known))
         if unknown:

@@ -191,7 +191,7 @@ class WrappedCall(Generic[T]):
     def _attempt(self, run: Run) -> bool:
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
-        with _restored("RANK", "WORLD_SIZE"), self._groups.of(run.number):
+        with _restored("RANK", "WORLD_SIZE"), self._groups.patched(run.number):
             self._attempts.begin_generation(run)
             self._interrupter.arm()
             try:
@@ -342,7 +342,7 @@ class Wrapper:
         Raises:
             ConfigurationError: An option is unknown or has an invalid value.
         """
-        self.options = Options.of(options)
+        self.options = Options.from_given(options)
 
     def __call__(self, function: Callable[P, T]) -> Callable[..., T | None]:
         signature = inspect.signature(function)

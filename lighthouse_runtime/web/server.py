@@ -78,7 +78,7 @@ class _Frame:
     deflated: bytes
 
     @classmethod
-    def of(cls, number: int, snapshot: object) -> "_Frame":
+    def render(cls, number: int, snapshot: object) -> "_Frame":
         plain = b"event: status\nid: %d\nretry: %d\ndata: %b\n\n" % (number, RETRY_MS, to_json(snapshot))
         deflate = zlib.compressobj(1, wbits=-zlib.MAX_WBITS)
         return cls(number, plain, deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH))
@@ -197,7 +197,7 @@ class StatusFeed:
             try:
                 snapshot = self._status()
                 took_s = loop.time() - began_at
-                self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
+                self._newest = await asyncio.to_thread(_Frame.render, number, snapshot)
             except Exception:  # a bug must not stop the feed
                 log.exception("cannot build the status", extra=event("status_failed"))
                 took_s = self._every_s

@@ -51,7 +51,7 @@ class StepCounts:
         if is_group_lost:
             self._lost_id = quorum_id
 
-    def committed(self, now: float) -> None:
+    def count_step(self, now: float) -> None:
         self._settle()
         self.commits += 1
         self._step_s += self._end(now)

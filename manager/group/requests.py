@@ -464,7 +464,7 @@ class QuorumRequests:
         self._group.renewed_until = until
         self._group.lease_until = max(self._group.lease_until, until)
 
-    def committed(self, quorum_id: int, step: int) -> None:
+    def record_committed_step(self, quorum_id: int, step: int) -> None:
         """Record that all ranks of the group have committed a step."""
         standing = self._group.standing
         if standing is not None and standing.quorum.quorum_id == quorum_id:

@@ -163,7 +163,7 @@ class Guard:
                 if child is not None:
                     child.stopped_at = time.monotonic() if os.WIFSTOPPED(status) else None
             elif child is not None:
-                child.ended(os.waitstatus_to_exitcode(status))
+                child.record_exit(os.waitstatus_to_exitcode(status))
 
     def _finish(self) -> None:
         now = time.monotonic()

@@ -82,7 +82,7 @@ class FaultInjector:
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session
-            driver.opened()
+            driver.begin_session()
 
         def received(message: ToManager) -> None:
             match message:
@@ -91,7 +91,7 @@ class FaultInjector:
                 case FaultCancelled(number):
                     self._end(number)
                 case _:
-                    self._pass(driver.received, message)
+                    self._pass(driver.handle_message, message)
 
         def closed() -> None:
             for number in [number for number, fault in self._faults.items() if fault.kind is not FaultKind.CUT]:

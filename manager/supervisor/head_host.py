@@ -78,7 +78,7 @@ class WorkerHosts:
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
-    def kept(self) -> tuple[hosts.KeptState, ...]:
+    def kept_states(self) -> tuple[hosts.KeptState, ...]:
         return tuple(each for connected in self._hosts.values() for each in connected.kept)
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
@@ -330,9 +330,9 @@ class HeadHost(HostSupervisor):
 
     # -- Supervisor, for the manager
 
-    def kept(self) -> tuple[hosts.KeptState, ...]:
-        own = self._local.keepers.kept() if self._local is not None else ()
-        return (*own, *self._workers.kept())
+    def kept_states(self) -> tuple[hosts.KeptState, ...]:
+        own = self._local.keepers.newest_states() if self._local is not None else ()
+        return (*own, *self._workers.kept_states())
 
     def entries(self) -> Mapping[str, Entry]:
         return {"Node": Stream(NODE_REQUESTS, self._workers.serve)}

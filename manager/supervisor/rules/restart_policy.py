@@ -194,7 +194,7 @@ class Report:
                 self._send(level)
         self._send_losses(now)
 
-    def ended(self, now: float) -> None:
+    def end_stream(self, now: float) -> None:
         """Record that the stream has closed. Queue again the losses that may not have arrived."""
         self.is_open = False
         doubtful = [lost for sent_at, lost in self._sent if sent_at >= now - DOUBT_S]
