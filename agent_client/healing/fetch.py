@@ -442,7 +442,7 @@ class _Transfer:
         self._is_ended = False
         self._readers: list[threading.Thread] = []
         self._kinds: dict[str, type[Exception]] = {}
-        fetch.requests.on_cancel = self._wake
+        fetch.requests.on_cancel = self._notify_changed
 
     @property
     def is_done(self) -> bool:
@@ -484,7 +484,7 @@ class _Transfer:
             self._changed.notify_all()
             self.tensors, self._places = [], []
 
-    def _wake(self) -> None:
+    def _notify_changed(self) -> None:
         with self._changed:
             self._changed.notify_all()
 

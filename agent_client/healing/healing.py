@@ -320,7 +320,7 @@ class Healing:
             self._key(assignment),
             self._timeout_s,
             secret=assignment.secret,
-            accept=lambda received: self._check(assignment, received),
+            accept=lambda received: self._check_received(assignment, received),
             expect=self._check_layout,
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
@@ -344,7 +344,7 @@ class Healing:
                 timeout_s=min(ADDRESS_TIMEOUT_S, self._timeout_s),
             )
 
-    def _check(self, assignment: Assignment, received: object) -> None:
+    def _check_received(self, assignment: Assignment, received: object) -> None:
         match received:
             case {
                 "train": dict() as train,

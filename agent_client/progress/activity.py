@@ -130,7 +130,7 @@ class Activity:
         _, is_inside, moved_at, before_s = self.collective
         return before_s + (now - moved_at if is_inside else 0.0)
 
-    def enter(self, newest: "TorchCollective") -> None:
+    def add_collective(self, newest: "TorchCollective") -> None:
         running = [each for each in self.torch_collectives if each.is_running(self.clock)]
         self.torch_collectives = (*running, newest)
 

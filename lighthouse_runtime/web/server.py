@@ -153,7 +153,7 @@ class StatusFeed:
         for client in self._clients:
             if client.writing_paused:
                 cut(client)
-        self._wake()
+        self._wake_readers()
 
     def has_client(self, connection: web.RequestHandler) -> bool:
         return connection in self._clients
@@ -201,10 +201,10 @@ class StatusFeed:
             except Exception:  # a bug must not stop the feed
                 log.exception("cannot build the status", extra=event("status_failed"))
                 took_s = self._every_s
-            self._wake()
+            self._wake_readers()
             await asyncio.sleep(max(self._every_s, took_s / FEED_SHARE))
 
-    def _wake(self) -> None:
+    def _wake_readers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

@@ -400,12 +400,12 @@ class GroupDriver:
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
-        return self._begin(_Call(reply), ask, within_s)
+        return self._submit_call(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
         """Begin a rank's vote. The arguments and the result are those of `ask`, with the fields of PendingVote."""
         vote = PendingVote(call=next(self._numbers), **fields)
-        return self._begin(_Call(reply), vote, _answer_within_s(time_left_s))
+        return self._submit_call(_Call(reply), vote, _answer_within_s(time_left_s))
 
     def end_call(self, call: int) -> None:
         """End a call because its caller has disconnected. Do nothing if it was already answered."""
@@ -478,7 +478,7 @@ class GroupDriver:
             case Vote(number, step, should_commit, quorum_id, wants_next, time_left_s):
                 rank = watch.hello.group_rank
                 vote = PendingVote(next(self._numbers), rank, step, should_commit, quorum_id, wants_next)
-                self._begin(_Call(None, watch, number), vote, _answer_within_s(time_left_s))
+                self._submit_call(_Call(None, watch, number), vote, _answer_within_s(time_left_s))
             case Leaving() if watch.hello.is_observer:
                 self._progress.remove_watch(watch)
             case Leaving(step):
@@ -573,7 +573,7 @@ class GroupDriver:
 
     # -- waiting
 
-    def _begin(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
+    def _submit_call(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
         """Feed a call to the machine, and refuse the call if it is not answered within `within_s` seconds."""
         number = event.call
         if self._closed is not None:

@@ -329,7 +329,7 @@ class GroupMachine:
 
     def _enter_quorum(self, quorum: Quorum, now: float, *, stands: bool) -> None:
         """Start the first step of the quorum that answers the group's join, and answer the ranks' requests."""
-        answers = self.requests.enter(quorum, stands=stands)
+        answers = self.requests.enter_quorum(quorum, stands=stands)
         if isinstance(answers, LighthouseError):
             self._refuse_all(answers)
             return

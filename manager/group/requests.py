@@ -399,7 +399,7 @@ class QuorumRequests:
             heals_first=None if None in heals_first else all(heals_first),
         )
 
-    def enter(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
+    def enter_quorum(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
         """Record the quorum that answers the group's join. Return the ranks' answers, or an error that refuses all."""
         group, asks = self._group, self._group.pending(is_gathering=True)
         if quorum.quorum_id < group.quorum_id:

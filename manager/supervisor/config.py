@@ -182,8 +182,8 @@ class SupervisorConfig:
         if self.slot_offset + self.layout.world_size > self.slot_count:
             last = self.slot_offset + self.layout.world_size
             raise ValueError(
-                f"--run-world-size {self.slot_count} is too small: with --slot-offset {self.slot_offset} this replica group "
-                f"has slots below {last}"
+                f"--run-world-size {self.slot_count} is too small: with --slot-offset {self.slot_offset} this replica "
+                f"group has slots below {last}"
             )
         if self.master_addr is not None and self.layout.world_size > 1:
             raise ValueError("--master-addr is for a supervisor of one rank, which has its RANK already")
