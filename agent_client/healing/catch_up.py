@@ -9,7 +9,7 @@ different steps, so the optimizer must not communicate.
 Schedulers belong to the state, but the script steps them in every training step. `ScheduleReplay` counts these calls,
 undoes them, and repeats them when the kept step is applied.
 
-`request_fields` and `answered` run on the Agent's background thread. All other methods run on the script's thread,
+`request_fields` and `prepare_step` run on the Agent's background thread. All other methods run on the script's thread,
 between two steps or at the end of a step.
 """
 

@@ -249,7 +249,8 @@ def _is_within_group(sample: ProgressSample) -> bool:
 class LighthousePort(Protocol):
     """Interface to the session with the lighthouse and its connection.
 
-    The implementation calls the driver's `opened`, `received` and `closed`, and opens a new session when one ends.
+    The implementation calls the driver's `begin_session`, `handle_message` and `closed`. It opens a new session when
+    one ends.
     """
 
     @property
@@ -316,8 +317,9 @@ class _Call:
 
 
 class GroupDriver:
-    """Driver of one group. Ranks call `ask`, `vote` and `open_watch`. The link calls `opened`, `received` and `closed`.
+    """Driver of one group.
 
+    Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `closed`.
     `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are the arguments of GroupMachine.
 
     Args:

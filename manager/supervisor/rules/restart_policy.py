@@ -164,7 +164,7 @@ class Report:
 
     A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event. It is
     sent again if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called only
-    between `welcomed` and `ended`.
+    between `welcomed` and `end_stream`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
