@@ -288,7 +288,7 @@ def serve_store(options: Options, launch: Launch) -> None:
     given: dict[str, Any] = {"wait_for_workers": False, **options.store_kwargs}
     variables = Variables(os.environ)
     given.setdefault("host_name", variables.text("MASTER_ADDR").strip("[]") or "127.0.0.1")
-    given.setdefault("port", (variables.number("MASTER_PORT") or MASTER_PORT) + STORE_PORT_OFFSET)
+    given.setdefault("port", (variables.read_number("MASTER_PORT") or MASTER_PORT) + STORE_PORT_OFFSET)
     port = given["port"]
     if port == launch.store_port or port in _served or not given.setdefault("is_master", launch.slot == 0):
         return

@@ -446,11 +446,11 @@ class Evidence:
     def __init__(self, manager: ManagerProcess) -> None:
         self._manager = manager
 
-    def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect_evidence(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         done = EvidenceDone(request.number)
         self._manager.after(EVIDENCE_TAKES_S, self._manager.tell_lighthouse, done)
 
     def _nothing(self, *_: Any) -> None:
         pass
 
-    opened = ended = answered = close = _nothing
+    add_watch = drop_watch = take_self_report = close = _nothing
