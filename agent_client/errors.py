@@ -14,12 +14,12 @@ class ConfigurationError(AgentError):
 class GroupDrained(AgentError, SystemExit):
     """Raised after the group's last step, when the group was drained or its job has ended.
 
-    This is not a failure. The exception is also a SystemExit: a script that does not catch it ends with status 0.
+    This is not a failure. The exception is also a SystemExit, so a script that does not catch it exits with status 0.
     """
 
 
 class RankMismatch(AgentError):
-    """Raised when a value differs between ranks and must not. The message lists the values and their ranks."""
+    """Raised when a value that must be the same on all ranks differs. The message lists the values by rank."""
 
 
 class ScriptMismatch(AgentError):

@@ -19,6 +19,7 @@ MAX_RANKS_PER_HOST = 256  # under one supervisor
 MAX_COUNT = 2**53  # JSON numbers and floats are exact up to here
 MAX_QUORUM_ID = 2**53
 MAX_LEARNED_GENERATION = 2**48  # reported by a connecting rank; later numbers stay below MAX_COUNT with any stride
+MAX_KEEP_EVERY = 1_000_000  # steps
 MAX_RESTARTS = 1000  # a run's record stores the time of each restart in the budget
 MAX_SECONDS = 1e10  # limit of a duration and of a Unix time
 MIN_SECRET_CHARS = 32  # 16 random bytes in hexadecimal cannot be guessed

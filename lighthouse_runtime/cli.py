@@ -44,7 +44,7 @@ def drop_stdout() -> None:
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
     """Decorate a command so that a LighthouseError prints `Error: ...` and exits with 1.
 
-    If the reader of its output has closed the pipe, the command exits with 0.
+    If the program that reads the command's output has closed the pipe, the command exits with 0.
     """
 
     @functools.wraps(function)
@@ -220,7 +220,7 @@ def options(config: type[Any], prefix: str) -> Callable[[F], F]:
 
 
 def from_options(config: type[C], values: dict[str, Any]) -> C:
-    """Create the settings object from click's option values. Raises click.UsageError if they are inconsistent."""
+    """Create a settings object from click's option values. Raises click.UsageError if the values are inconsistent."""
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
     chosen = {field.name: values[field.name] for field in fields}
     for field in fields:
@@ -255,7 +255,7 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
 
 
 class LazyCommand(NamedTuple):
-    """Import path of a command, and its line in the help text."""
+    """Import path of a command, and the line that describes the command in the group's help text."""
 
     where: str  # MODULE:NAME
     text: str  # line in the list of commands; a test compares it with the command's own

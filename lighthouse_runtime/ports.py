@@ -1,4 +1,4 @@
-"""Interfaces through which a driver uses time, callers and peers, so that tests and simulations can replace them.
+"""Interfaces of the clock, of waiting callers and of peers, which tests and simulations can implement differently.
 
 An asyncio event loop implements `Timers`.
 """

@@ -4,7 +4,8 @@ All ranks are queried in parallel, each with a fixed time limit. A rank that can
 stacks and its latest collectives. A process on this host is also inspected from outside. Its state is read from /proc.
 If the rank does not answer, a signal makes the process write its Python stacks. Other ranks do not receive the signal,
 because it may crash a process that is running Python. Missing evidence is reported with the reason. A rank whose watch
-has closed is inspected as well, because its process may still exist, for example stopped by a signal.
+(its stream to the manager) has closed is inspected as well, because its process may still exist, for example stopped by
+a signal.
 
 An inspection from outside blocks, and reading /proc can hang if the process is stuck in the kernel. Therefore each runs
 in its own thread with a time limit.
@@ -185,9 +186,9 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
 
 @contextlib.contextmanager
 def _opened(pid: int, number: int) -> Generator[int, None, None]:
-    """Open the file to which a process writes its stacks, which is open there as descriptor `number`.
+    """Open the file to which process `pid` writes its stacks. In that process, its descriptor is `number`.
 
-    Raise NoStacksError if the descriptor now refers to another file, because a script may have reused it.
+    Raise NoStacksError if that descriptor now belongs to another file, because the rank's script has reused it.
     """
     path = f"/proc/{pid}/fd/{number}"
     if not os.readlink(path).startswith(_FILE):
@@ -225,9 +226,9 @@ ProbeProcess = Callable[[WatchHello, bool], Coroutine[Any, Any, ProcessSnapshot]
 
 
 async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
-    """Inspect a rank's process that no supervisor has started, so that its output is not available.
+    """Inspect the process of a rank that was started without a supervisor, so that its output is not available.
 
-    If it does not run on this host (`is_here`), return only the reasons why evidence is missing.
+    `is_here` means that the process runs on this host. If not, return only the reasons why evidence is missing.
     """
     outside = await probe(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
@@ -268,7 +269,7 @@ def _probe(pid: int, started: int, offer: EvidenceOffer) -> ProcessSnapshot:
 
 
 async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the last lines of a rank's output, and the reason if they are missing."""
+    """Return (output, reasons): the last lines of a rank's output, or the reason why there are none."""
     try:
         async with asyncio.timeout(OUTPUT_WITHIN_S):
             output = await lines
@@ -280,8 +281,8 @@ async def _last(lines: Awaitable[tuple[str, ...] | None]) -> tuple[tuple[str, ..
 async def _in_thread(work: Callable[[], T], within_s: float) -> T:
     """Run `work` in a new daemon thread and return its result.
 
-    After `within_s` seconds, raise TimeoutError. The thread is abandoned, and does not delay the exit of this
-    process.
+    Raise TimeoutError if it takes more than `within_s` seconds. The thread then continues unobserved, and does not
+    delay the exit of this process.
     """
     done = concurrent.futures.Future[T]()
     done.set_running_or_notify_cancel()
@@ -307,7 +308,7 @@ UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """Collects and sends the evidence of one group. `probe` inspects a process from outside, on its host."""
+    """Collects evidence about the ranks of one group, and sends it. `probe` inspects a rank's process from outside."""
 
     def __init__(
         self, group_world_size: int, send: Callable[[session.ToLighthouse], None], probe: ProbeProcess = probe_alone
@@ -417,7 +418,7 @@ class EvidenceCollector:
         return replace(again, missing=tuple(why for why in again.missing if why.startswith("stacks: ")))
 
     async def _self_report(self, watch: Watch, outside: "asyncio.Task[ProcessSnapshot]") -> SelfReport:
-        """Request the rank's own report. Do not wait for it if the process turns out to be stopped."""
+        """Request the rank's own report. Stop waiting if the inspection `outside` finds the process stopped."""
         if not watch.is_open:
             return _silent("its watch has ended")
         if watch.hello.offer is None:

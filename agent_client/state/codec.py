@@ -110,7 +110,7 @@ def count_pieces(tensor: torch.Tensor) -> int:
 
 
 def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Return a digest that is equal for two states whose pieces have the same positions."""
+    """Return a digest of the layout. If two states have the same digest, their pieces have the same positions."""
     return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
 
 
@@ -137,7 +137,7 @@ def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """Yield the bytes from `first` to `last`, at most one piece, in the row-major order of `in_memory_order`.
+    """Yield a tensor's bytes from `first` to `last` in row-major order. The range is at most one piece long.
 
     If the tensor is not contiguous, these bytes are copied.
     """

@@ -101,7 +101,7 @@ class TrainState:
         return False
 
     def compared(self) -> list[torch.Tensor]:
-        """Return the tensors that must be bitwise equal on all ranks whose states have the same tag.
+        """Return the tensors that must be bitwise equal on all ranks at the same tag (step and quorum_id).
 
         These are the parameters, or the global parameters if the ranks take local steps. The optimizer state is left
         out: some optimizers store rank-specific values, and an error changes the parameters in the next step anyway.
@@ -129,7 +129,7 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace the copies of the additional entries with `states`, in which the script's changes are undone."""
+        """Replace the copies that begin_step() made of the entries by `states`, which lack the script's changes."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
@@ -202,7 +202,7 @@ class TrainState:
     def find_moved(self) -> str:
         """Return the name of a parameter that has changed since the step began, or an empty string.
 
-        Only the first change is returned. It sets `stands_still` to False permanently.
+        The first change sets `stands_still` to False permanently. Later calls return an empty string.
         """
         moved = {id(tensor) for tensor, version, place in self._marks if _mark_of(tensor) != (version, place)}
         moved |= {id(tensor) for tensor, sample in self._samples if not torch.equal(_sample(tensor), sample)}

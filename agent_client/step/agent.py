@@ -185,7 +185,7 @@ class Agent:
 
     @property
     def was_committed(self) -> bool:
-        """Whether the last step was committed. False from the first computation of the next step on."""
+        """Whether the last step was committed. Becomes False when the next step begins to compute."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property
@@ -200,7 +200,7 @@ class Agent:
 
     @property
     def participants(self) -> tuple[str, ...]:
-        """Replica IDs of the last quorum, by replica_rank."""
+        """Replica ids of the groups in the last quorum, in the order of replica_rank."""
         return self._runner.last.replica_ids if self._runner.last else ()
 
     @property

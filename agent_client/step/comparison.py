@@ -88,7 +88,9 @@ class StepAttempt:
     failed_at: float | None = None
 
     def run(self, what: str, act: Callable[[], object]) -> bool:
-        """Call `act` and return True. If `act` fails, mark the step as failed, abort it on the peers, and return False.
+        """Call `act` and return True. If `act` fails, fail the step on this rank and its peers, and return False.
+
+        `what` names the action in the log.
 
         Raises:
             ModelMismatch, AgentError: A retry under another quorum would also fail. The manager is notified before the
@@ -178,7 +180,7 @@ class Comparison:
         self.ahead.clear()
 
     def agree_on_options(self) -> None:
-        """Agree on options with the other participants, in the first step under a quorum.
+        """Exchange options with the other participants, and use the same values. Called in a quorum's first step.
 
         With different options, one group would leave out a collective, or apply a step that the others discard.
         """
@@ -194,7 +196,7 @@ class Comparison:
             log.warning("check_state_every differs between the groups (%s): using %d", intervals, self.check_every)
 
     def agree_on_shares(self, assignment: Assignment, *, is_first: bool) -> None:
-        """Divide the step's microbatches by the contributors' speeds."""
+        """Divide the step's microbatches among the contributors according to their speeds."""
         machine, totals = self.machine, self.progress.compute.totals or NO_TOTALS
         if microbatches := totals.microbatches - self._measured.microbatches:
             self._microbatch_us = max(1, round(1e6 * (totals.seconds - self._measured.seconds) / microbatches))
@@ -233,7 +235,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Return the digests by replica_rank, None for a participant that sent none. Raise if the step has failed."""
+        """Send `own`. Return the digests by replica_rank, None if a participant sent none. Raise if the step fails."""
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
@@ -242,8 +244,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, because the participants computed their gradients with different states.
 
-        `wrong` contains the replica ranks of the minority, whose states become invalid. Their states have differed
-        `times` times so far, and the groups healed after each earlier time.
+        `wrong` contains the replica ranks of the minority, whose states become invalid. This is the `times`-th time
+        that their states differ. After each earlier time, they have healed.
         """
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -269,7 +271,7 @@ class Comparison:
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Compare the gradients. Return why this rank must not use its own to catch up, or "" if it may."""
+        """Compare the gradients. Return why this rank must not catch up with its own gradients, or "" if it may."""
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
@@ -285,7 +287,7 @@ class Comparison:
     # -- announcements
 
     def next_is_announced(self, tensor: torch.Tensor, name: str) -> bool:
-        """Record a reduction. Return whether it was announced together with an earlier one."""
+        """Record the next reduction. Return whether an earlier announcement to the other ranks included it."""
         self._collectives += 1
         if not self.ahead or self.ahead[0] != Part(name, tensor.numel(), tensor.dtype):
             return False
@@ -343,7 +345,8 @@ class Comparison:
     ) -> list[Row] | None:
         """Exchange announcements with all participants. The announcements must match, unlike `flags` and `payload`.
 
-        Return the rows by replica_rank, or None if the step has failed because they differ or a peer was lost.
+        Return the participants' rows by replica_rank. If the announcements differ or a peer is lost, fail the step and
+        return None.
         """
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
@@ -369,7 +372,10 @@ class Comparison:
         return rows
 
     def _end_faulty_groups(self, what: str, *, is_own: bool) -> None:
-        """Make the ranks of the group at fault exit, because a retry would not help. The other groups continue."""
+        """Make the ranks of the groups at fault exit, because a retry would not help. The other groups continue.
+
+        `what` is the error message. `is_own` is True if this rank's group is at fault.
+        """
         log.error("%s", what)
         with suppress(RuntimeError):  # a barrier, after which all participants have received all announcements
             self.peers.exchange((0,), BARRIER_TIMEOUT_S)

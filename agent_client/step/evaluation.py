@@ -42,9 +42,10 @@ MAX_BYTES = 2**30
 
 
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
-    """Return the bytes of every rank, by index. `place` is the index of this rank, and `size` the number of ranks.
+    """Exchange bytes among `size` ranks. Return the bytes of every rank, by index.
 
-    The exchange uses only sums, in which each rank fills its own part of a tensor, because every kind of process group
+    `total` sums a tensor over the ranks, `place` is the index of this rank, and `own` are its bytes. The exchange uses
+    only sums, in which each rank fills its own part of a tensor, because every kind of process group
     supports sums. A rank that has finished may exit and close its connections while another rank is still reading from
     them, so a final sum confirms that all ranks have received everything. If only that sum fails, another rank has
     already exited, which is not an error.
@@ -81,7 +82,7 @@ class RankRound:
 
         Raises:
             EvaluationInterrupted: There is no quorum, or the step has failed.
-            AgentError: A step is in progress. With `may_begin`, the first step is allowed.
+            AgentError: A step is in progress. With `may_begin`, this is not an error in the first step.
         """
         assignment, machine, place = internals.runner.last, internals.machine, internals.place
         if assignment is None or (machine.failure is not None and machine.phase is not Phase.IDLE):

@@ -202,7 +202,7 @@ class Internals:
         return self.catch_up
 
     def refuse_catch_up(self, what: str) -> None:
-        """Raise ConfigurationError if `heal_mode` is "catch_up", because `what` does not support it."""
+        """Raise ConfigurationError if `heal_mode` is "catch_up". `what` is the feature that does not support it."""
         if self.catch_up is not None:
             raise ConfigurationError(f"heal_mode catch_up: not with {what}; use heal_mode='blocking'")
 
@@ -336,7 +336,9 @@ class Internals:
                 self.keeper.keep(self.position())
 
     def restore_kept(self, above: Tag | None = None) -> bool:
-        """Restore the state that this rank's supervisor has kept, if it is newer than the present one and `above`.
+        """Restore the state that this rank's supervisor has kept, if it is newer than the current state and `above`.
+
+        Return whether a state was restored.
 
         All ranks of the group call this together, before their first step. Later calls do nothing.
         """
@@ -361,7 +363,7 @@ class Internals:
         return {"step": tag.step, "tag_quorum_id": tag.quorum_id, "batches_committed": batches}
 
     def move_to(self, position: Mapping[str, Any]) -> None:
-        """Continue at a position that `position` has returned. The state must be loaded already."""
+        """Continue training at a position that position() returned earlier. Load the state before this call."""
         self.machine.installed(position["step"], position["tag_quorum_id"], position["batches_committed"])
         self.scalers.forget_begun()
 
@@ -455,7 +457,8 @@ class Internals:
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
         """Record that a forward pass of `part` begins, and begin the step if none is in progress.
 
-        If the forward pass shows that the script has abandoned the current step, first discard that step.
+        `accumulates` is True if the backward pass of this forward pass will not reduce gradients. If the forward pass
+        shows that the script has abandoned the current step, first discard that step.
         """
         self._discard_if_left_out(part, accumulates=accumulates)
         self.begin_step()
@@ -466,7 +469,7 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass begins to reduce. `end_backward` follows unless the pass is abandoned."""
+        """Record that a backward pass begins to reduce gradients. Unless it is abandoned, `end_backward` follows."""
         self.machine.is_in_backward = True
 
     @never_compiled
@@ -559,7 +562,7 @@ class Internals:
                 warn_of_split_samplers(self.place.group_world_size, groups)
 
     def tear(self, text: str) -> None:
-        """Record that a committed step was not applied, so that this rank heals."""
+        """Record, with the reason `text`, that a committed step was not fully applied, so that this rank heals."""
         log.error("%s; %s", text, APPLY_HINT)
         self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
         if self.catch_up is not None:

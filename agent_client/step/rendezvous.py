@@ -116,7 +116,7 @@ def _join_token(env: Environment) -> str:
 
 
 def _read_manager(env: Environment, announced: str) -> str:
-    """Return the manager's address with the group's secret, from rank 0's entry in the store."""
+    """Return the manager's address with the group's secret. `announced` is the entry that rank 0 put into the store."""
     address, kind, nonce = announced.split()
     if kind == "token" and not _join_token(env):
         raise AgentError(

@@ -33,7 +33,10 @@ AFTER_THE_VOTE = (
 
 
 def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> None:
-    """Raise ConfigurationError for an optimizer that cannot heal or whose step cannot be voted on."""
+    """Raise ConfigurationError for an optimizer that cannot heal, or whose steps cannot be voted on.
+
+    `votes_each_step` is True if each step of the optimizer is voted on. Otherwise the second check is left out.
+    """
     name = type(optimizer).__name__
     if any(each.__name__ == "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__):
         raise ConfigurationError(
@@ -82,7 +85,10 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 
 
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
-    """Raise ConfigurationError for live objects that would make the groups differ. Call this before the first vote."""
+    """Raise ConfigurationError for live objects that would make the groups differ. Call this before the first vote.
+
+    `has_reduced` is True if the Agent has reduced gradients in this step.
+    """
     live = live_objects(parallel.DistributedDataParallel, torch.amp.GradScaler, LRScheduler)
     for wrapper in (each for each in live if isinstance(each, parallel.DistributedDataParallel)):
         _refuse_wrapper(wrapper, state, has_reduced=has_reduced)

@@ -28,7 +28,7 @@ Outcome = RunCompleted | RunStopped | LighthouseError
 
 
 class Node(DriverThread):
-    """A node of a torchrun job, as a member of the run. All methods are thread-safe."""
+    """Connection of a torchrun node to its run at the lighthouse. All methods are thread-safe."""
 
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
         """Set the parameters. Call start() to connect.

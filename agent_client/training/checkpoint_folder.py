@@ -371,7 +371,7 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename each hidden folder that has the parts of all ranks. `every` includes those of earlier processes."""
+        """Rename each hidden folder that has the parts of all ranks. With `every`, also those of earlier processes."""
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)
@@ -395,7 +395,10 @@ class CheckpointFolder:
             sync_folder(self._folder)
 
     def _rotate(self, saved: Tag) -> None:
-        """Remove old checkpoints. Keep the newest ones, and the newest checkpoint that all ranks are known to have."""
+        """Remove old checkpoints after a save. Keep the newest, and the newest that all ranks are known to have.
+
+        `saved` is the tag of the state that was saved.
+        """
         held = {tag: path for tag, path in self._held().items() if tag not in self._foreign}
         self._given_up |= {tag for tag in held if tag > saved}
         counted = held.keys() - self._given_up
@@ -460,7 +463,7 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Return whether all ranks had this checkpoint: they share the folder, or it contains the file COMMON."""
+    """Return whether all ranks had a checkpoint: they share the folder, or the checkpoint contains the file COMMON."""
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):

@@ -172,7 +172,7 @@ class Salvage:
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
-        """Keep the map of the parameters that this rank has used, which is reduced after all buckets."""
+        """Keep the map of the parameters that this rank has used. It is reduced, under `name`, after all buckets."""
         self._used = used.clone(), name
 
     def reduce_again(self) -> None:

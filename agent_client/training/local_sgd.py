@@ -66,7 +66,7 @@ class OuterState:
 
 @dataclass(slots=True)
 class InnerSteps:
-    """Interface of an OuterSteps object for a sampler that counts inner steps. Replaces `Agent.internals`."""
+    """Object that a StepSampler uses in place of `Agent.internals` when it counts inner steps."""
 
     agent: Agent
     taken: int = 0
@@ -89,7 +89,7 @@ class OuterSteps(FaultTolerantOptimizer):
     begins `delay` inner steps before its end, and its communication overlaps with these. A discarded outer step is
     retried immediately. If `attempts` attempts fail, its inner steps are lost, and the script repeats them.
 
-    Pass an object of this class to StepSampler as its position, and the sampler counts inner steps.
+    If an object of this class is the `position` of a StepSampler, the sampler counts inner steps.
     """
 
     votes_each_step = False
@@ -214,8 +214,8 @@ class LocalSGD(OuterSteps):
     """Optimizer that averages the parameters of all groups every `sync_every` steps.
 
     Between two averages, the groups do not communicate. Use this class like the optimizer that it wraps. Each average
-    is an outer step, which is committed in all groups or in none. It takes memory for one copy of the parameters, and
-    for a second copy during an outer step. The groups reach an outer step at different times, so set the Agent's
+    is an outer step, which is committed in all groups or in none. The optimizer keeps one copy of the parameters, and
+    a second copy during an outer step. The groups reach an outer step at different times, so set the Agent's
     timeouts to more than this difference.
 
     Example:

@@ -1,7 +1,7 @@
 """Pushes a job's progress to a webhook, W&B or MLflow, without delaying a step.
 
-Only group rank 0 of the quorum's first replica group pushes. Each push runs on a thread of its own. While one is
-running, others are left out, so a slow receiver gets fewer pushes.
+Only group rank 0 of the quorum's first replica group pushes. Each push runs on a separate thread. While a push
+is running, no other starts, so a slow receiver gets fewer pushes.
 """
 
 import asyncio
@@ -150,7 +150,7 @@ class ProgressPush:
             self._log_push_error(f"{type(e).__name__}: {first_line(e)}")
 
     def _log_push_error(self, error: str) -> None:
-        """Log an error unless it was the last one, too. An empty string is a success."""
+        """Log the error of a push, unless the previous push failed with the same error. Empty means success."""
         before, self._error = self._error, error
         if error and error != before:
             log.warning("progress was not pushed to %s: %s; training is not affected", self._shown, error)

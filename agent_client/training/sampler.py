@@ -34,10 +34,10 @@ class Draws:
     _count: int = 0
 
     def draw(self, of: int, *, ended: int, moves: int, accumulates: bool) -> int:
-        """Return the index, from 0, of the next batch of this rank in the step. The rank has `of` batches per step.
+        """Return the index, from 0, of this rank's next batch in the step. The rank has `of` batches per step.
 
         If the step was computed but not voted on, because a GradScaler skipped it, start again with its first batch.
-        The other arguments are fields of StepMachine.
+        `ended`, `moves` and `accumulates` are the values of these fields of StepMachine.
         """
         if ended != self._ended:
             self._ended, self._count = ended, 0
@@ -62,7 +62,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One of a rank's batches in a step. `first` is the number of the first batch of the step on any rank."""
+    """One of a rank's batches in a step. `first` is the lowest number of a batch in this step on any rank."""
 
     first: int
     offsets: tuple[int, ...]
@@ -99,7 +99,7 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
 
 
 def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
-    """Group the batches into lists that each contain one batch from each of the rank's microbatches."""
+    """Group a rank's batches into lists. Each list contains one batch of each microbatch that the rank has."""
     batches: list[T] = []
     for each, batch in drawn:
         several = len(each.offsets) // accumulate
@@ -175,7 +175,7 @@ class StepSampler:
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
         """Yield the numbers of this rank's batches, step by step.
 
-        `several` allows several microbatches in a step. Their batches are yielded one by one.
+        With `several`, the rank may have several microbatches in a step. Their batches are yielded one by one.
         """
         position, internals, draws = self._position, self._position.internals, Draws()
         while position.current_step < self._steps:

@@ -111,7 +111,7 @@ class StepLoader:
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
-        """Yield each loaded batch with its number and position in the step."""
+        """Yield each loaded batch with its description. With `several`, the rank may have several microbatches."""
         ahead, loaded = self._ahead, None
         for wanted in self.sampler.draws(several=several):
             if loaded is None:

@@ -1,7 +1,7 @@
 """The dashboard: one HTML document with inline style and scripts.
 
 It loads nothing from other hosts, and its content security policy allows only its own inline style and scripts. The
-scripts insert the text of a status as text, never as HTML.
+scripts insert strings from a status as text, never as HTML.
 """
 
 import base64
@@ -38,7 +38,7 @@ def _read(name: str) -> bytes:
 
 
 def _hashes(tag: str) -> str:
-    """Return the CSP sources that allow exactly the page's own inline `tag` elements."""
+    """Return the CSP hashes that allow only the page's own inline elements with this tag."""
     bodies = re.findall(rb"<%b>(.*?)</%b>" % (tag.encode(), tag.encode()), page(), re.DOTALL)
     return " ".join(f"'sha256-{base64.b64encode(hashlib.sha256(body).digest()).decode()}'" for body in bodies)
 

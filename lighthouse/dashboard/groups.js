@@ -16,7 +16,7 @@ const COLUMNS = [
   {key: 'step', title: 'Step', number: true, order: (a, b) => a.step - b.step, group: fillStep, rank: fillRankStep},
   {key: 'beat age', title: 'Heartbeat', number: true, hint: 'Age of the newest heartbeat',
     order: (a, b) => a.heartbeat_age_s - b.heartbeat_age_s, group: fillBeat, rank: fillRankBeat},
-  {key: 'progress age', title: 'No progress for', number: true, hint: 'Since its slowest rank last moved',
+  {key: 'progress age', title: 'Still', number: true, hint: 'Time since its slowest rank last moved',
     order: (a, b) => oldest(a) - oldest(b), group: fillProgress, rank: fillRankProgress},
   {key: 'compute', title: 'Compute', number: true, hint: 'Compute time over the median of its peers, in the last minute: 2.0x is half as fast',
     order: (a, b) => slowness(a) - slowness(b), group: fillCompute, rank: fillRankCompute},

@@ -98,6 +98,7 @@ const acted = incident => incident.acted_s === null || !incident.action ? '' : `
 // What the fault cost, counted from it.
 function outcome(incident) {
   if (incident.kind === 'exit') return '';
+  if (incident.kind === 'slow') return incident.over_s === null ? 'still slow' : `slow for ${brief(incident.over_s)}`;
   if (incident.kind === 'stall' && incident.over_s === null) return 'no progress since';
   const at_s = incident.kind === 'stall' ? incident.over_s : incident.step_s, {back_s} = incident;
   if (at_s === null) return 'no step since';

@@ -1,4 +1,4 @@
-"""What failures cost: the sums of the ledger's lines over a period, and a comparison with checkpoints and restarts.
+"""What failures cost: sums of the ledger's lines over a period, compared with restarts from checkpoints.
 
 All numbers of `lighthouse report` come from `add_up`. No I/O.
 """
@@ -21,18 +21,18 @@ Seconds = dict[Cause, float]
 LOST = (Cause.WAIT, Cause.REPEATED, Cause.HEAL, Cause.RESTART, Cause.DOWN)
 COLUMNS = 60
 UNKNOWN = "(unknown)"  # host of groups whose ranks do not report one
-RESTART_S = 300.0  # if no fault of the period shows how long a restart takes
+RESTART_S = 300.0  # used if no fault of the period shows how long a restart takes
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Costs of a period. Seconds of causes are summed over replica groups."""
+    """Costs of a period. The seconds of each cause are summed over all replica groups."""
 
     job: str  # empty for all jobs
     since_unix_s: float
     until_unix_s: float
     recorded_s: float  # part of the period for which there are records
-    group_s: float  # time of all groups, the sum of `seconds`
+    group_s: float  # sum of `seconds`
     groups: float  # mean number of groups
     goodput: float | None
     lost_s: float  # sum over LOST
@@ -44,11 +44,11 @@ class Report:
     columns: list[Seconds]  # equal parts of the period, for a graph
     faults: list[IncidentSummary]
     mttf_s: float | None  # recorded time per fault
-    notice_s: float | None  # means over the faults, in seconds since the fault
-    recover_s: float | None  # the other groups committed their next step
-    back_s: float | None  # the lost groups were in a quorum again
+    notice_s: float | None  # mean time from a fault until it was noticed
+    recover_s: float | None  # mean time from a fault until the other groups committed their next step
+    back_s: float | None  # mean time from a fault until the lost groups were in a quorum again
     checkpoint_every_s: float
-    restart_s: float  # of the model: `back_s`, or RESTART_S if that is None
+    restart_s: float  # assumed duration of a restart: `back_s`, or RESTART_S if that is None
     checkpoints_lost_s: float
     """Cost of the same faults if each of them restarts all groups from the last checkpoint: half of the interval
     between two checkpoints and one restart, for each fault and group. Faults strike in the middle of an interval on
@@ -68,7 +68,7 @@ class _Row(NamedTuple):
     seconds: Seconds
 
     def share(self, since: float, until: float) -> float:
-        """Return which part of the interval lies in the period."""
+        """Return the fraction of the interval that lies in the period."""
         return max(0.0, min(self.to_s, until) - max(self.from_s, since)) / (self.to_s - self.from_s)
 
 
@@ -86,9 +86,9 @@ def add_up(
     Args:
         lines: Lines of the ledger in any order. A line that is malformed, because a crash cut it off, is skipped.
         job: The job.
-        since: Begin of the period in Unix time. None for the oldest record.
-        until: End of the period. None for the newest record. An interval that crosses a limit counts in proportion.
-        checkpoint_every_s: Time between the checkpoints with which the costs are compared.
+        since: Start of the period in Unix time. If None, it starts with the oldest record.
+        until: End of the period. If None, it ends with the newest record. Intervals that cross a limit count in part.
+        checkpoint_every_s: Time between checkpoints in the comparison.
         price_per_h: Price of one rank per hour.
     """
     rows, faults = _parse(lines, job)
@@ -101,7 +101,7 @@ def add_up(
     total, money, columns = _none(), _none(), [_none() for _ in range(COLUMNS)]
     by_host: dict[str, Seconds] = defaultdict(_none)
     by_group: dict[str, Seconds] = defaultdict(_none)
-    struck_hosts: set[tuple[str, str]] = set()  # and the id of the fault
+    struck_hosts: set[tuple[str, str]] = set()  # (host, id of the fault)
     struck_groups: set[tuple[str, str]] = set()
     for row in rows:
         name = f"{row.job}: {row.group}" if has_many_jobs else row.group
@@ -164,7 +164,7 @@ def _count(names: Iterable[str], struck: set[tuple[str, str]]) -> dict[str, int]
 
 
 def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSummary]]:
-    """Return the rows, and the faults by time."""
+    """Return the rows, and the faults sorted by time."""
     rows: list[_Row] = []
     faults: dict[tuple[str, str], IncidentSummary] = {}  # the last line about a fault counts
     for line in lines:

@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 
 
 class QuorumDelivery:
-    """A new quorum, and its difference to the previous one for managers that hold that one. Computed on demand."""
+    """A new quorum, and its difference from the previous quorum for managers that still hold the previous one."""
 
     def __init__(self, quorum: Quorum, before: "QuorumDelivery | None" = None) -> None:
         self._quorum = quorum
@@ -95,7 +95,7 @@ class QuorumDelivery:
             before._before = None  # otherwise each quorum would keep all earlier ones in memory
 
     def change_for(self, held: str) -> QuorumChange | None:
-        """Return the difference to the quorum with the digest `held`, or None if the manager needs the whole quorum."""
+        """Return the difference from the quorum with digest `held`, or None if the whole quorum must be sent."""
         if not held or self._before is None or held != self._before._named.digest:
             return None
         return self._change
@@ -116,12 +116,12 @@ class Answer:
     quorum: Quorum
     stands: bool
     secret: str = field(default="", repr=False)  # known to the quorum's members with sessions
-    delivery: QuorumDelivery | None = field(default=None, repr=False)  # None for a quorum that is always sent whole
+    delivery: QuorumDelivery | None = field(default=None, repr=False)  # None if the whole quorum must be sent
 
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Sends a manager the quorum or the error that answers the join with number `join`."""
+    """Answers join number `join` of a manager with a quorum or an error."""
 
     peer: Peer[ToManager]
     join: int
@@ -147,10 +147,10 @@ class _Waiting:
 
 
 class WaitingJoins:
-    """Joins that wait for a quorum. Each came as a call of its own or on a session."""
+    """Joins that wait for a quorum. A join arrives as a separate call or on a session."""
 
     def __init__(self, ports: Ports, waits: Histogram) -> None:
-        """Create an empty queue. `waits` receives the time in seconds that each answered join has waited."""
+        """Create an empty queue. `waits` collects how many seconds each answered join has waited."""
         self._clock = ports.timers.time
         self._refused = ports.refused
         self._waits = waits
@@ -221,14 +221,14 @@ class SessionTable(dict[int, Session]):
 SEND_AFTER_S = 0.1  # a burst of changes is sent once
 SENT_AT_ONCE = 50  # sessions per timer call, so that other work does not wait
 SESSIONS_RENEWED_PER_S = 5000  # with more sessions, the world is computed less often
-# Ranks of one group connect one after the other. A short wait is not logged.
+# A short wait is normal and not logged, because the ranks of a group connect one after another.
 HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
     """Sends managers the size of the world when it changes, and logs groups that wait for missing ranks.
 
-    Sessions are served in turn, starting soon after they open. Each is sent the newest world; changes in between are
+    Each session receives the newest world in turn, for the first time soon after it opens. Intermediate changes are
     skipped.
     """
 
@@ -252,13 +252,13 @@ class WorldBroadcast:
         self._behind[number] = None
 
     def set_waiting_for(self, waiting_for: str) -> None:
-        """Set the description of what pending joins are waiting for, "" for nothing."""
+        """Set the description of what pending joins are waiting for, or "" if none is pending."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
             self.schedule_send()
 
     def note_effects(self, effects: Sequence[QuorumEffect]) -> None:
-        """Note which effects of the machine may change the world."""
+        """Schedule an update if the machine's effects may change the world."""
         for effect in effects:
             self._has_grid_changed |= isinstance(effect, GridChanged)
             self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
@@ -304,7 +304,7 @@ class WorldBroadcast:
         self._world = world
 
     def _log_held_back(self, groups: str) -> None:
-        """Log the incomplete groups, or that there are none any more."""
+        """Log the incomplete groups, or that all groups are complete if `groups` is empty."""
         if not groups:
             log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
             return
@@ -313,7 +313,7 @@ class WorldBroadcast:
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
-    """Compute the world without the group's own size, which is different for each group."""
+    """Compute the world, without the receiving group's own size, which differs for each group."""
     pending = peers_pending(machine.job)
     return World(
         global_world_size=grid.global_world_size,
@@ -340,7 +340,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
     ) -> None:
         """Create the driver and continue with the machine's restored state.
 
-        `runs` lists the runs of the job. `secret` is that of the quorum of an earlier lighthouse.
+        `runs` lists the runs of the job. `secret` is the secret of the quorum that an earlier lighthouse formed.
         """
         super().__init__(machine, ports)
         self.job = job
@@ -361,7 +361,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._worlds = WorldBroadcast(job, machine, self._sessions, ports.timers)
         self._waiting = WaitingJoins(ports, self.account.waits)
         self._verdicts = VerdictLog(job, machine, ports.timers, self._worlds.set_waiting_for)
-        self._delivery: QuorumDelivery | None = None  # of the newest quorum that this lighthouse formed
+        self._delivery: QuorumDelivery | None = None  # newest quorum that this lighthouse formed
         self._decision: Decision | None = None  # newest decision that was processed
         self._timer.set(machine.deadline(self._clock()))  # restored state may have a deadline
 
@@ -465,7 +465,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return True
 
     def _take_notice(self, replica_id: str, notice: PreemptionNotice | None) -> None:
-        """Record a group's notice, or that it was withdrawn, and answer the groups with a notice."""
+        """Record a group's preemption notice, or its withdrawal if None, and answer all groups with a notice."""
         group = self.machine.job.groups.get(replica_id)
         if group is None or (notice is None and group.reports.preemption is None):
             return
@@ -483,7 +483,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._answer_notices()
 
     def _answer_notices(self) -> None:
-        """Send each group with a notice how many other groups stay: once, and when the first stays or the last goes."""
+        """Send the number of staying groups to each group with a notice: once, and when it changes to or from zero."""
         groups = self.machine.job.groups.values()
         staying = staying_groups(groups)
         for group in groups:
@@ -493,9 +493,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 group.reports.others_stay = others > 0
 
     def order_fault(self, member: Group, order: FaultOrder, reply: Reply[FaultReport]) -> bool:
-        """Order a fault of `lighthouse chaos` from a member. `reply` receives the report of its manager.
+        """Order a member to inject a fault of `lighthouse chaos`. Its manager's report is sent to `reply`.
 
-        Call `cancel_fault` in any case. Return False if the member has no session.
+        Return False if the member has no session. The caller must call `cancel_fault` in either case.
         """
         self._faults[order.number] = member.replica_id, reply
         return self.send_to_member(member, order)
@@ -512,7 +512,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             self.incidents.handle_kill(member.replica_id, quorum.quorum_id, why)
 
     def handle_run_message(self) -> None:
-        """Check progress and incidents after a message from a rank of one of the job's runs."""
+        """Update progress and incidents after a message from a rank of one of the job's runs."""
         self.progress.watch.wake()
         self.incidents.handle_run_progress()
 
@@ -538,7 +538,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:
-        """Return the present pace and its samples of the last minutes."""
+        """Return the current pace, with the samples of the last minutes."""
         return self._samples.pace_of(self._levels(), sum(self.account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
@@ -549,7 +549,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
-        """Handle a new verdict, or None when some rank makes progress again."""
+        """Handle a new stall verdict, or None when a rank makes progress again."""
         self._timeline.add_verdict(verdict, self._wall())
         self.incidents.handle_verdict(verdict)
 
@@ -557,7 +557,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return self._runs()
 
     def find_run(self, run_id: str) -> RunDriver | None:
-        """Return the job's run with this id, or None if that run has no ranks."""
+        """Return the job's run with this id, or None if no such run has live ranks."""
         return next((run for run in self.list_runs() if run.run_id == run_id and run.has_ranks), None)
 
     def find_member(self, wire_id: str) -> Group | None:
@@ -607,7 +607,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 pass
 
     def _now(self) -> float:
-        """Return the time. If the machine is about to judge closings on a busy host, feed it `HostBusy` first."""
+        """Return the time. If this host is busy and the machine is about to judge closings, report `HostBusy` first."""
         now = self._clock()
         if self.machine.is_judging_closings(now) and self._ports.is_busy():
             self._perform(self.machine.handle(HostBusy(), now), now)

@@ -1,8 +1,8 @@
 """Events and effects of the two state machines of a job.
 
 Drivers feed each `QuorumEvent` to the job's `QuorumMachine` and each `RunEvent` to the run's `RunMachine`, and perform
-the returned effects in order. The `Member...` effects describe what happened to a replica group. The timeline, the log
-and the incidents read them; the driver sends nothing for them.
+the returned effects in order. The `Member...` effects describe what happened to a replica group. They feed the
+timeline, the log and the incidents, and cause no message.
 """
 
 from dataclasses import dataclass, field
@@ -50,19 +50,19 @@ class MemberLost:
     replica_id: str
     quorum_id: int | None  # quorum that ends because of the loss, if any
     reason: str
-    last_seen_at: float | None = None  # when its last message arrived; None if it was connected until now
+    last_seen_at: float | None = None  # when the group's last message arrived; None if it was connected until now
 
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """A replica group left in good order."""
+    """A replica group left cleanly."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberForgotten:
-    """The record of a replica group was removed. Its reports still count in the job's sums."""
+    """The record of a replica group was removed. The group's past reports still count toward the job's totals."""
 
     reports: GroupReports
 
@@ -76,12 +76,12 @@ class MemberDraining:
 
 @dataclass(frozen=True, slots=True)
 class GridChanged:
-    """The grid of connected ranks (`Grid`) may have changed. A single call of the machine returns at most one."""
+    """The grid of connected ranks (`Grid`) may have changed. Emitted at most once per event."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsCut:
-    """The connections of these members ended together. The members count as alive for `hold_s` seconds."""
+    """The connections of these members closed together. The members count as alive for another `hold_s` seconds."""
 
     replica_ids: tuple[str, ...]
     hold_s: float
@@ -97,7 +97,7 @@ class Joined:
     call: int  # assigned by the driver
     participant: Participant
     deadline_at: float  # when the call expires
-    session: int | None = None  # session on which the request came; None without a session
+    session: int | None = None  # session that carried the request; None for a separate call
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +137,21 @@ class SessionEnded:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The group left in good order."""
+    """The group left cleanly."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The lighthouse process was paused. It reads the following events `by_s` seconds late."""
+    """The lighthouse process was paused for `by_s` seconds, so it reads the following events late."""
 
     by_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class HostBusy:
-    """The lighthouse's host is overloaded, so simultaneous events are read one after the other."""
+    """The lighthouse's host is overloaded, so simultaneous events may arrive far apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +160,9 @@ class QuorumFormed:
 
     quorum: Quorum
     calls: tuple[int, ...]
-    is_new: bool  # the quorum has a new id
+    is_new: bool  # whether the quorum has a new id
     stands: bool = False
-    record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # stored before the answers
+    record: QuorumRecord | None = field(default=None, compare=False, repr=False)  # stored before any answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered:
-    """Answers heartbeat `number`."""
+    """Sends the answer to heartbeat `number`, with an order if there is one."""
 
     session: int
     number: int
@@ -215,7 +215,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Sends `order` to `sessions`."""
+    """Sends `order` to the managers with these sessions."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]
@@ -223,7 +223,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Closes the session with `error`, or in good order if `error` is None."""
+    """Closes the session with `error`, or cleanly if `error` is None."""
 
     session: int
     error: LighthouseError | None
@@ -255,7 +255,7 @@ class RankJoined:
 
 @dataclass(frozen=True, slots=True)
 class RankReported:
-    """Message of a rank after its hello."""
+    """A rank sent a message after its hello."""
 
     rank: RankId
     message: RankMessage
@@ -281,7 +281,7 @@ class RanksBehind:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An operator requests a stop, or the policy for a stall does."""
+    """An operator or the stall policy requests a stop."""
 
     reason: str
     who: str
@@ -305,11 +305,11 @@ class SupervisorEnded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorAsked:
-    """A supervisor requests a stop, or the exclusion of its host, on which none of its processes may restart."""
+    """A supervisor requests a stop, or the exclusion of its host, so that no process restarts there."""
 
     session: int
     message: supervisor.StopAsked | supervisor.HostExcluded
-    membership: Membership = Membership.OPEN  # relation of its group to the job's quorum
+    membership: Membership = Membership.OPEN  # relation of the supervisor's group to the job's quorum
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +329,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSent:
-    """Sends the present generation to one rank, which has not received it or is a spare."""
+    """Sends the current generation to one rank that has not received it, or to a spare."""
 
     rank: RankId
     generation: Generation
@@ -342,7 +342,7 @@ class Interrupted:
     number: int
     reason: str
     ranks: tuple[RankId, ...]  # may be empty
-    is_new: bool = False  # the generation has just broken, or has one more reason
+    is_new: bool = False  # the generation has just broken, or there is another reason
     is_failure: bool = False  # a rank reported a failure of its function
 
 
@@ -354,10 +354,10 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The run is completed. The driver notifies `ranks`, which may then exit with status 0."""
+    """The run is completed. The driver notifies `ranks`, which then exit with status 0."""
 
     number: int
-    ranks: tuple[RankId, ...]  # receivers; if `is_new`, every supervisor receives it, too
+    ranks: tuple[RankId, ...]  # if `is_new`, the driver notifies every supervisor, too
     is_new: bool = False
 
 
@@ -377,10 +377,10 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class OutsiderIgnored:
-    """Supervisor `who` requested a change for the whole run, but has no part in it."""
+    """Supervisor `who` requested a change for the whole run, but does not take part in the run."""
 
     who: str
-    what: str  # effect of the request
+    what: str  # what the request changes instead
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,7 +390,7 @@ class RecordChanged:
 
 @dataclass(frozen=True, slots=True)
 class IncidentChanged:
-    """An incident of the run is new or has changed. The driver reports it, and soon stores the record."""
+    """An incident of the run is new or has changed. The driver reports it and stores the record soon after."""
 
     restart: RestartRecord
 
@@ -404,7 +404,7 @@ class SupervisorMessage:
 
 
 class RunVerdict(StrEnum):
-    """Why the next generation forms or does not."""
+    """Why the next generation forms or does not form."""
 
     STOPPED = "stopped"
     COMPLETED = "completed"

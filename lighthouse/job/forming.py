@@ -1,9 +1,9 @@
-"""Formation of quorums: which replica groups form the next one, and when.
+"""Formation of quorums: which replica groups form the next quorum, and when.
 
-A *member* is a group in the present quorum, and a *newcomer* is any other group. `decide` applies these rules, in this
+A *member* is a group in the current quorum, and a *newcomer* is any other group. `decide` applies these rules, in this
 order, after every event and tick:
 
-1. A group is a candidate while it has joined, which means that its call for the next quorum is pending. The open call
+1. A group is a candidate while it has joined, which means that its call for the next quorum is pending. A pending call
    also shows that the group is alive and healthy. If a member asks to shrink the quorum, newcomers are not candidates.
 2. No quorum forms unless at least `min_replicas` groups are candidates and can fill one of the allowed sizes.
 3. If every member is a candidate, the quorum forms at once.
@@ -55,23 +55,23 @@ END_KEPT_S = 7 * 86400.0
 
 
 class Decision(NamedTuple):
-    """Whether a quorum forms now, and if not, what the waiting groups wait for."""
+    """Whether a quorum forms now, and what the joined groups wait for if not."""
 
     verdict: Verdict
     until: float | None = None
-    """When this wait ends at the latest, or None if time alone does not end it."""
+    """Latest end of the wait, or None if the wait has no timeout."""
     missed_at: float | None = None
-    """When the stragglers miss the join timeout, or None while it is not running."""
+    """When the join timeout expires for the stragglers, or None while it is not running."""
     next_at: float | None = None
-    """Next moment at which time alone may change the decision."""
+    """Next time at which the decision may change without an event."""
     chosen: tuple[Group, ...] = ()
     """Members of the quorum that forms now. Empty unless the verdict is READY."""
 
 
 def decide(job: Job, now: float) -> Decision:
-    """Apply the rules above, without changing any state.
+    """Decide whether a quorum forms now, by the rules of this module. Does not change any state.
 
-    Costs O(1) while the quorum waits for other groups, and O(n log n) once it waits for leases only.
+    Costs O(1) while the quorum waits for other groups, and O(n log n) when it waits only for leases.
     """
     config, joins, standing = job.config, job.joins, job.standing
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
@@ -105,7 +105,7 @@ def decide(job: Job, now: float) -> Decision:
         return wait(Verdict.WAITING_FOR_RECONNECT, standing.returns_until())
     if standing.phase is QuorumPhase.RECALLED:
         return wait(Verdict.WAITING_FOR_RECALL)
-    if standing.phase is QuorumPhase.STANDING:  # the waiting groups would change nothing
+    if standing.phase is QuorumPhase.STANDING:  # a quorum with the waiting groups would not differ
         return wait(Verdict.FORMED)
     if candidates < config.min_replicas:
         return wait(Verdict.TOO_FEW_PARTICIPANTS)
@@ -130,13 +130,13 @@ def decide(job: Job, now: float) -> Decision:
 
 
 def stragglers(job: Job) -> list[Group]:
-    """List the healthy groups that have not joined, sorted. O(n log n)."""
+    """List the healthy groups that have not joined, sorted by name. O(n log n)."""
     found = [group for group in job.groups.values() if group.is_healthy and group.call is None]
     return sorted(found, key=lambda group: group.replica_id)
 
 
 def peers_pending(job: Job) -> int:
-    """Return how many waiting newcomers would fit into the next quorum if all present members stay."""
+    """Return how many waiting newcomers would fit into the next quorum if all current members stay."""
     members = len(job.members)
     most = size_for(members + job.joins.newcomer_count, job.config.allowed_sizes, job.config.active)
     return max(0, most - members)
@@ -156,7 +156,7 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
 
 
 def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
-    """Return what each candidate reports about its state, for `foreign`."""
+    """Return the states that the candidates report, as input for `foreign`."""
     claims: list[Claim] = []
     for member in candidates:
         participant, last = member.participant, member.last_assignment
@@ -167,7 +167,7 @@ def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
             (last is not None and tag in (last.quorum_id, last.formed_from))
             or (tag in job.tags and member.replica_id in job.members)
         )
-        # A step needs all members of a quorum, so they are at most one step apart.
+        # A step needs all members of a quorum, so members are at most one step apart.
         may_be_ahead: int | None = int(was_assigned)
         if tag is not None and job.numbering.is_unknown(tag):
             may_be_ahead = None
@@ -197,9 +197,8 @@ class QuorumMachine:
 
         Args:
             config: Settings.
-            record: What an earlier lighthouse stored, or None.
-            holders_until: When the last lease on an earlier lighthouse's quorum expires. None if no member can hold
-                one.
+            record: State that an earlier lighthouse stored, or None.
+            holders_until: When the last lease of an earlier lighthouse's quorum expires. None if no lease can be valid.
         """
         self.config = config
         self.job = Job(config, record)
@@ -215,12 +214,12 @@ class QuorumMachine:
             self.standing.restore_standing(record, holders_until, holders_until + config.lease_s)
 
     def remembers_end(self, now: float) -> bool:
-        """Return whether the job ended less than END_KEPT_S ago and absent groups may still arrive."""
+        """Return whether the job ended less than END_KEPT_S ago and has absent groups, which may still arrive."""
         is_recent = self._ended_at is None or now < self._ended_at + END_KEPT_S
         return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
 
     def is_quiet(self, now: float) -> bool:
-        """Return whether no group is alive or remembered, and no lease may still be valid."""
+        """Return whether no group has a record and no lease may still be valid."""
         return (
             not self.job.groups
             and self.standing.phase is not QuorumPhase.RETURNING
@@ -228,9 +227,9 @@ class QuorumMachine:
         )
 
     def is_judging_closings(self, now: float) -> bool:
-        """Return whether closed connections are about to be judged.
+        """Return whether the next event or tick judges a burst of closed connections (`MassSilence`).
 
-        The caller must first report `HostBusy` if its host is overloaded.
+        If the host is overloaded, the caller must report `HostBusy` first.
         """
         return self.presence.silence.is_judging(now)
 
@@ -243,7 +242,7 @@ class QuorumMachine:
             answer = self.presence.answer_unchanged_heartbeat(event, now)
             if answer is not None:
                 return [answer]
-        if isinstance(event, events.WasLate):  # first, so that the pause makes no group lapse
+        if isinstance(event, events.WasLate):  # before `_advance_time`, so that no group lapses because of the pause
             self.presence.postpone_after_pause(event.by_s, now)
         elif isinstance(event, events.HostBusy):  # before closings are judged
             self.presence.silence.postpone_judgement(now)
@@ -274,7 +273,7 @@ class QuorumMachine:
         return self.job.take_effects()
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next, or None if time alone changes nothing.
+        """Return when to call `tick` next, or None if no timer is pending.
 
         Right after `handle` or `tick` with the same `now`, the result is later than `now`.
         """
@@ -315,7 +314,7 @@ class QuorumMachine:
         self._next_at = math.inf if next_at is None else next_at
 
     def _end_job_if_over(self, now: float) -> None:
-        """Record the end of the job if a member of the last quorum has finished and no other is present."""
+        """Record the end of the job if a member of the last quorum has finished and no unfinished member is alive."""
         end, job = self.job_end, self.job
         if end.step is not None or end.finished_step is None or job.counts[Kind.WORKING]:
             return
@@ -335,7 +334,7 @@ class QuorumMachine:
     # -- a standing quorum
 
     def _recall_if_needed(self) -> None:
-        """Recall the standing quorum if the waiting groups would change it, or if a member is draining."""
+        """Recall the standing quorum if waiting groups fit into the next one, or if a member is draining."""
         if self.standing.phase is not QuorumPhase.STANDING:
             return
         draining = self.presence.draining_members()
@@ -389,6 +388,9 @@ class QuorumMachine:
 
 
 def _can_stand(member: Group) -> bool:
-    """Return whether the group has a session and abortable collectives, and does not ask to shrink."""
+    """Return whether the group may be in a standing quorum.
+
+    The group needs a session and abortable collectives, and must not ask to shrink the quorum.
+    """
     participant, is_connected = member.participant, member.session is not None and member.closes_at is None
     return is_connected and participant is not None and participant.watched and not participant.shrink_only

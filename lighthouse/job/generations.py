@@ -1,19 +1,19 @@
 """Generations of one run. A generation is one attempt to run the function on a set of ranks.
 
-Its *active* ranks run the function; the *spares* wait. When a generation breaks, a new one forms.
+The *active* ranks run the function, and the *spares* wait. When a generation breaks, a new one forms.
 
 1. Only the lighthouse assigns numbers. A number is durable before a rank receives it, and is never repeated.
-2. A generation stands until one of its active ranks is lost or fails. It is then broken: the other active ranks are
+2. A generation stands until one of its active ranks is lost or fails. It is then broken, and the other active ranks are
    interrupted and report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
-3. `decide_generation` decides when the next generation forms, and `assign` chooses its ranks. All of them are sent the
+3. `decide_generation` decides when the next generation forms, and `assign` chooses its ranks. All of them receive the
    generation at once.
-4. A rank that connects while a generation stands becomes a spare and is sent the generation at once. If that rank would
-   enlarge the generation, the generation is broken instead, which is not an incident.
-5. A rank of the present generation that has not received it is sent it again. A rank that reports another number is
-   notified that its generation has ended, so no rank waits for a past one.
+4. A rank that connects while a generation stands becomes a spare and receives the generation at once. If that rank
+   would enlarge the generation, the generation is broken instead, which is not an incident.
+5. The lighthouse sends the current generation again to a rank that has not received it. A rank that reports another
+   number is notified that its generation has ended, so no rank waits for an outdated generation.
 6. `form_if_ready` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the
    function fails more often than the restart budget allows.
-7. Once a rank has finished a generation, a newcomer no longer breaks it. When all its ranks have finished, the run is
+7. Once a rank has finished a generation, new ranks no longer break it. When all its ranks have finished, the run is
    completed. A rank of an elastic run may close the run, which completes it for all ranks, finished or not.
 
 The machine acts on the state that ranks repeat in their reports, so lost messages do no harm. With n ranks, an event
@@ -58,13 +58,13 @@ from lighthouse_protocol.rules.stall import GroupProgress, Process
 def assign(
     members: Iterable[Rank], previous: Sequence[int], terms: RunTerms, running: Set[RankId] = frozenset()
 ) -> tuple[RankId, ...]:
-    """Choose the active ranks and their places. All other ready ranks are spares. O(n log n).
+    """Choose the active ranks and their places. All other ready ranks become spares. O(n log n).
 
     A slot is the fixed number of a process in the run. A place is the rank's number in the generation.
 
     - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `active`, or 0.
-    - A slot keeps its place, so a restarted process gets the place of its predecessor. Spares fill the holes, the
-      longest waiting first. If the generation shrinks, the ranks with the highest places move into the holes.
+    - A slot keeps its place, so a restarted process gets the place of its predecessor. Spares fill the gaps, the
+      longest waiting first. If the generation shrinks, the ranks with the highest places move into the gaps.
     - In the first generation, places follow the slots.
     - With `hosts_together`, a host that lacks one of its known slots has no active rank.
 
@@ -122,13 +122,13 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
 
 
 def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
-    """Raise the counters to a number that a rank has seen, if this lighthouse does not know it."""
+    """Raise the counters to the number `seen` that a rank reports, if that is higher."""
     if seen <= counters.number:
         return counters
     return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
 
 
-RESTARTS_KEPT = 16  # a late report may still explain one of them; the incident archive keeps all
+RESTARTS_KEPT = 16  # late reports may still explain these; the incident archive keeps all restarts
 LOST_KEPT = 64  # lost ranks of one restart
 EVIDENCE_KEPT = 8  # dead processes of one restart, with their output
 
@@ -140,7 +140,7 @@ class RestartLog:
     """
 
     def __init__(self, record: RunRecord, make_id: Callable[[float], str], effects: list[events.RunEffect]) -> None:
-        """Restore the log from a run's stored record. It adds to the `effects` of the run."""
+        """Restore the log from a run's stored record. It appends its effects to `effects`."""
         self.counters = record.counters
         self.restarts = record.restarts
         self.formed = record.formed
@@ -169,31 +169,31 @@ class RestartLog:
         return {rank for restart in self.restarts if not restart.ends_nothing for rank in restart.lost}
 
     def check_numbers(self, entry: RankHello) -> InvalidRequest | None:
-        """Return an error if the rank has seen a number that this run cannot have reached."""
+        """Return an error if the hello contains a generation number that this run cannot have reached, or None."""
         most = max(self.counters.number, MAX_LEARNED_GENERATION)
         for field, number in (("seen", entry.seen), ("generation", entry.generation)):
             if number is not None and number > most:
                 return InvalidRequest(
-                    f"is {number}; this run is at generation {self.counters.number}, and none comes to {most}; "
-                    "start the process again",
+                    f"is {number}; this run is at generation {self.counters.number}, and numbers above {most} are "
+                    "invalid; start the process again",
                     field=field,
                 )
         return None
 
     def skip_seen_numbers(self, seen: int | None, stride: int) -> None:
-        """Keep all later numbers above `seen`, the highest number that a rank has received."""
+        """Make all later generation numbers exceed `seen`, the highest number that a rank has received."""
         if seen is not None:
             self.counters = learn(self.counters, seen, stride)
 
     def begin_restart(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
-        """Begin a restart because generation `number` broke, by a fault (`is_fault`) or because a rank has joined."""
+        """Begin a restart because generation `number` broke. `is_fault` is False if it broke to admit a rank."""
         incident = self._make_id(at) if is_fault else ""
         self._append_restart(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
             self._count_incident()
 
     def add_losses(self, lost: tuple[RankId, ...], cause: str) -> bool:
-        """Add losses to the open restart. Return whether a restart without a fault has become one with a fault."""
+        """Add losses to the open restart. Return whether this turned a restart without a fault into an incident."""
         last = self.open_restart
         if last is None:
             return False
@@ -243,7 +243,7 @@ class RestartLog:
         return self.counters
 
     def record_step(self, at: float) -> None:
-        """Record a step of the present generation. O(1) unless it is the first after a restart."""
+        """Record a step of the current generation. O(1) unless it is the first after a restart."""
         if not self._awaits_step:
             return
         self._awaits_step = False
@@ -252,7 +252,7 @@ class RestartLog:
                 self._replace_restart(restart, replace(restart, stepped_at=at))
 
     def reset_for_launch(self) -> None:
-        """Begin another launch of the run. Only the numbers continue."""
+        """Reset all counters for another launch of the run, except the generation number."""
         self.counters = RunCounters(self.counters.number, self.counters.global_iteration)
         self.formed = 0
 
@@ -279,22 +279,22 @@ class RestartLog:
 _TWO_JOBS = (
     "if these are two jobs, name one of them: LIGHTHOUSE_RUN_ID, --run-id or torchrun's --rdzv-id, or LIGHTHOUSE_JOB"
 )
-NAMES_KEPT_S = 5.0  # after a restart of the lighthouse; ranks and supervisors reconnect within two seconds
+NAMES_KEPT_S = 5.0  # after a restart of the lighthouse; ranks and supervisors normally reconnect within two seconds
 
 
 class Ranks:
     """The newest process of each slot. Records remain after the process exits and after the lighthouse restarts.
 
-    While its stream is open, a slot belongs to its rank and to the rank's supervisor. Another process must present the
-    same secret. After a restart of the lighthouse, slots stay reserved for NAMES_KEPT_S. An incarnation always belongs
-    to the process that used it first.
+    A slot belongs to its process while the process's stream is open. Only a process with the same secret, which it
+    shares with its supervisor, can then take the slot. After a restart of the lighthouse, slots stay reserved for
+    NAMES_KEPT_S. An incarnation always belongs to the process that used it first.
 
     A rank is alive while its stream is open, or for `rank_timeout_s` after its last message. Messages are stamped on
     arrival with the lighthouse's monotonic clock, so the clocks of other hosts do not matter.
     """
 
     def __init__(self, rank_timeout_s: float, records: Iterable[Rank] = (), now: float = 0.0) -> None:
-        """Restore the ranks of an earlier lighthouse. Live ones have `rank_timeout_s` to reconnect."""
+        """Restore the ranks from stored records. Live ranks have `rank_timeout_s` to reconnect."""
         self._timeout_s = rank_timeout_s
         self._slots = {r.rank.slot: replace(r, seen_at=now, lapses_at=now + rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
@@ -315,7 +315,6 @@ class Ranks:
 
     @property
     def live_ranks(self) -> list[Rank]:
-        """Live ranks. O(n)."""
         return [rank for rank in self if rank.is_here]
 
     def rank_of_slot(self, slot: int) -> Rank | None:
@@ -327,7 +326,7 @@ class Ranks:
         return found if found is not None and found.is_here and found.rank == rank else None
 
     def is_newest(self, rank: RankId) -> bool:
-        """Return whether this process is or was the newest of its slot."""
+        """Return whether this process, alive or not, is the newest of its slot."""
         found = self._slots.get(rank.slot)
         return found is not None and found.rank == rank
 
@@ -344,18 +343,18 @@ class Ranks:
         return UnknownName(f"{rank} is not connected; enter again")
 
     def check_hello(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
-        """Return why a process may not enter a run with these settings, or None. Changes nothing."""
+        """Return the error if a process may not enter the run, or None. `terms` are the settings of the run."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
         if entry.terms != terms and not self.has_no_live_rank:
             return WrongState(
-                f"terms: {entry.rank} comes with {entry.terms}, the ranks that are here with {terms}; {_TWO_JOBS}"
+                f"terms: {entry.rank} has {entry.terms}, but the connected ranks have {terms}; {_TWO_JOBS}"
             )
         return self._check_duplicate(entry)
 
     def check_owner(self, entry: RankHello, now: float) -> DuplicateReplica | None:
-        """Return the error if the slot or incarnation belongs to a process with another secret, or None."""
+        """Return an error if the slot or incarnation belongs to a process with another secret, or None."""
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.secret or is_shown(entry.secret, old.secret):
             return None
@@ -363,11 +362,11 @@ class Ranks:
         return _taken(old, entry) if is_kept or old.rank == entry.rank else None
 
     def _check_duplicate(self, entry: RankHello) -> DuplicateReplica | None:
-        """Return the error if another process keeps the slot, or None.
+        """Return an error if another process keeps the slot, or None.
 
-        A process of a later attempt takes the slot. If the old process has no open stream, so does a process of the
-        same attempt, and so does one of attempt 0 that has seen no generation, because a restarted supervisor counts
-        attempts from 0.
+        A process of a later attempt takes the slot. If the old process has no open stream, a process of the same
+        attempt also takes it, and so does a process of attempt 0 that has seen no generation, because a restarted
+        supervisor counts attempts from 0.
         """
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.is_here or old.rank == entry.rank or entry.attempt > old.attempt:
@@ -385,10 +384,10 @@ class Ranks:
         return rank is not None and rank.is_here and is_shown(secret, rank.secret)
 
     def place_hello(self, entry: RankHello) -> RankHello:
-        """Return the hello with the slot chosen for a rank of an elastic run. O(n).
+        """Choose the slot of a rank of an elastic run, and return its hello with that slot. O(n).
 
-        The rank keeps the slot that it has. Otherwise it gets the slot that it requests, if free, or the first free
-        slot. If no slot is free, the hello stays unchanged.
+        The rank keeps its slot if it has one. Otherwise it gets the requested slot if free, or the first free slot. If
+        no slot is free, or if the run is not elastic, the hello stays unchanged.
         """
         if not entry.terms.is_elastic:
             return entry
@@ -452,7 +451,7 @@ class Ranks:
         return [rank for rank in ranks if rank.lapses_at <= now]
 
     def next_lapse_at(self) -> float | None:
-        """Return a moment at or before the next lapse, or None if no rank can lapse."""
+        """Return a lower bound for the time of the next lapse, or None if no rank can lapse."""
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def postpone_lapses(self, by_s: float) -> None:
@@ -486,19 +485,19 @@ def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDecision:
-    """Whether the next generation forms now, and if not, which waits have begun."""
+    """Whether the next generation forms now, and when the current waits began if it does not."""
 
     verdict: RunVerdict = RunVerdict.NOBODY_READY
     chosen: tuple[RankId, ...] = ()
     """Active ranks of the next generation. Empty if too few ranks can be active."""
     waits_since: float | None = None
-    """When enough ranks were ready, so that the wait for the others began. None before."""
+    """When the wait for the other ranks began, because enough ranks were ready. None if it has not begun."""
     short_since: float | None = None
-    """Since when too few ranks of the last generation have remained. None if enough remain."""
+    """When the number of remaining ranks became too low to continue. None while enough remain."""
     is_hopeless: bool = False
-    """The run must stop because too few ranks have remained for too long."""
+    """Whether the run must stop, because too few ranks have remained for too long."""
     next_at: float | None = None
-    """Next moment at which time alone may change the decision."""
+    """Next time at which the decision may change without an event."""
 
     def postponed_by(self, by_s: float) -> "GenerationDecision":
         """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and read no messages."""
@@ -515,22 +514,22 @@ def decide_generation(
     """Decide whether the next generation forms now, and with which ranks.
 
     1. If all live active ranks of the last generation are ready, the next one forms at once, without the lost ranks. It
-       waits longer for processes that are about to be restarted together with a lost one. If not all are ready
+       also waits for processes that are about to be restarted together with a lost one. If not all are ready
        `join_timeout_s` after the wait began, the ready ranks continue without the others if they hold floor(n/2)+1 of
        the n places.
-    2. If none of these ranks is alive, or no generation has formed yet, this is a start. It waits up to
-       `join_timeout_s` for the n slots that should be active. Then floor(n/2)+1 of them must be ready.
+    2. If none of these ranks is alive, or no generation has formed yet, this is a start. The decision waits up to
+       `join_timeout_s` for the n slots that should be active. After that, floor(n/2)+1 ready ranks suffice.
     3. If too few ranks are ready for another `return_timeout_s`, the run is hopeless and stops.
-    4. An elastic run needs any `min_active` ranks. The wait begins when that many are ready. At a start it ends early
-       when as many as may be active are ready. The wait for `min_active` ranks has no timeout.
+    4. An elastic run needs any `min_active` ranks. The wait for more begins when that many are ready. At a start it
+       ends early when the maximum number is ready. The wait for `min_active` ranks has no timeout.
     5. After repeated failures, the restart budget delays the next generation.
 
     Args:
         ranks: Ranks of the run.
         current: The last generation.
         terms: Settings of the run.
-        before: The last decision, which says when the waits began.
-        now: The present moment.
+        before: The last decision, which contains the start times of the waits.
+        now: Current time.
     """
     if current.is_standing:
         return GenerationDecision(RunVerdict.STANDS)
@@ -560,8 +559,9 @@ def begins_by_restart(members: Sequence[Rank], current: GenerationState, restart
 
     A process counts as restarted if its supervisor reports a later attempt, or if another supervised process had its
     slot, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
-    count, nor does one that was active before: it may have lost its slot to another process before it received a
-    number. The generation begins another launch if numbers continue without a generation and all its processes are new.
+    count. Nor does a process that was active before, because it may have lost its slot to another process before it
+    received a number. The generation begins another launch if there is no current generation, an earlier launch has
+    used numbers, and all processes are new.
     """
     lost = restarts.lost_ranks
     new = [rank for rank in members if rank.generation is None and rank.rank not in lost]
@@ -599,7 +599,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """Ranks and generations of a run. A component of `RunMachine`, which does nothing once the run is over."""
+    """Ranks and generations of a run, as a component of `RunMachine`. Forms no generation once the run has ended."""
 
     def __init__(
         self,
@@ -609,7 +609,7 @@ class Generations:
         effects: list[events.RunEffect],
         make_id: Callable[[float], str],
     ) -> None:
-        """Restore the generations from a run's stored record. They add to the `effects` of the run."""
+        """Restore the state from a run's stored record. The component appends its effects to `effects`."""
         self.config = config
         self.terms = record.terms
         self.ranks = Ranks(config.rank_timeout_s, record.ranks, now)
@@ -617,7 +617,7 @@ class Generations:
         self.current = GenerationState(record.generation, here, is_broken=record.is_broken, finished=record.finished)
         self.restarts = RestartLog(record, make_id, effects)
         self.budget = RestartBudget(record.failed_at)
-        self.progress = GroupProgress(config.run, config.limits)  # ranks that run the present generation
+        self.progress = GroupProgress(config.run, config.limits)  # ranks that run the current generation
         self._effects = effects
         self._is_over = False
         self._decision = GenerationDecision()
@@ -628,12 +628,12 @@ class Generations:
         return self._decide_next(now).verdict
 
     def deadline(self, now: float) -> float | None:
-        """Return the next moment after `now` at which time alone may change something."""
+        """Return the next time after `now` at which the state may change without an event, or None."""
         moments = (self.ranks.next_lapse_at(), None if self._is_over else self._decision.next_at)
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_decision_due(self, now: float) -> bool:
-        """Return whether time alone may have changed the result of `form_if_ready`."""
+        """Return whether `form_if_ready` must be called because of the time, even without an event."""
         next_at = self._decision.next_at
         return not self._is_over and next_at is not None and next_at <= now
 
@@ -650,7 +650,7 @@ class Generations:
     # -- end of the run
 
     def end_run(self) -> None:
-        """End the run, stopped or completed. From now on, no generation breaks or forms."""
+        """End the run, because it was stopped or completed. From now on, no generation breaks or forms."""
         self._is_over = True
 
     def resume_forming(self) -> None:
@@ -672,7 +672,7 @@ class Generations:
         error = self.restarts.check_numbers(entry) or self.ranks.check_hello(entry, self.terms)
         if error is not None:
             return self._effects.append(events.RankRefused(entry.rank, error))
-        if entry.terms != self.terms:  # not refused, so no rank is alive
+        if entry.terms != self.terms:  # check_hello admits other terms only if no rank is alive
             self.terms, self.ranks = entry.terms, Ranks(self.config.rank_timeout_s)
         old = self.ranks.rank_of_slot(entry.rank.slot)
         if old is not None and old.is_here and old.rank != entry.rank:
@@ -732,7 +732,7 @@ class Generations:
                     self._complete_run(max(0, self.current.number))
 
     def _record_held_generation(self, rank: Rank, generation: int | None) -> None:
-        """Record that a rank runs `generation` (None if none). Interrupt the rank if that generation has ended."""
+        """Record the generation that a rank runs, if any. Interrupt the rank if that generation has ended."""
         if generation is None:
             return
         rank.generation = generation
@@ -757,7 +757,7 @@ class Generations:
             self._send_generation(rank)
 
     def _send_generation(self, rank: Rank) -> None:
-        """Send the current generation to a rank, unless a process that has finished took the rank's place in it."""
+        """Send the current generation to a rank, unless an earlier process of the rank's slot was active in it."""
         assert self.current.generation is not None
         if not self.current.is_place_taken(rank.rank):
             self._effects.append(events.GenerationSent(rank.rank, self.current.generation))
@@ -818,7 +818,7 @@ class Generations:
         self._effects.append(events.Interrupted(number, cause, running, is_new=True, is_failure=is_failure))
 
     def form_if_ready(self, now: float) -> str:
-        """Form the next generation if it is time. Return why the run must stop, or ""."""
+        """Form the next generation if it is due. Return the reason if the run must stop instead, otherwise ""."""
         if self._is_over:
             return ""
         if self.current.is_broken and (why := self.budget.why_exhausted(self.terms)):

@@ -1,7 +1,7 @@
 """Drivers of one job's progress and incidents, with the figures for its metrics.
 
 `ProgressDriver` tracks the progress of the ranks and reports stalls. `IncidentDriver` feeds the `IncidentMachine`,
-collects evidence from managers and runs, and kills or stops what the policy decides. `IncidentRegistry` holds what the
+collects evidence from managers and runs, and carries out the policy. `IncidentRegistry` holds the state that the
 incidents of all jobs share. `JobAccount` counts steps, heals and waits for the metrics.
 """
 
@@ -65,23 +65,23 @@ log = logging.getLogger(__name__)
 WAIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 HEAL_BOUNDS_S = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
 MAX_HEALS_TOLD = 1000
-"""Maximum number of heals in one report. A higher number must be an error."""
+"""Maximum number of heals counted per report, in case a report is wrong."""
 
 
 class JobAccount:
-    """Totals of one job's steps, heals and joins. No number ever decreases.
+    """Totals of one job's steps, heals and joins. They never decrease.
 
-    1. Managers report totals since they started, and the difference to the last report is added. If a number has
+    1. Managers report totals since they started, and the increase since the last report is added. If a number has
        decreased, the report is from another manager, and all of it is added.
     2. The first report of a group adds nothing, because most of it may date from before this lighthouse started.
-    3. A group's time runs from its first report with a quorum until it has left in good order or is forgotten. It
-       continues while the group is lost, restarting or healing, because that is the cost of its failure.
-    4. Goodput is the time in committed steps divided by the time of all groups.
+    3. A group's time runs from its first report with a quorum until it has left cleanly or its record is removed. The
+       time continues while the group is lost, restarting or healing, because that is the cost of its failure.
+    4. Goodput is the time in committed steps divided by the total time of all groups.
     """
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = groups
-        self._past_s = 0.0  # of groups that have left or are forgotten
+        self._past_s = 0.0  # time of groups that have left or whose records were removed
         self.step_s = 0.0
         self.commits = 0
         self.discards = dict.fromkeys(REASONS, 0)
@@ -90,7 +90,7 @@ class JobAccount:
         self.waits = Histogram(WAIT_BOUNDS_S)
 
     def add_report(self, replica_id: str, report: GroupReport, now: float) -> GroupCounts:
-        """Add a group's report, from the hello of its session or from a heartbeat. Return what it adds."""
+        """Add a group's report from a hello or heartbeat. Return the increase since the group's last report."""
         group, counts = self._groups.get(replica_id), report.counts
         if group is None or counts is None:
             return NOTHING
@@ -111,13 +111,13 @@ class JobAccount:
         return new
 
     def stop_time(self, reports: GroupReports, now: float) -> None:
-        """Stop counting the time of a group that has left or is forgotten, until it holds a quorum again."""
+        """Stop counting the time of a group that has left or lost its record, until it holds a quorum again."""
         if reports.trains_since is not None:
             self._past_s += now - reports.trains_since
             reports.trains_since = None
 
     def group_s(self, now: float) -> float:
-        """Return the time of all groups in seconds. It never decreases."""
+        """Return the total training time of all groups, in group-seconds. It never decreases."""
         since = [at for group in self._groups.values() if (at := group.reports.trains_since) is not None]
         return self._past_s + sum(now - at for at in since)
 
@@ -128,7 +128,7 @@ class JobAccount:
 
 
 class JobPort(Protocol):
-    """The driver of a job, as the drivers of its progress and incidents use it."""
+    """Interface of a job's driver for the drivers of its progress and incidents."""
 
     def send_to_member(self, member: Group, message: ToManager) -> bool: ...
 
@@ -147,7 +147,7 @@ class ProgressDriver:
     """
 
     def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: JobPort) -> None:
-        """Start without any known ranks. `groups` are the job's replica groups."""
+        """Create the driver. `groups` are the job's replica groups, by replica_id."""
         timers, floor_s = ports.timers, ports.stall_after_s
         self.known = JobProgress(groups, floor_s, ports.ranks_kept, ports.slow_after_s)
         self._job = job
@@ -159,7 +159,7 @@ class ProgressDriver:
         self.watch = StallWatch(timers, log, job, self, floor_s)
 
     def add_view(self, replica_id: str, view: GroupView) -> None:
-        """Handle a view of the group's ranks from the session of `replica_id`. Views of other groups are ignored."""
+        """Handle a progress view from the session of group `replica_id`. Ignore it if it describes another group."""
         group, now = self._groups.get(replica_id), self._clock()
         if group is not None and view.replica_id == replica_id:
             self.known.add_view(group.reports, view, now)
@@ -171,11 +171,11 @@ class ProgressDriver:
         self.known.pauses.add_pause(by_s, self._clock())
 
     def verdict(self) -> StallVerdict | None:
-        """Return the present verdict, or None if nothing is stalled."""
+        """Return the current stall verdict, or None if there is no stall."""
         return self.judge_ranks(self._clock())
 
     def ranks(self) -> tuple[RankPlace, ...]:
-        """Return where each rank is in its step, ranks that are behind first."""
+        """Return the progress of each rank. Ranks that are behind come first."""
         return self.known.places(self._clock(), self._runs)
 
     @property
@@ -228,7 +228,7 @@ class ProgressDriver:
             group.reports.heal = None
 
     def _log_heals(self) -> None:
-        """Log the heals that are due, and set the timer for the next line."""
+        """Log the lines about heals that are due, and set the timer for the next line."""
         now, healing = self._clock(), self._healing()
         for group, heal in healing:
             while line := heal.next_line(now):
@@ -245,7 +245,7 @@ Key = tuple[str, IncidentKind]
 
 
 class IncidentTimes:
-    """Number of incidents of each job and kind, and histograms of the times to notice them and to recover."""
+    """Number of incidents of each job and kind, with histograms of the times to notice them and to recover."""
 
     def __init__(self) -> None:
         self.opened: Counter[Key] = Counter()
@@ -279,7 +279,7 @@ class IncidentStore(Protocol):
     def load(self) -> Iterable[Incident]: ...
 
     def save(self, incident: Incident) -> None:
-        """Store an incident without waiting for the disk."""
+        """Queue an incident for storing, without waiting for the disk."""
         ...
 
     def close(self) -> None: ...
@@ -296,7 +296,7 @@ class IncidentRegistry:
     ledger: Ledger = field(default_factory=Ledger)
 
     def load_stored(self) -> None:
-        """Load the incidents that an earlier lighthouse stored. Blocks. Call this before the first job."""
+        """Load the incidents that earlier lighthouses stored. This call blocks. Call it before the first job."""
         if self.files is not None:
             self.archive = IncidentArchive(self.files.load())
 
@@ -318,7 +318,7 @@ class IncidentRegistry:
             self.files.save(incident)
 
     def record_of_run(self, incident: Incident) -> None:
-        """Record a new or changed incident of a run. The `RunMachine` tracks it."""
+        """Record a new or changed incident of a run, which the `RunMachine` tracks."""
         before, after_s = self.archive.find_incident(incident.id), incident.summary.step_s
         if before is None:
             self.times.count_opened(incident.summary.job, incident.summary.kind)
@@ -328,11 +328,11 @@ class IncidentRegistry:
             self.record_changed(incident)
 
     def newest_summaries(self, job: str) -> tuple[IncidentSummary, ...]:
-        """Return the newest incidents of the job, the newest first."""
+        """Return the SHOWN newest incidents of the job, newest first."""
         return self.archive.summaries(job)[:SHOWN]
 
     def close(self) -> None:
-        """Close the incident files. Blocks briefly."""
+        """Close the incident files. This call blocks briefly."""
         if self.files is not None:
             self.files.close()
 
@@ -341,7 +341,7 @@ MAX_ROUNDS = 8
 
 
 def without_secrets(evidence: RankEvidence) -> RankEvidence:
-    """Remove credentials from the output and stacks of ranks, because incidents are stored and sent in bug reports."""
+    """Remove credentials from evidence, because incidents are stored and sent in bug reports."""
     return replace(
         evidence,
         stacks=without_credentials(evidence.stacks),
@@ -361,7 +361,7 @@ class _OpenRound:
 class IncidentDriver:
     """Driver of one job's incidents.
 
-    While the job has a quorum, its members are judged and provide evidence, and runs of the same ranks are ignored.
+    While the job has a quorum, its members are judged and provide evidence, and the job's runs are ignored.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class IncidentDriver:
         owner: JobPort,
         progress: ProgressDriver,
     ) -> None:
-        """Start without incidents. `ports` and `registry` are shared by all jobs."""
+        """Create the driver. All jobs share `ports` and `registry`."""
         self._job = job
         self._state = state
         self._registry = registry
@@ -390,7 +390,7 @@ class IncidentDriver:
     # -- events
 
     def was_late(self, by_s: float) -> None:
-        """Extend pending requests for evidence after the process was paused: answers may have arrived unread."""
+        """Extend pending evidence requests after the process was paused, because unread answers may have arrived."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
@@ -411,7 +411,7 @@ class IncidentDriver:
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
-        """Check a member's view for steps discarded because of their gradients, and all views for slow ranks."""
+        """Check a member's view for steps discarded because of their gradients, and the job for slow ranks."""
         group = self._state.groups.get(replica_id)
         if group is not None and view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
@@ -422,7 +422,7 @@ class IncidentDriver:
                 self._perform(self._incidents.track_slow(slow, now, unix_s))
 
     def handle_grant(self, held: HeldQuorum) -> None:
-        """Check whether the steps that a member has granted show a recovery."""
+        """Check whether a member's grants show that training has recovered."""
         if self._incidents.is_followed:
             self._perform(self._incidents.record_step_reached(held.granted, held.quorum_id, self._clock()))
 
@@ -431,7 +431,7 @@ class IncidentDriver:
         self._perform(self._incidents.open_kill(replica_id, quorum_id, why, self._clock(), self._wall()))
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int) -> str:
-        """Open the incident of a fault of `lighthouse chaos`. Return its id, to be passed to `end_fault`."""
+        """Open the incident of a fault of `lighthouse chaos`. Return the incident's id, for `end_fault`."""
         opened = self._incidents.open_fault(replica_id, text, target, step, self._clock(), self._wall())
         self._perform([opened])
         return opened.incident.id
@@ -440,7 +440,7 @@ class IncidentDriver:
         self._perform(self._incidents.end_fault(id))
 
     def handle_loss(self, loss: MemberLost) -> None:
-        """Record a loss. The loss of a group that was in no quorum is not an incident."""
+        """Record a loss. Ignore the loss of a group that was in no quorum."""
         if loss.quorum_id is None:
             return
         self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=bool(self._state.joins)))
@@ -456,7 +456,7 @@ class IncidentDriver:
             )
 
     def handle_exit(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """Record a supervisor's report on a dead process. Return whether it may explain the loss of its group."""
+        """Record a supervisor's report on a dead process. Return whether it may explain a loss of the group."""
         now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._state.list_participants())
         effects = self._incidents.add_exit_report(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
         if effects is None:
@@ -470,9 +470,9 @@ class IncidentDriver:
             self._perform(self._incidents.open_unexplained_exits(self._clock()))
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
-        """Handle a new verdict, or None when some rank makes progress again.
+        """Handle a new stall verdict, or None when a rank makes progress again.
 
-        If all ranks wait for a quorum, that is not an incident: the lighthouse lets them wait, and reports why.
+        Ranks that wait for a quorum are not an incident. The job's status says why the lighthouse lets them wait.
         """
         now = self._clock()
         if verdict is None:
@@ -483,7 +483,7 @@ class IncidentDriver:
         return self._perform(self._incidents.open_or_update_stall(verdict, step, now, self._wall()))
 
     def handle_run_progress(self) -> None:
-        """Check for a recovery after a report from a rank of a run."""
+        """Check whether training has recovered, after a report from a rank of a run."""
         if self._incidents.is_followed:
             self._perform(self._incidents.record_step_reached(self._run_steps(), 0, self._clock()))
 
@@ -508,13 +508,13 @@ class IncidentDriver:
     # -- evidence
 
     def gather_evidence(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
-        """Collect evidence of these ranks, or of all members if None.
+        """Collect evidence from these ranks, or from all members and runs if `ranks` is None.
 
         Raises:
             LimitReached: MAX_ROUNDS requests for evidence are already pending.
         """
         if len(self._rounds) >= MAX_ROUNDS:
-            raise LimitReached(f"evidence is being taken {MAX_ROUNDS} times over; ask again in {WITHIN_S:g} s")
+            raise LimitReached(f"{MAX_ROUNDS} collections of evidence are in progress; try again in {WITHIN_S:g} s")
         self._begin_round(EvidenceRound(self._targets()) if ranks is None else self._plan_round(ranks), reply.answer)
 
     def _plan_round(self, ranks: Mapping[str, tuple[int, ...]]) -> EvidenceRound:
@@ -528,7 +528,7 @@ class IncidentDriver:
         return [*members, *(EvidenceTarget(name, name) for name in self._runs)]
 
     def _members(self) -> list[Group]:
-        """Return the groups that are judged: members of the quorum and observed groups."""
+        """Return the groups that are judged: quorum members, and observed groups (without Agents)."""
         observed = (self._state.groups.get(name) for name in self._progress.known.observed)
         return list(dict.fromkeys((*self._state.list_participants(), *(one for one in observed if one is not None))))
 
@@ -669,12 +669,12 @@ class IncidentDriver:
     def _kill_groups(
         self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None
     ) -> str:
-        """Kill groups, and return a note on those that could not be notified, or "".
+        """Kill groups. Return a note on the groups that could not be notified, or "".
 
         Args:
             names: The replica groups.
             reason: Why they are killed.
-            behind: The ranks at fault, by group. Without them, the request looks like an operator's.
+            behind: Ranks that are behind, by group. If None, the request looks like an operator's.
         """
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._state.groups.get(name) for name in requests}
@@ -682,7 +682,7 @@ class IncidentDriver:
         return f"; not notified: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
-        """End all requests for evidence. A stall in progress is left to the next lighthouse."""
+        """End all evidence requests. The incident of a current stall stays open."""
         self._is_closed = True
         self._perform(self._incidents.open_unexplained_exits(math.inf))
         for number in list(self._rounds):

@@ -1,25 +1,25 @@
-"""Incidents of one job: when one begins, what belongs to it, the reaction to it, and when training has recovered.
+"""Incidents of one job: when they begin, what belongs to them, the reactions, and when training has recovered.
 
-1. A stall is one incident from its verdict until some rank makes progress again. The fault is dated to the last
-   progress.
+1. A stall is one incident from its verdict until a rank makes progress again. The fault is dated to the last progress.
 2. The verdict on a stall requests evidence, and the policy decides when the evidence has arrived. A verdict that names
-   other ranks or another cause requests it again, up to MAX_LOOKS times, but never after the policy has killed or
-   stopped something.
+   other ranks or another cause requests evidence again, up to MAX_LOOKS times, but never after the policy has killed
+   or stopped something.
 3. The loss of members becomes an incident when a group requests the next quorum, or when one forms. Without such a
-   request, the losses are the end of training. If an operator killed the group, its loss is an incident at once. All
-   losses in one quorum are one incident, dated to the last heartbeat of the first lost group. The loss of a member that
-   was killed for a stall belongs to the stall.
+   request, the losses are the normal end of training. If an operator killed the group, its loss is an incident at once.
+   All losses in one quorum are one incident, dated to the last heartbeat of the first lost group. The loss of a member
+   that was killed for a stall belongs to the stall.
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
-   incident. The group reports this in every join until it has healed, but it counts once.
+   incident. The group repeats the report in every join until it has healed, but the incident counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
 6. A slow rank is an incident until it recovers or its group is lost, at most once in SLOW_AGAIN_S. Its stacks are
    collected while it is slow, after each of the next MAX_LOOKS comparisons. The policy for stalls does not apply.
 7. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
    and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.
-8. A fault of `lighthouse chaos` is an incident. Losses of its target while it lasts belong to it: its cost is then the
-   time until a step is committed without or with the target. Steps that were already granted do not count.
-9. An incident is tracked until a later step is committed, which the steps that managers grant and that groups join with
-   show. A loss is also tracked until all lost groups have been in a quorum again.
+8. A fault of `lighthouse chaos` is an incident. Losses of the target during the fault belong to the incident, and its
+   cost is then the time until the next step is committed, with or without the target. Steps that were already granted
+   do not count.
+9. An incident is tracked until a later step is committed. Grants of managers and joins of groups show this. A loss is
+   also tracked until all lost groups have been in a quorum again.
 
 The module does no I/O, and time is an argument. `EvidenceRound` plans one collection of evidence, `IncidentArchive`
 keeps the newest incidents of all jobs, and `incident_of` describes an incident of a run.
@@ -63,7 +63,7 @@ class OnStall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Reaction to a stall: the ranks whose groups are restarted, or a stop of the whole run."""
+    """Reaction to a stall: a restart of the groups of some ranks, a stop of the whole run, or neither."""
 
     text: str  # names the ranks and the reason
     restart: tuple[RankName, ...] = ()
@@ -71,7 +71,7 @@ class Decision:
 
     @property
     def is_final(self) -> bool:
-        """True if something is killed or stopped. The policy then does nothing more in this incident."""
+        """True if something is killed or stopped. The policy then takes no further action in this incident."""
         return self.stop or bool(self.restart)
 
     @property
@@ -87,8 +87,8 @@ def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, in
     - notify: Do nothing.
     - restart-suspects: Kill the replica groups of the ranks that are behind, so that their supervisors restart them.
       Functions in a Wrapper are interrupted instead, and run again in the same processes. Kill nothing if no rank is
-      behind (the network, a divergence), or if all of several groups would be killed. Restart a single group unless all
-      its ranks are equally behind.
+      behind (for example if the network failed), or if all of several groups would be killed. A single group is
+      restarted unless all its ranks are behind.
     - stop-run: Stop the job's run, or kill its groups if it has none.
 
     Args:
@@ -142,11 +142,11 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Requests evidence, by default from all members of the quorum. The driver passes the result to `add_evidence`."""
+    """Requests evidence, by default from all quorum members. The driver passes the result to `add_evidence`."""
 
     id: str
     suspects: tuple[str, ...]
-    is_of_suspects: bool = False  # only the suspects are asked
+    is_of_suspects: bool = False  # whether only the suspects are asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class ActionDue:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A step was committed after the fault."""
+    """A step was committed after the fault, so training has recovered."""
 
     incident: Incident
 
@@ -169,19 +169,19 @@ Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
 
 @dataclass(slots=True)
 class _Case:
-    """Incident that is still tracked."""
+    """Incident that is still being tracked."""
 
     incident: Incident
     fault_at: float
     base: int | None = None
-    """The incident has recovered once a rank has reached a later step than this. None until the next quorum."""
+    """Training has recovered once a rank reaches a step above this one. None until the next quorum."""
     verdict: StallVerdict | None = None
     looks: int = 0
     is_looking: bool = False
     is_final: bool = False
     killed: frozenset[str] = frozenset()
     losses: "_Lost | None" = None
-    is_injected: bool = False  # by `lighthouse chaos`, and the fault has not ended
+    is_injected: bool = False  # whether `lighthouse chaos` caused the incident and its fault has not ended
 
     def update_summary(self, **changes: object) -> Incident:
         summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
@@ -205,7 +205,7 @@ class _Case:
 class _LostGroup:
     reason: str
     is_explained: bool = False  # a supervisor has reported why a process of the group exited
-    is_away: bool = True  # in no quorum since
+    is_away: bool = True  # whether the group has not been in a quorum since the loss
 
 
 @dataclass(slots=True)
@@ -221,7 +221,7 @@ class _Lost:
         self.groups = {self.first.replica_id: _LostGroup(self.first.reason)}
 
     def add_cause(self, replica_id: str, exit_: "_Exit") -> None:
-        """Add why a process of the group exited. Only the first report counts, because that exit causes the others."""
+        """Add why a process of the group exited. Only the first report counts, because later exits follow from it."""
         group, rank = self.groups[replica_id], f"rank {exit_.evidence.group_rank}"
         if not group.is_explained:
             cause = exit_.reason if rank in group.reason else f"{rank}: {exit_.reason}"
@@ -236,7 +236,7 @@ class _Lost:
         return group is not None and group.is_away
 
     def mark_back(self, members: Collection[str]) -> bool:
-        """Mark the groups that are in a quorum of `members`. Return whether the last lost group has returned by it."""
+        """Record that a quorum of `members` has formed. Return whether the last missing group returned in it."""
         back = [group for name, group in self.groups.items() if group.is_away and name in members]
         for group in back:
             group.is_away = False
@@ -255,7 +255,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """Dead process of a member that the lighthouse does not yet count as lost."""
+    """Supervisor's report on a dead process whose group does not count as lost yet."""
 
     reason: str
     evidence: RankEvidence
@@ -264,7 +264,7 @@ class _Exit:
 
 
 class IncidentMachine:
-    """Incidents of one job. `now` is monotonic time, `unix_s` the wall clock, both in seconds."""
+    """State machine of one job's incidents. `now` is the monotonic time and `unix_s` the wall clock, in seconds."""
 
     def __init__(self, job: str, policy: OnStall, make_id: Callable[[float], str]) -> None:
         self._job = job
@@ -318,10 +318,10 @@ class IncidentMachine:
         """Add the evidence that arrived in time, and decide what to do.
 
         Args:
-            id: The incident.
+            id: Id of the incident.
             gathered: The evidence.
             members: Number of ranks of each replica group that is training.
-            now: The present moment.
+            now: Current time.
         """
         if (slow := next((case for case in self._slow.values() if case.incident.id == id), None)) is not None:
             slow.is_looking = False
@@ -353,7 +353,7 @@ class IncidentMachine:
     # -- losses
 
     def add_loss(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
-        """Record a loss. It becomes an incident now if a group is waiting for the next quorum (`is_asked`)."""
+        """Record a loss. Open an incident for it if a group is waiting for the next quorum (`is_asked`)."""
         if (injected := self._injected(loss.replica_id)) is not None:
             injected.base, injected.losses = None, injected.losses or _Lost(loss, now, unix_s)
             injected.losses.groups[loss.replica_id] = _LostGroup(loss.reason)
@@ -380,11 +380,11 @@ class IncidentMachine:
         return self.open_losses(now) if is_asked else []
 
     def open_kill(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
-        """Open the incident of a member that an operator killed. Its loss belongs to the incident."""
+        """Open the incident of a member that an operator killed. The member's loss belongs to the incident."""
         return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def open_losses(self, now: float) -> list[Effect]:
-        """Open an incident for losses without one, because a group requests the next quorum."""
+        """Open an incident for the losses that have none yet, because a group requests the next quorum."""
         lost = self._lost
         if lost is None or self._loss is not None:
             return []
@@ -410,7 +410,7 @@ class IncidentMachine:
         """Record a supervisor's report on a dead process.
 
         Returns:
-            None if the group is not a member of the present quorum (`is_member`) and is not among the tracked losses.
+            The effects. None if the group is neither in the current quorum (`is_member`) nor a tracked loss.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
         if (injected := self._injected(replica_id)) is not None:
@@ -457,7 +457,7 @@ class IncidentMachine:
     # -- faults of lighthouse chaos
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int, now: float, unix_s: float) -> Opened:
-        """Open the incident of a fault that begins while the group works at `step`."""
+        """Open the incident of a fault that begins while the group works on `step`."""
         case = self._open_case(IncidentKind.CHAOS, text, (target,), now, 0.0, unix_s)
         case.base, case.killed, case.is_injected = step, frozenset({replica_id}), True
         return Opened(case.incident)
@@ -477,7 +477,7 @@ class IncidentMachine:
     # -- groups without a valid state
 
     def record_distrust(self, group: Group, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """Handle what a join reports about its group's state: why it is invalid, or None if it is valid."""
+        """Handle the state report in a group's join. `distrust` says why the state is invalid, or is None if valid."""
         before, group.reports.distrust = group.reports.distrust, distrust
         if distrust is None or distrust == before:
             return []
@@ -490,7 +490,7 @@ class IncidentMachine:
     def record_rejected_step(
         self, group: Group, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
     ) -> list[Effect]:
-        """Open an incident for a step discarded because of its gradients. Groups repeat the report for a while."""
+        """Open an incident for a step discarded because of its gradients. Repeated reports of the step are ignored."""
         before, group.reports.rejected_step = group.reports.rejected_step, None if rejected is None else rejected.step
         if rejected is None or rejected.step == before:
             return []
@@ -526,7 +526,7 @@ class IncidentMachine:
     def record_new_quorum(
         self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
     ) -> list[Effect]:
-        """Record that a quorum of `members` has formed for `step`."""
+        """Record that a quorum of `members` has formed, which begins with `step`."""
         effects = self.open_losses(now)
         self._lost = self._loss = None
         effects += self.record_step_reached(step, quorum_id, now)
@@ -542,7 +542,7 @@ class IncidentMachine:
         return effects
 
     def record_step_reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
-        """Handle that a rank has reached `step` under the quorum, so all earlier steps are committed."""
+        """Record that a rank has reached `step` under the quorum, so all earlier steps are committed."""
         effects: list[Effect] = []
         for case in list(self._cases.values()):
             summary = case.incident.summary
@@ -611,7 +611,7 @@ Asked: TypeAlias = int | str
 
 @dataclass(frozen=True, slots=True)
 class EvidenceTarget:
-    """A member or run that may provide evidence. `session` is None if the member has no session."""
+    """A member or run that can be asked for evidence. `session` is None if the member has no session."""
 
     replica_id: str
     session: Asked | None
@@ -627,8 +627,8 @@ class Question:
 class EvidenceRound:
     """One collection of evidence: the managers and runs to ask, their answers, and what is missing.
 
-    It asks up to MAX_ASKED replica groups, suspects first, and keeps up to MAX_EVIDENCE_BYTES. So the evidence of a
-    large job fits into memory and into one message.
+    A round asks up to MAX_ASKED replica groups, suspects first, and keeps up to MAX_EVIDENCE_BYTES, so that a large
+    job's evidence fits into memory and into one message.
     """
 
     def __init__(
@@ -642,8 +642,8 @@ class EvidenceRound:
 
         Args:
             targets: All members and runs.
-            ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks of the group, None for all
-                targets.
+            ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks of the group. If None, all
+                targets are asked.
             suspects: Names to ask first.
         """
         self._evidence: list[MemberEvidence] = []
@@ -708,7 +708,7 @@ def without_text(rank: RankEvidence, why: str) -> RankEvidence:
 
 
 def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
-    """Parse names from a command line: `b/1` is a rank, `b` a whole replica group.
+    """Parse names from a command line. `b/1` is a rank, and `b` is a whole replica group.
 
     Returns:
         Ranks by group, with an empty tuple for a whole group. None if there are no names.
@@ -729,7 +729,7 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
 
 
 def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
-    """Raise UnknownName if the group does not have one of the ranks. A group_world_size of 0 means unknown."""
+    """Raise UnknownName if the group lacks one of the ranks. Nothing is checked if group_world_size is 0 (unknown)."""
     unknown = [rank for rank in ranks if rank >= group_world_size > 0]
     if unknown:
         last = group_world_size - 1
@@ -746,10 +746,10 @@ DROPPED = "the evidence of an incident as old as this is not kept in memory"
 def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) -> list[str]:
     """Choose the incidents to drop so that at most `limit` remain, with at most `max_bytes` in total.
 
-    The oldest incident of the largest job is dropped first, so no job displaces the incidents of others.
+    The oldest incident of the largest job is dropped first, so no job displaces other jobs' incidents.
 
     Args:
-        kept: (id, job, bytes) of each incident, the oldest first.
+        kept: (id, job, bytes) of each incident, oldest first.
         limit: Maximum number of incidents.
         max_bytes: Maximum total size. The newest incident is kept, however large.
     """
@@ -772,8 +772,8 @@ def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) ->
 class IncidentArchive:
     """The newest incidents of all jobs, in memory.
 
-    An incident's id is the second in which it was noticed, with a number if there are several in that second. Evidence
-    is kept for the newest incidents, up to MAX_ARCHIVE_BYTES.
+    An incident's id is the second in which it was noticed, with a number if there are several. Evidence is kept for the
+    newest incidents, up to MAX_ARCHIVE_BYTES.
     """
 
     def __init__(self, incidents: Iterable[Incident] = ()) -> None:
@@ -814,7 +814,7 @@ class IncidentArchive:
         return incident
 
     def summaries(self, job: str = "") -> tuple[IncidentSummary, ...]:
-        """Return the summaries of `job`, or of all jobs, the newest first."""
+        """Return the incident summaries of `job`, or of all jobs if it is empty, newest first."""
         newest = reversed(self._by_id.values())
         return tuple(incident.summary for incident in newest if job in ("", incident.summary.job))
 
@@ -827,7 +827,7 @@ class IncidentArchive:
 
 
 def incident_of(name: RunName, restart: RestartRecord) -> Incident:
-    """Convert a restart of a run to an incident. Its ranks are named `run/slot`."""
+    """Convert a restart of a run to an incident. The lost ranks are named `run/slot`."""
     job, run = name
     kind = IncidentKind.EXIT if restart.ends_nothing else IncidentKind.RESTART
     formed_s = _since(restart, restart.formed_at)

@@ -1,16 +1,16 @@
 """Ledger: how each replica group spent its time, by cause, and which faults occurred. `lighthouse report` reads it.
 
-1. A group's time begins with its first session or join and ends when it leaves in good order. At every moment it has
+1. A group's time begins with its first session or join and ends when it leaves cleanly. At every moment it has
    one cause, so the seconds of a line add up to its interval.
 2. While a group is in a quorum, its manager's counters divide the time: committed steps are `compute`, discarded steps
-   are `repeated`, and the rest is `wait`. What exceeds the time of one line, because a long step ends in the next one,
-   counts there.
+   are `repeated`, and the rest is `wait`. If the counters report more time than a line covers, because a long step
+   began in an earlier line, the rest counts toward the next line.
 3. Steps that a job has committed before, and repeats after it fell back to an older state, are `repeated`.
-4. A lost group is `down` from its last heartbeat, not from the moment at which the loss was noticed, and for up to
-   DOWN_KEPT_S: a group that stays away longer has been removed.
+4. A lost group is `down` from its last heartbeat, not from the moment at which the loss was noticed. After DOWN_KEPT_S,
+   a lost group counts as removed.
 
 Every EVERY_S, the daemon writes what `take_lines` returns: one line per group, and one per new or changed fault. The
-module does no I/O. Moments come from the monotonic clock, and the wall clock dates the lines.
+module does no I/O. Times come from the monotonic clock. Only the written lines have wall-clock times.
 """
 
 import json
@@ -57,7 +57,7 @@ FAULTS = frozenset(
 
 
 def cause_of(group: Group) -> Cause:
-    """Return the cause of a group's present time. WAIT is divided later, by the manager's counters."""
+    """Return the cause to which a group's time counts now. WAIT is divided later, by the manager's counters."""
     if group.is_alive and group.is_starting:
         return Cause.RESTART
     if not group.is_alive or group.down:
@@ -74,9 +74,9 @@ class _Spent:
     """Time of one group since its last line."""
 
     cause: Cause
-    since: float  # the time until then is in `seconds`
-    from_at: float
-    changed_at: float  # since when the cause holds, also across lines
+    since: float  # `seconds` covers the time until then
+    from_at: float  # start of the next line
+    changed_at: float  # when the cause last changed, possibly before the last line
     hosts: tuple[str, ...] = ()  # empty until a rank has reported its host
     has_trained: bool = False
     ranks: int = 1
@@ -88,7 +88,7 @@ class _Spent:
         self.since = at
 
     def divide_wait(self) -> None:
-        """Move time from WAIT to the causes that the manager has counted. Carry over at most one line's worth."""
+        """Move time from WAIT to the causes that the manager has counted. Carry the rest over, up to EVERY_S."""
         for cause, owed_s in self.owed_s.items():
             moved_s = min(owed_s, self.seconds[Cause.WAIT])
             self.seconds[Cause.WAIT] -= moved_s
@@ -103,7 +103,7 @@ class _Steps:
 
 
 class Ledger:
-    """Time of the groups of all jobs since their last lines, and new faults."""
+    """Time of all jobs' groups since the last lines, and the faults since then."""
 
     def __init__(self) -> None:
         self._spent: dict[tuple[str, str], _Spent] = {}
@@ -112,7 +112,7 @@ class Ledger:
         self._faults: dict[str, IncidentSummary] = {}
 
     def observe_group(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
-        """Note the group's present state, which holds since `at` if that is given."""
+        """Record the group's current state. It has held since `at`, or only since now if `at` is None."""
         if group is None or group.participant is None:
             return
         key, cause = (job, group.replica_id), cause_of(group)
@@ -138,7 +138,7 @@ class Ledger:
             spent.hosts = hosts
 
     def add_report(self, job: str, group: Group | None, report: GroupReport, new: GroupCounts, now: float) -> None:
-        """Note a manager's report, which adds `new` to its counters."""
+        """Record a manager's report. `new` is the increase of the manager's counters since its last report."""
         is_leaving = report.down == LEFT or (report.held is not None and report.held.mode is HoldState.LEAVING)
         if group is None or is_leaving:
             self.end_group(job, group.replica_id if group is not None else "", now)
@@ -152,25 +152,25 @@ class Ledger:
                 steps.committed = max(steps.committed, group.step - 1)
 
     def add_quorum(self, job: str, max_step: int) -> None:
-        """Note that a quorum begins with the state of `max_step`."""
+        """Record that a quorum begins with the state of `max_step`."""
         steps = self._steps.setdefault(job, _Steps())
         if max_step < steps.committed:
             steps.repeated_to = steps.committed
 
     def end_group(self, job: str, replica_id: str, now: float) -> None:
-        """End the time of a group that leaves in good order."""
+        """End the time of a group that leaves cleanly."""
         if (spent := self._spent.pop((job, replica_id), None)) is not None:
             self._close((job, replica_id), spent, now)
             if all(other != job for other, _ in self._spent):
                 self._steps.pop(job, None)  # the next run with this name may begin at any step
 
     def add_incident(self, summary: IncidentSummary) -> None:
-        """Note a new or changed incident."""
+        """Record a new or changed incident."""
         if summary.kind in FAULTS and (summary.id in self._faults or len(self._faults) < MAX_FAULTS):
             self._faults[summary.id] = replace(summary, text=summary.text[:MAX_TEXT_CHARS])
 
     def take_lines(self, now: float, unix_s: float) -> list[str]:
-        """Return the lines since the last call."""
+        """Return the lines for the time since the last call."""
         for key, spent in list(self._spent.items()):
             self._close(key, spent, now)
             if spent.cause is Cause.DOWN and now - spent.changed_at > DOWN_KEPT_S:

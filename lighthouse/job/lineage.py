@@ -1,4 +1,4 @@
-"""Which states are up to date, which quorum_id a quorum gets, and which candidates it includes.
+"""Rules for which states are up to date, which id a quorum gets, and which candidates are its members.
 
 A state has a *tag*: (step, quorum_id under which that step was committed). Among the states at the highest step, the
 largest set with equal tags is up to date; in a tie, the tag with the highest quorum_id wins. The lighthouse lowers the
@@ -12,12 +12,11 @@ are *foreign*. A *member* is a group that was in the last quorum.
    unknown states heal, however high their step is. A state belongs to the lineage if its tag names a quorum that formed
    here, or is the tag of a state from which one formed. If no such member is a candidate (a cold start), the highest
    step wins.
-2. Anyone who can read the status knows the quorum_id, so a tag alone proves nothing. A candidate that is ahead of the
-   members without being one is foreign, too, unless its group was in the quorum that its tag names, or in a quorum that
-   formed from that state. It may then be one step ahead of the last quorum, because members are at most one step apart.
-   For example, a manager may have restarted while its ranks continued. This is why the replica_id decides here, and not
-   the incarnation. The last quorum has reached at least the step at which it formed, because its sources held the state
-   of that step.
+2. Any reader of the status knows the quorum_id, so a tag alone proves nothing. A non-member that is ahead of the
+   members is foreign, too, unless its group was in the quorum that its tag names, or in a quorum that formed from that
+   state. It may then be one step ahead of the last quorum, because members are at most one step apart. For example, a
+   manager may have restarted while its ranks continued. This is why the replica_id decides here, not the incarnation.
+   The last quorum has reached at least the step at which it formed, because its sources held the state of that step.
 3. If the journal is lost or outdated, quorums of the earlier lighthouse belong to the lineage, too. Their members may
    be ahead by any number of steps, so that a group that happens to connect first does not override groups that have
    trained for long. This rule trusts the managers' reports and ends EARLIER_COUNTS_FOR_S after the first quorum.
@@ -38,7 +37,7 @@ EARLIER_COUNTS_FOR_S = 600.0  # since this lighthouse's first quorum
 
 
 class History:
-    """Quorum ids under which states of this job were committed, as ranges, because most ids are consecutive."""
+    """Quorum ids under which states of this job were committed. Stored as ranges, because most ids are consecutive."""
 
     def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
         self._ranges = list(ranges)
@@ -66,7 +65,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Lineage:
-    """Participants with their assigned steps, and the tag (max_step, tag_quorum_id) of the up-to-date ones."""
+    """Participants with their assigned steps, and the tag (max_step, tag_quorum_id) of the up-to-date state."""
 
     participants: tuple[Participant, ...]
     max_step: int
@@ -94,8 +93,8 @@ class Claim:
     tag: int | None
     is_member: bool
     may_be_ahead: int | None = None
-    """Maximum number of steps ahead of the last quorum, or None for no limit. With 0, the state must not even be ahead
-    of the members that have joined.
+    """Maximum number of steps by which the state may be ahead of the last quorum, or None for no limit. With 0, it must
+    not even be ahead of the members that have joined.
     """
     ranks_disagree: bool = False
     works_at: int | None = None
@@ -106,7 +105,7 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
     """Find the candidates that must heal because their states are outside the running job's lineage.
 
     Args:
-        claims: One for each candidate.
+        claims: States that the candidates report.
         history: Quorums under which states of this job were committed.
         formed_at: Highest step in the last quorum when it formed.
 
@@ -135,11 +134,11 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
 def assign_steps(
     candidates: Sequence[Participant], tags: Sequence[int | None], is_foreign: Sequence[bool] | None = None
 ) -> Lineage:
-    """Find the up-to-date state, and lower the step of the candidates at or above max_step that do not have it.
+    """Find the up-to-date state, and lower the steps of candidates at or above max_step that have another state.
 
     Args:
         candidates: Members of the new quorum.
-        tags: The tag_quorum_id of each candidate's state, None if unknown.
+        tags: The tag_quorum_id of each candidate's state, or None if unknown.
         is_foreign: Result of `foreign`. None if no candidate is foreign.
     """
     ours = [i for i in range(len(candidates)) if not (is_foreign and is_foreign[i])]
@@ -165,7 +164,7 @@ def assign_steps(
 
 # Clocks of the hosts that ran a lighthouse may differ, and ids may be used faster than one per millisecond.
 AHEAD_MS = 24 * 3600 * 1000
-# Ids left to another lighthouse that serves this job by mistake, until it stops or sees the newer ids.
+# Number of ids skipped in case another lighthouse serves this job by mistake and assigns them.
 LEFT_TO_ANOTHER = 1000
 
 
@@ -188,7 +187,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
-        """Return the error for an id that no lighthouse of this job can have assigned. `ids` are named by their fields.
+        """Return the error if no lighthouse of this job can have assigned one of `ids`, given by field name, or None.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
         a day ahead of the clock was never assigned.

@@ -78,7 +78,7 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
 class VerdictLog:
     """Logs why no quorum forms, once a wait has lasted WAIT_LOGGED_AFTER_S, and again for each new reason.
 
-    `report` receives a description of what the wait is for.
+    `report` receives a description of what the waiting groups wait for.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, report: Callable[[str], None]) -> None:

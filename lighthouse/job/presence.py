@@ -1,13 +1,13 @@
 """Sessions, joins and losses of replica groups, and their effect on the standing quorum.
 
-1. If a session ends without a leave, its group is lost. The lighthouse decides this a few milliseconds later, so it
-   notices a killed process at once. If the sessions of more than half of a quorum end together, the network is the
-   likelier cause (`MassSilence`). The end of an old session never affects a newer session of the group. A new session
-   of the same manager, which its secret proves (identity rules in roster.py), replaces the old one.
+1. If a session ends without a leave, its group is lost. The lighthouse declares the loss within a few milliseconds. If
+   the sessions of more than half of a quorum end together, the network is the likelier cause (`MassSilence`). The end
+   of an old session never affects a newer session of the group. A new session of the same manager, authenticated by
+   the manager's secret (identity rules in roster.py), replaces the old one.
 2. A group whose heartbeats stop is lost, too, unless the lighthouse's own network is the likelier cause
    (`MassSilence`).
 3. A group is down while its ranks restart. Its quorum loses it, and the others stop waiting for it until it joins. A
-   group whose ranks exited in good order has left its quorum (standing.py) and is not lost.
+   group whose ranks exited cleanly has left its quorum (standing.py) and is not lost.
 4. A participant is identified by (replica_id, incarnation). A group that loses its state restarts under a new
    incarnation. When that incarnation joins or opens a session, the old one is lost.
 
@@ -38,7 +38,7 @@ from lighthouse_protocol.rules.access import digest_of, is_same
 BEAT_SLACK_S = 0.25
 CLOSINGS_HELD_S = 2.0
 SAME_MOMENT_S = 0.1
-"""Seconds for which a finding that most members are silent stays valid, so that ten thousand losses need one count."""
+"""Seconds for which the result "most members are silent" is reused, so that 10,000 losses need only one count."""
 JUDGED_AFTER_S = 0.007
 """Seconds from the last closed connection of a burst to the verdict on the burst. The loss of a single killed manager
 must be noticed within 20 ms, and the kernel, gRPC and the notification of the other ranks need 11 ms
@@ -49,9 +49,8 @@ JUDGED_WITHIN_S = 0.1
 LATE_S = 0.005
 """A verdict that is late by more than this many seconds shows that the lighthouse was paused."""
 POSTPONED_AT_MOST = 40
-"""How many times a paused or busy lighthouse postpones a verdict by JUDGED_AFTER_S, because it reads simultaneous
-closings one after the other. With a load average of 20 on two CPUs, the closings of three members were up to 98 ms
-apart.
+"""Maximum number of times that a paused or busy lighthouse postpones a verdict by JUDGED_AFTER_S. It may read
+simultaneous closings far apart: with a load average of 20 on two CPUs, up to 98 ms for three members.
 """
 SILENT_TOGETHER = "most members fell silent together; they have one more timeout before they count as lost"
 CLOSED_TOGETHER = "the connections of most members ended together: held for a lease"
@@ -62,14 +61,14 @@ class MassSilence:
 
     1. If more than half of a quorum's members fall silent together, the lighthouse's own network is the likelier cause.
        They count as alive for one more timeout.
-    2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member whose
-       disconnection it reads then has that long plus CLOSINGS_HELD_S to reconnect.
+    2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member that is
+       found disconnected then has the length of the pause plus CLOSINGS_HELD_S to reconnect.
     3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
        all connections. So the lighthouse judges a burst of closed connections together, a few milliseconds after the
        last one, or later on a busy host. If more than half of the quorum's members are disconnected by then, they count
        as alive for the length of a lease, as after a restart of the lighthouse. If a member reports a failed step
-       during that time, more than these connections is broken: the disconnected members have CLOSINGS_HELD_S left, and
-       those not yet judged are judged at once.
+       during that time, more than these connections is broken. The disconnected members then have only CLOSINGS_HELD_S
+       left to reconnect, and a burst that is still open is judged at once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -83,7 +82,7 @@ class MassSilence:
         self._is_judged = True
         self._judge_at = self._judge_by = 0.0
         self._postponed = 0
-        self._cut_until = 0.0  # until then, the members of a judged burst count as alive
+        self._cut_until = 0.0  # end of the time in which members of a judged burst count as alive
         self.all_excused_for = ""
 
     def postpone_closings(self, by_s: float, now: float) -> None:
@@ -91,7 +90,7 @@ class MassSilence:
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
-        """Return whether the next tick judges a burst, unless `postpone_judgement` is called first."""
+        """Return whether the next tick judges a burst of closed connections. `postpone_judgement` can delay it."""
         due_at = self._job.next_timeout_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
@@ -109,8 +108,7 @@ class MassSilence:
         """Handle a stream that ended without a leave.
 
         Returns:
-            When the disconnection is judged, or until when the member may reconnect. None if the member is lost at
-                once.
+            When the disconnection is judged, or when the time to reconnect ends. None if the member is lost at once.
         """
         if now < self._closings_held_until:
             return self._closings_held_until
@@ -129,7 +127,7 @@ class MassSilence:
         return self._judge_at
 
     def excuse_member(self, member: Group, beat_interval_s: float, now: float) -> bool:
-        """Return whether a silent or disconnected member gets more time. A silent member gets it only once."""
+        """Return whether a silent or disconnected member gets more time. A silent member gets more time only once."""
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
@@ -139,11 +137,11 @@ class MassSilence:
         return True
 
     def is_cut(self, member: Group, now: float) -> bool:
-        """Return whether the member lost its connection along with most others, until a step fails or time is up."""
+        """Return whether the member lost its connection together with most others and may still reconnect."""
         return member.closes_at is not None and now < self._cut_until
 
     def handle_failed_step(self, now: float) -> None:
-        """Bring forward the checks of silent and disconnected members after a failed step. O(n), once per burst."""
+        """Shorten the waits for disconnected members after a failed step. O(n), once per burst."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
             for member in self._job.groups.values():
@@ -206,7 +204,7 @@ class MassSilence:
 
 
 def _is_silent(member: Group, beat_interval_s: float, now: float) -> bool:
-    """Return whether a heartbeat of the member is overdue. That is not yet so right after its process was killed."""
+    """Return whether a heartbeat of the member is overdue. A process that was just killed is not silent yet."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
 
 
@@ -217,8 +215,8 @@ class JobEnd:
     """Decides when a job has ended, and which groups arrive too late.
 
     A group has finished when it leaves its quorum because its script ended (HoldState.LEAVING). The job has ended when
-    a member of the last quorum has finished and no other member is present: each has finished, was lost, or has
-    drained. If scripts differ in length, the longest one ends the job.
+    a member of the last quorum has finished and every other member has finished, was lost, or has drained. If scripts
+    differ in length, the longest one ends the job.
 
     A group is absent if it was in a quorum of the job and has not finished, or if it was present at the end but not in
     the last quorum. An absent group that arrives after the end is late: it would train the job again, alone, from its
@@ -232,7 +230,7 @@ class JobEnd:
     """
 
     def __init__(self, step: int | None = None, absent: Iterable[str] = ()) -> None:
-        """Restore the end.
+        """Create the record of a job's end, or restore it.
 
         Args:
             step: Step at which the job ended, or None if it has not ended.
@@ -241,15 +239,15 @@ class JobEnd:
         self.step = step
         self.absent = tuple(absent)
         self.finished_step: int | None = None
-        """Highest number of steps of the quorum's members whose script has ended. None while all train."""
+        """Highest step count among members whose script has ended, or None if all members are training."""
 
     def record_end(self, away: Iterable[str]) -> None:
-        """Record the end of the job. `away` are the groups of the last quorum and present that have not finished."""
+        """Record the end of the job. `away` are the unfinished groups that were in the last quorum or are alive."""
         self.step = self.finished_step
         self._set_absent((*self.absent, *away))
 
     def record_quorum(self, before: Iterable[str], members: Collection[str]) -> None:
-        """Record that a quorum of `members` has formed. `before` are those of the last one that have not finished."""
+        """Record that a quorum of `members` has formed. `before` are the unfinished members of the previous quorum."""
         if self.step is None:
             self._set_absent(name for name in (*self.absent, *before) if name not in members)
         else:
@@ -257,7 +255,7 @@ class JobEnd:
         self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return the error for a late group, or None. `others` are the groups that are present or starting."""
+        """Return the error if the group is late, or None. `others` are the other groups that are alive."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -277,7 +275,7 @@ class JobEnd:
 USUAL_BEAT_INTERVAL_S = 1.0
 USUAL_BEAT_SHARE = 0.25  # of the lease and of the heartbeat timeout
 BEATS_PER_S = 500
-"""Heartbeats per second of all sessions together. With more sessions, each sends heartbeats less often."""
+"""Maximum heartbeats per second of all sessions. With more sessions, each sends heartbeats less often."""
 LONGEST_BEAT_SHARE = 0.4
 """Longest heartbeat interval, as a share of the lease and of the heartbeat timeout. Leaves room for a pause as long as
 the keepalive allows.
@@ -299,7 +297,7 @@ class Presence:
         self.seen_id = 0
         self._holders_until = holders_until
         self.sessions: dict[int, Group] = {}
-        """Groups with an open session, by its number."""
+        """Groups with an open session, by session number."""
         self._leaving: list[int] = []
 
     @property
@@ -310,7 +308,7 @@ class Presence:
         return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
 
     def membership(self, replica_id: str, digest: str) -> Membership:
-        """Return the group's relation to the quorum, as the digest of its secret proves it."""
+        """Return the group's relation to the quorum, as proved by the digest of its secret."""
         lease = self.standing.leases.get(replica_id)
         if is_same(digest, self._job.last_secret(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
             return Membership.MEMBER
@@ -358,7 +356,7 @@ class Presence:
         return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
 
     def _other_live_groups(self, replica_id: str) -> Iterator[str]:
-        """List the other groups that are training or about to."""
+        """List the other live groups whose ranks have not left."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
@@ -373,7 +371,7 @@ class Presence:
                 self._drop_join(member, now)
 
     def _admit_join(self, participant: Participant, session: int | None, now: float) -> Group:
-        """Admit a join. A manager may use a new incarnation on its session, which stays open."""
+        """Admit a join. If the join has a new incarnation, the manager's open session continues under it."""
         old = self._job.groups.get(participant.replica_id)
         if old is not None and is_reborn(participant, old):
             reason = "its ranks have restarted"
@@ -393,8 +391,8 @@ class Presence:
     def handle_plain_heartbeat(self, replica_id: str, incarnation: str, now: float) -> None:
         """Handle a heartbeat outside a session.
 
-        Unknown groups above MAX_REPORTED are ignored, and admitted when they join. Heartbeats from callers that do not
-        speak for the group are ignored, too.
+        Unknown groups beyond MAX_REPORTED are ignored until they join. Heartbeats from callers that may not act for the
+        group are ignored, too.
         """
         old = self._job.groups.get(replica_id)
         if self._check_identity(Participant(replica_id, incarnation), None, "", now) is not None:
@@ -475,7 +473,7 @@ class Presence:
         self._leaving.append(event.session)
 
     def close_leaving_sessions(self) -> None:
-        """Close the sessions of groups that have left, once no member needs them."""
+        """Close the sessions of groups that have left, once no member needs these groups any more."""
         if not self._leaving:
             return
         if self.standing.phase is QuorumPhase.RESUMED:  # members may still run granted steps that need their peers
@@ -496,7 +494,7 @@ class Presence:
             self._send_order(self.standing.end_overdue_wait(now))
 
     def silent_groups(self, now: float) -> list[str]:
-        """List connected groups with an overdue heartbeat. They count as present until they lapse. O(n)."""
+        """List connected groups with an overdue heartbeat. They count as alive until they lapse. O(n)."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self.sessions.values() if member.seen_at < overdue)
 
@@ -531,7 +529,7 @@ class Presence:
     def _check_identity(
         self, participant: Participant, session: int | None, secret: str, now: float
     ) -> LighthouseError | None:
-        """Return the error for a caller that may not act for its group. Callers with an open session need no check."""
+        """Return the error for a caller that may not act for its group. A call on an open session is not checked."""
         if session in self.sessions:
             return None
         old = self._job.groups.get(participant.replica_id)
@@ -541,7 +539,7 @@ class Presence:
     def _check_quorum_ids(
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
-        """Return the error for a quorum id that was never assigned."""
+        """Return the error if the caller reports a quorum id that was never assigned, or None."""
         held = levels.held.quorum_id if levels is not None and levels.held is not None else None
         seen, tag = (participant.seen_quorum_id, participant.tag_quorum_id) if participant is not None else (None, None)
         return self._job.numbering.why_unassigned(now, seen_quorum_id=seen, tag_quorum_id=tag, quorum_id=held)
@@ -579,7 +577,7 @@ class Presence:
         return tuple(sessions)
 
     def draining_members(self) -> list[str]:
-        """List the members of the present quorum that want to leave, sorted. O(1) if none do, else O(n)."""
+        """List the members of the current quorum that want to leave, sorted. O(1) if none do, else O(n)."""
         if not self._job.counts[Kind.DRAINING]:
             return []
         return sorted(member.replica_id for member in self._job.groups.values() if Kind.DRAINING in member.counts_as)
@@ -615,7 +613,7 @@ class Presence:
         self._job.emit(events.JoinRefused(call, error))
 
     def _replace_session(self, participant: Participant, now: float) -> None:
-        """Let a new session replace an older one. If its incarnation differs, the old incarnation is lost."""
+        """Close the group's older session for a new one. If the incarnation differs, the old incarnation is lost."""
         old = self._job.groups.get(participant.replica_id)
         if old is None:
             return

@@ -3,11 +3,11 @@
 Managers send views of their groups with heartbeats. Between two heartbeats, a view ages by the lighthouse's clock. A
 manager judges only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
 groups. Ranks of runs, whose functions a Wrapper restarts, report on their own streams. A process that is a rank of both
-a group and a run counts once: in its group if that is in the quorum, otherwise in its run. Times for which the
-lighthouse itself was paused count against no rank.
+a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. Pauses of the
+lighthouse process do not count against any rank.
 
-`Samples` keeps the last minutes for graphs, and `Grid` counts
-which ranks are connected. Moments come from the caller's monotonic clock, and this module does no I/O.
+`Samples` keeps the last minutes for graphs, and `Grid` counts the connected ranks. Times come from the caller's
+monotonic clock, and this module does no I/O.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return what was added since `before`, or all of `now` if another manager reported it."""
+    """Return the increase from `before` to `now`, or `now` itself if a number has decreased (another manager)."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -65,9 +65,9 @@ RATE_OVER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """State of a job at one moment. A job that has only runs counts ranks instead of groups."""
+    """State of a job at one time. A job that has only runs counts ranks instead of groups."""
 
-    step: int  # highest step of those that train
+    step: int  # highest step of the groups that are training
     training: int  # live groups in the quorum
     alive: int  # all live groups
     goodput: float | None  # from 0 to 1; None if unknown
@@ -75,7 +75,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Present numbers, and samples as columns of equal length, the oldest first."""
+    """Current numbers, and the samples as columns of equal length, oldest first."""
 
     step: int
     training: int
@@ -100,11 +100,11 @@ class _Sample:
 class Samples:
     """Samples of a job over the last minutes, for the dashboard's graphs.
 
-    1. A sample equals the status of the same moment, because both use the same function.
+    1. A sample equals the status at the same time, because both use the same function.
     2. The rate covers the last RATE_STEPS steps, or the last RATE_OVER_S seconds if these steps took less, because a
        step may take a millisecond or a minute. While a job makes no progress, its rate falls with time.
-    3. The rate starts again if the step decreases or no group is training, so that a jump does not count as speed.
-    4. Besides counting groups, a sample costs O(1). Up to KEPT samples are kept.
+    3. The measurement of the rate restarts if the step decreases or no group is training.
+    4. Apart from counting the groups, a sample costs O(1). Up to KEPT samples are kept.
     """
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class Samples:
         self._samples.append(_Sample(now, levels, self.steps_per_s(levels, now)))
 
     def pace_of(self, levels: Levels, discards: int, now: float) -> Pace:
-        """Return the pace, with the present `levels` and the number of discarded steps."""
+        """Return the pace. `levels` is the current state, and `discards` the number of discarded steps."""
         samples = self._samples
         return Pace(
             levels.step,
@@ -191,12 +191,12 @@ class GroupRanks:
 
 
 class Grid:
-    """Connected ranks: a column is a replica group, a row the ranks that hold the same shard.
+    """Connected ranks. A column is a replica group, and a row consists of the ranks that hold the same shard.
 
     Ranks of a sharded model first run collectives within their group, where they would wait forever for missing ranks.
     So a manager joins only after all its ranks have requested a quorum. Counting ranks is not enough, because two
-    incomplete groups may have as many ranks as a complete one. Groups without a connected rank delay no other group and
-    are left out.
+    incomplete groups may have as many ranks as a complete one. Groups without a connected rank are left out, because
+    no other group waits for them.
     """
 
     def __init__(self, groups: Iterable[GroupRanks]) -> None:
@@ -232,7 +232,7 @@ def grid_of(members: Iterable[Group]) -> Grid:
 
 
 def _group_ranks(member: Group) -> GroupRanks | None:
-    """Return None if the group is not alive or its number of ranks is unknown."""
+    """Return the group's ranks, or None if the group is not alive or its number of ranks is unknown."""
     participant = member.participant
     if not member.is_alive or participant is None or participant.group_world_size == 0:
         return None
@@ -248,9 +248,9 @@ class RunRank:
     """Rank of a run, described in the same way as ranks of replica groups."""
 
     view: RankView
-    generation: int | None = None  # last one in which it was active
-    state: RankState | None = None  # None to derive it from the view
-    is_judged: bool = False  # it is active in an unbroken generation
+    generation: int | None = None  # last generation in which the rank was active
+    state: RankState | None = None  # None: derived from the view
+    is_judged: bool = False  # whether the rank is active in an unbroken generation
 
 
 MAX_KNOWN = 4 * MAX_NAMES
@@ -262,14 +262,14 @@ Runs: TypeAlias = Sequence[Sequence[RunRank]]
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """Ranks that share collectives, and so are judged together."""
+    """Ranks that share collectives and are therefore judged together."""
 
     ranks: list[RankView]
     is_complete: bool  # no rank is missing
 
 
 class RanksKept:
-    """Limit on the known ranks of all jobs, which take about a kilobyte each. Ranks above the limit are not shown."""
+    """Limits the stored ranks of all jobs, which take about a kilobyte each. Ranks above the limit are not stored."""
 
     def __init__(self, limit: int = MAX_RANKS_KEPT) -> None:
         self._limit = limit
@@ -284,7 +284,7 @@ class RanksKept:
 
 
 class JobProgress:
-    """Progress of a job's ranks, as its groups last reported it. `kept` is shared by all jobs."""
+    """Progress of a job's ranks, as last reported by its groups. `kept` is shared by all jobs."""
 
     def __init__(
         self,
@@ -298,11 +298,11 @@ class JobProgress:
         self._kept = kept or RanksKept()
         self._floor_s = floor_s
         self.pauses = PauseLog()
-        self._past_s: dict[str, float] = {}  # of former groups and managers
+        self._past_s: dict[str, float] = {}  # seconds of former groups and managers, by phase
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
     def add_view(self, reports: GroupReports, view: GroupView, now: float) -> None:
-        """Store a group's view. A view from another manager replaces the old one, whose sums still count."""
+        """Store a group's view. If it is from another manager, the times of the old view still count in the totals."""
         if reports.view is not None and _is_over(reports.view, view):
             self.drop_view(reports)
         if not self._kept.reserve(len(view.ranks) - (len(reports.view.ranks) if reports.view is not None else 0)):
@@ -312,7 +312,7 @@ class JobProgress:
         self._known.update(unknown[: MAX_KNOWN - len(self._known)])
 
     def drop_view(self, reports: GroupReports) -> None:
-        """Forget the view of a former group or manager, whose sums still count."""
+        """Drop the view of a former group or manager. Its times still count in the totals."""
         if reports.view is not None:
             self._kept.reserve(-len(reports.view.ranks))
             self._add_seconds(self._past_s, reports.view)
@@ -320,13 +320,13 @@ class JobProgress:
 
     @property
     def _views(self) -> list[tuple[Group, GroupView]]:
-        """Groups with a stored view, sorted."""
+        """Groups with a stored view, sorted by name."""
         found = [(group, view) for group in self._groups.values() if (view := group.reports.view) is not None]
         return sorted(found, key=lambda pair: pair[0].replica_id)
 
     @property
     def data(self) -> DataUse | None:
-        """Use of the training data as the most advanced rank reports it. Exact only if all ranks report it as exact."""
+        """Data use that the most advanced rank reports. It is exact only if all ranks report an exact use."""
         uses = [use for _, view in self._views for rank in view.ranks if (use := rank.sample.data) is not None]
         if not uses:
             return None
@@ -335,7 +335,7 @@ class JobProgress:
         return replace(max(uses, key=lambda use: use.samples), irregular_steps=irregular, is_exact=is_exact)
 
     def verdict_in_s(self, now: float, runs: Runs = ()) -> float | None:
-        """Return the seconds until a verdict is possible, negative if one is possible now.
+        """Return the seconds until a stall verdict is possible. Negative if it is possible now.
 
         If there are only views of groups that are not judged, return the shortest time that a verdict takes. If there
         are no views at all, return None.
@@ -344,7 +344,7 @@ class JobProgress:
         return min(left_s, default=self._floor_s if self._views else None)
 
     def verdict(self, now: float, runs: Runs = ()) -> StallVerdict | None:
-        """Judge the participants of the quorum together, then each observed group and each run."""
+        """Find a stall: first over the quorum's participants together, then in each observed group and run."""
         for party in self._parties(now, runs):
             verdict = find_stall(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
             if verdict is not None:
@@ -383,7 +383,7 @@ class JobProgress:
         ]
 
     def places(self, now: float, runs: Runs = ()) -> tuple[RankPlace, ...]:
-        """Return the progress of each rank of the job's groups and `runs`, ranks that are behind first."""
+        """Return the progress of each rank of the job's groups and `runs`. Ranks that are behind come first."""
         verdict = self.verdict(now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
         ranks = [(group, rank) for group, view in self._views for rank in _aged(group, view, now)]
@@ -406,7 +406,7 @@ class JobProgress:
 
     @property
     def phase_seconds(self) -> dict[str, float]:
-        """Seconds in each phase, without nested phases, over all present and former ranks.
+        """Seconds in each phase, without nested phases, over all current and former ranks.
 
         Phases above the limit on names count as OTHER.
         """
@@ -426,7 +426,7 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether another manager than before sent the view: the sums of one manager never decrease."""
+    """Return whether another manager sent `view`, because a sum has decreased."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 
@@ -442,14 +442,14 @@ def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
 
 
 def _ticks(sample: ProgressSample) -> tuple[int, int | None]:
-    """Return the done and total units of the innermost phase. A heal counts in percent."""
+    """Return the completed and total units of the innermost phase. A heal is counted in percent."""
     phase, heal = sample.innermost, sample.heal
     if phase.name != HEAL or heal is None or not heal.total:
         return phase.done, phase.total
     return 100 * heal.received // heal.total, 100
 
 
-# Fields of a sample that are shown as the rank has sent them. Of a collective, only the operation is shown.
+# Fields of a sample that are shown as sent by the rank. For a collective, only the operation is shown.
 _SHOWN_AS_SENT = ({f.name for f in fields(ProgressSample)} & {f.name for f in fields(RankPlace)}) - {"collective"}
 
 

@@ -6,8 +6,8 @@ owns the store: it claims the store before it serves, and each claim has a highe
 participants of one job and is never reused. So even a forgotten job keeps its highest id.
 
 Live records (the `Group`s of a `Job`, `GenerationState`, the `Rank`s and `Supervisor`s of a run) belong to the state
-machines. Their moments are seconds of the lighthouse's monotonic clock. A `RunRecord` contains copies of ranks and
-supervisors. Its moments are wall-clock seconds, for display.
+machines. Their times are in seconds of the lighthouse's monotonic clock. A `RunRecord` contains copies of ranks and
+supervisors. Its times are in wall-clock seconds, for display.
 """
 
 import base64
@@ -54,7 +54,7 @@ from lighthouse_protocol.rules.stall import Limits
 
 @dataclass(frozen=True, slots=True)
 class JoinState:
-    """State that a member reported in its join. The quorum may have assigned it a lower step."""
+    """State that a member reported in its join. The quorum may have assigned the member a lower step."""
 
     step: int
     tag_quorum_id: int | None
@@ -69,12 +69,12 @@ class QuorumRecord:
     quorum_id: int
     """Highest id ever assigned."""
     quorum: Quorum | None = None
-    """Last quorum that formed. None if only its id is known."""
+    """Last quorum that formed. None if only the quorum's id is known."""
     stands: bool = False
     entries: Mapping[str, JoinState] = field(default_factory=dict[str, JoinState])
     """What each member of `quorum` reported when it joined, by replica_id."""
     lease_s: float = 0.0
-    """Length in seconds of its members' leases."""
+    """Length in seconds of the members' leases."""
     named: tuple[tuple[int, int], ...] = ()
     """Ranges (first, last) of the quorum ids under which states of this job were committed (lineage.py)."""
     ended: int | None = None
@@ -82,11 +82,11 @@ class QuorumRecord:
     absent: tuple[str, ...] = ()
     """Groups that count as late if they join after the end (`JobEnd`)."""
     secret: str = field(default="", repr=False)
-    """Secret that only the quorum's members know. A restarted lighthouse sends the same one."""
+    """Secret that only the quorum's members know. A restarted lighthouse sends the same secret."""
 
 
 # Stored as tables with a header row. The reader skips unknown columns and uses defaults for missing ones. Not
-# stored as messages: admitted values need no second check, and `wire` keeps the bytes that arrived.
+# stored as messages, because admitted values need no second check. `wire` keeps the bytes that arrived.
 _ENTRY = tuple(f.name for f in fields(JoinState))
 # `distrust` belongs to one join only.
 _PARTICIPANT = tuple(f.name for f in fields(Participant) if f.name not in ("wire", "extras", "distrust"))
@@ -165,7 +165,7 @@ class QuorumConfig:
 
 
 class Verdict(StrEnum):
-    """Why a job has a quorum, or has none."""
+    """Whether a job has a quorum, and why not if it has none."""
 
     NO_JOINS = "no_joins"
     FORMED = "formed"
@@ -216,7 +216,7 @@ class RunConfig:
     """Settings of a run's state machine."""
 
     rank_timeout_s: float = 30.0
-    wall_offset_s: float = 0.0  # wall clock minus monotonic clock, for moments that are displayed
+    wall_offset_s: float = 0.0  # wall clock minus monotonic clock, to display times
     beat_interval_s: float = 1.0  # between heartbeats of a supervisor
     run: str = ""  # name of the run
     limits: Limits = field(default_factory=Limits)  # time limits for ranks without progress
@@ -238,14 +238,14 @@ def key_text(generation: int, kind: KeyKind, name: str) -> str:
 class KeySpaces:
     """Small key-value store of a run, with one space per generation.
 
-    Spaces are fenced: a rank of an older generation can neither read nor write. Members of the present generation and
-    operators can read earlier spaces, so that a restarted function finds its keys. To bound memory, only the newest
-    SPACES_KEPT spaces with keys are kept, and each has a size limit.
+    A rank of an older generation can neither read nor write. Members of the current generation and operators can read
+    earlier spaces, so that a restarted function finds its keys. To bound memory, only the newest SPACES_KEPT spaces
+    with keys are kept, and each has a size limit.
     """
 
     def __init__(self, number: int = -1, rows: Iterable[Row] = ()) -> None:
         self.number = number
-        """Present generation, or -1 before the first."""
+        """Number of the current generation, or -1 before the first."""
         self._spaces: dict[int, dict[tuple[KeyKind, str], bytes]] = {}
         for generation, kind, name, value in rows:
             self._spaces.setdefault(generation, {})[kind, name] = value
@@ -256,7 +256,7 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin generation `number` and fence off all others."""
+        """Begin the space of generation `number`. From now on, ranks of other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
@@ -265,7 +265,7 @@ class KeySpaces:
         """Set a key. The caller stores the returned row before it replies.
 
         Raises:
-            WrongState: `generation` is not the present one.
+            WrongState: `generation` is not the current one.
             InvalidRequest: The name is empty, or the name or the value is too long.
             LimitReached: The generation has MAX_KEYS keys.
         """
@@ -277,7 +277,7 @@ class KeySpaces:
         return generation, kind, name, value
 
     def present_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of the present generation. Raise WrongState if `generation` is another one."""
+        """Return all keys of the current generation. Raise WrongState if `generation` is not the current one."""
         space = self._spaces.get(self.number, {}) if generation is None else self._present_space(generation)
         return dict(space)
 
@@ -331,7 +331,7 @@ RunName = tuple[str, str]
 
 @dataclass(slots=True)
 class Rank:
-    """Newest process of a slot, with what it last reported. A slot is the fixed number of a process in its run."""
+    """The newest process of a slot, and its last reports. A slot is the fixed number of a process in its run."""
 
     rank: RankId
     seen_at: float
@@ -346,11 +346,11 @@ class Rank:
     is_here: bool = True
     session: int | None = field(default=None, compare=False)
     waits_since: float | None = field(default=None, compare=False)
-    """Since when the rank has been ready. None unless it is ready."""
+    """When the rank became ready. None while it is not ready."""
     secret: str = ""
-    """Digest of the secret in its hello. Empty if it sent none."""
+    """Digest of the secret in the rank's hello. Empty if the hello had none."""
     is_successor: bool = False
-    """Another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
+    """Whether another process had the slot earlier in this launch. A restarted supervisor cannot report this."""
 
     @property
     def is_ready(self) -> bool:
@@ -376,28 +376,28 @@ class RestartRecord:
 
 @dataclass(slots=True)
 class Supervisor:
-    """The newest of the supervisors that have used one name."""
+    """The newest of all supervisors that have used the same name."""
 
     entry: SupervisorHello
-    """Without its secret."""
+    """Hello of the supervisor, without the secret."""
     session: int | None = field(default=None, compare=False)
     former: tuple[str, ...] = ()
-    """Incarnations that it replaced."""
+    """Incarnations of earlier supervisors with this name."""
     last: SupervisorHeartbeat = field(default_factory=SupervisorHeartbeat, compare=False)
     secret: str = ""
-    """Digest of the secret in its hello."""
+    """Digest of the secret in the supervisor's hello."""
     is_awaited: bool = field(default=False, compare=False)
     """Whether the lighthouse has restarted and the supervisor has not reconnected."""
     refused: tuple[str, ...] = ()
     """Incarnations of this launch that requested the name and were refused, or were notified that the run is completed.
     """
     has_part: bool = False
-    """Whether one of its ranks has been in a generation of this launch."""
+    """Whether one of the supervisor's ranks has been in a generation of this launch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """Earlier launch of the run, which generation `number` completed."""
+    """The previous launch of the run, which was completed in generation `number`."""
 
     number: int
     incarnations: tuple[str, ...]  # supervisors of the launch, and its ranks without a supervisor
@@ -405,7 +405,7 @@ class Former:
 
 @dataclass(frozen=True, slots=True)
 class RunRecord:
-    """State of a run that survives a restart of the lighthouse. Fields that do not compare are not stored."""
+    """State of a run that survives a restart of the lighthouse. Fields with `compare=False` are not stored."""
 
     counters: RunCounters = field(default_factory=RunCounters)
     terms: RunTerms = field(default_factory=RunTerms)
@@ -428,7 +428,7 @@ class RunRecord:
     ending: Mapping[str, str] = field(default_factory=dict[str, str])
     """Reason of the stop that each supervisor received, by the supervisor's incarnation."""
     failed_at: tuple[float, ...] = ()
-    """When the function failed, for each failure that counts against the restart budget."""
+    """Times of the failures that count against the restart budget."""
 
 
 def dump_run(record: RunRecord) -> bytes:
@@ -436,7 +436,7 @@ def dump_run(record: RunRecord) -> bytes:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Convert one level of a dataclass, in a fraction of the time of `asdict`."""
+    """Convert a dataclass to a dict without converting its fields. Much faster than `asdict`."""
     return {name: getattr(value, name) for name in _names(type(value))}
 
 
@@ -524,7 +524,7 @@ class GenerationState:
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
     def has_received(self, rank: RankId, generation: int | None) -> bool:
-        """Return False if the rank is active but lacks this generation, so that its report of ready is outdated.
+        """Return False if the rank is active but has not received this generation, so its ready report is outdated.
 
         Args:
             rank: A rank that reports ready.
@@ -536,12 +536,12 @@ class GenerationState:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
-        """Return whether a failure report counts. A rank can also fail after it reported ready."""
+        """Return whether a failure report of the rank counts. A rank can also fail after it has reported ready."""
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
     def is_place_taken(self, rank: RankId) -> bool:
-        """Return whether the generation contains an earlier process of the slot, which has finished."""
+        """Return whether the generation contains an earlier process of the rank's slot, which has finished."""
         return rank.slot in self._taken and rank not in self.active
 
     def reconnect_rank(self, rank: RankId) -> None:
@@ -585,7 +585,7 @@ class LastAssignment:
 
     quorum_id: int
     max_step: int
-    """Highest step among its participants."""
+    """Highest step among the quorum's participants."""
     tag_quorum_id: int | None
     """Quorum under which the up-to-date state at `max_step` was committed. None if the quorum lowered the member's
     step.
@@ -599,7 +599,7 @@ class LastAssignment:
     the state of that step, and so may single ranks of a group whose ranks disagree.
     """
     formed_from: int | None = None
-    """Quorum under which the members at `max_step` had committed their state when the quorum formed."""
+    """Quorum under which the members at `max_step` had committed their state when this quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
         """Return the new `lowest` when the member joins with state `held` and the new quorum is at `max_step`."""
@@ -623,29 +623,29 @@ class Heal:
 
 @dataclass(slots=True)
 class GroupReports:
-    """What the managers of a group have reported. A new incarnation of the group continues these reports."""
+    """Reports from the managers of a group. A new incarnation of the group inherits them."""
 
     view: GroupView | None = None
-    """Newest view of its ranks."""
+    """Newest progress view of the group's ranks."""
     view_at: float = 0.0
     heal: GroupHeal | None = None
-    """Progress of the heal that its ranks report. None while they report none."""
+    """Progress of the heal that the group's ranks report, or None if they are not healing."""
     preemption: PreemptionNotice | None = None
-    """Notice that the group's hosts will be taken away. None while they stay."""
+    """Notice that the group's hosts will be taken away, or None."""
     announced: PreemptionNotice | None = None
-    """Last notice that was announced (`Ports.preempted`). Its manager repeats a valid notice in each session."""
+    """Last notice that was passed to `Ports.preempted`. The manager repeats a valid notice in each session."""
     preempted_at: float | None = None
-    """When that will be. None if it is unknown."""
+    """When the hosts will be taken away, or None if unknown."""
     others_stay: bool | None = None
-    """Whether its manager was told that other groups stay. None if it was not told since the last notice."""
+    """Whether other groups stay, as last sent to the manager. None if nothing was sent since the last notice."""
     counts: GroupCounts | None = None
-    """Totals of its manager since that manager started."""
+    """Totals that the group's manager has counted since it started."""
     distrust: Distrust | None = None
-    """Why its state is invalid, as its last join reported. None if it is valid."""
+    """Why the group's state is invalid, according to its last join. None if the state is valid."""
     rejected_step: int | None = None
-    """Step that its ranks report as discarded because of non-finite gradients."""
+    """Step that the group's ranks report as discarded because of non-finite gradients."""
     trains_since: float | None = None
-    """Since when its time counts (`JobAccount`). None until it holds a quorum, and after it has left."""
+    """When `JobAccount` began to count the group's time. None before its first quorum and after it has left."""
 
 
 class Kind(StrEnum):
@@ -654,10 +654,10 @@ class Kind(StrEnum):
     REPORTED = auto()  # has neither joined nor opened a session
     CONNECTED = auto()  # has a session
     HEALTHY = auto()
-    WORKING = auto()  # healthy, and in the present quorum
+    WORKING = auto()  # healthy, and in the current quorum
     LOOPBACK = auto()
     ROUTABLE = auto()
-    DRAINING = auto()  # draining, and in the present quorum
+    DRAINING = auto()  # draining, and in the current quorum
 
 
 @dataclass(slots=True, eq=False)
@@ -667,7 +667,7 @@ class Group:
     replica_id: str
     incarnation: str
     seen_at: float
-    """When its last message arrived, by the lighthouse's monotonic clock, like all times in this class."""
+    """When the group's last message arrived. All times are from the lighthouse's monotonic clock."""
     participant: Participant | None = None
     """Description from the newest hello or join. None if the group has only sent heartbeats without a session."""
     step: int = 0
@@ -675,18 +675,16 @@ class Group:
 
     session: int | None = None
     secret: str = ""
-    """Digest of the secret that its manager sends in each hello (identity rules in roster.py). Empty before the first
-    session.
-    """
+    """Digest of the secret in the manager's hellos (identity rules in roster.py). Empty before the first hello."""
     former_secret: str = ""
-    """Digest of its manager's secret in the last quorum with this group, if that is not the present quorum."""
+    """Digest of the manager's secret in the last quorum with this group, if that is not the current quorum."""
     closes_at: float | None = None
-    """If the session's stream has ended: when the group is lost unless its manager reconnects. Otherwise None."""
+    """When the group will be lost unless its manager reconnects. None while the session's stream is open."""
     burst: int = 0
-    """Number of the last burst of closed connections (`MassSilence`) that included the group's."""
+    """Number of the last burst of closed connections (`MassSilence`) that included this group's connection."""
 
     call: int | None = None
-    """Number of its pending call for a quorum, or None."""
+    """Number of the group's pending call for a quorum, or None."""
     deadline_at: float = 0.0
     """When the pending call expires."""
 
@@ -697,22 +695,22 @@ class Group:
     excused_until: float = 0.0
     """Earliest moment at which the group may lapse."""
     has_missed: bool = False
-    """The group missed a join timeout. The others do not wait for it until it joins."""
+    """Whether the group missed a join timeout. The other groups do not wait for it until it joins."""
     down: str = ""
-    """Why the group cannot take part until it joins. Empty if it can."""
+    """Why the group cannot take part until it joins again. Empty if it can take part."""
     is_starting: bool = False
-    """Its ranks have not connected yet, or are restarting."""
+    """Whether the group's ranks have not connected yet, or are restarting."""
     missing: Set[int] = NO_RANKS
     """Ranks that are not connected."""
     drains: bool = False
-    """The group completes the steps of its quorum and joins no other."""
+    """Whether the group leaves after the steps of its quorum and joins no other quorum."""
 
     is_participant: bool = False
-    """The present quorum contains this incarnation of the group."""
+    """Whether the current quorum contains this incarnation of the group."""
     last_assignment: LastAssignment | None = None
     lease_until: float = 0.0
     heal: Heal | None = None
-    """The heal in progress, as the timeline knows it."""
+    """The heal in progress, as tracked for the timeline."""
     reports: GroupReports = field(default_factory=GroupReports)
 
     is_loopback: bool | None = None
@@ -722,7 +720,7 @@ class Group:
 
     @property
     def is_healthy(self) -> bool:
-        """True if the others wait for the group."""
+        """True if the other groups wait for this one before a quorum forms."""
         return Kind.HEALTHY in self.counts_as
 
     @property
@@ -737,27 +735,27 @@ class Group:
 
 @dataclass(slots=True)
 class Lease:
-    """Right of a member to grant its ranks steps of the standing quorum, kept even if its group is removed."""
+    """Right of a member to grant its ranks steps of the standing quorum. Outlives the record of the member's group."""
 
     incarnation: str
     until: float
     entry: JoinState
-    """What the member reported when it joined this quorum, with the digest of its secret."""
+    """State in the member's join for this quorum, with the digest of the member's secret."""
     granted: int | None = None
-    """Highest step that the member has granted, as reported since the recall. None before the report."""
+    """Highest step that the member has granted, as it reported after the recall. None before that report."""
     is_spent: bool = False
-    """The member grants no more steps."""
+    """Whether the member has stopped granting steps."""
     has_left: bool = False
-    """The member's ranks have exited in good order."""
+    """Whether the member's ranks have exited cleanly."""
     is_awaited: bool = False
-    """The present phase waits for the member."""
+    """Whether the current phase waits for the member."""
     has_reported: bool = True
-    """The member has reported to this lighthouse, and not only to an earlier one."""
+    """Whether the member has reported to this lighthouse, and not only to an earlier one."""
 
 
 class Membership(Enum):
-    """Relation of a replica group to its job's quorum, as its secret proves it."""
+    """Relation of a replica group to its job's quorum, as proved by the group's secret."""
 
     MEMBER = "member"
-    OUTSIDER = "outsider"  # others are members, and this group never received a quorum
+    OUTSIDER = "outsider"  # other groups are members, and this group never received a quorum
     OPEN = "open"  # no group is a member: no quorum has formed, or all its members are lost

@@ -53,10 +53,10 @@ class JobRegistry(JobsPort):
 
         Args:
             config: Settings of every job, apart from the first quorum_id.
-            ports: Without `check_lag` and `guarded`, which the registry adds.
-            memory: Store of the records, which this lighthouse has claimed. None for a store in memory.
+            ports: Ports of the drivers. The registry sets `check_lag` and `guarded`.
+            memory: Record store that this lighthouse has claimed, or None for an in-memory store.
             give_up: Shuts down the daemon with an exit status.
-            incident_registry: Shared by all jobs.
+            incident_registry: Incidents of all jobs.
             rank_timeout_s: A rank without a stream is lost this many seconds after its last message.
         """
         self._config = config
@@ -77,7 +77,7 @@ class JobRegistry(JobsPort):
         self.runs = RunRegistry(self, rank_timeout_s)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
-        """Continue with the records of a store that has just been claimed, possibly after a `close`.
+        """Accept work, with the records of a store that has just been claimed, possibly after a `close`.
 
         Members may still hold quorums of an earlier lighthouse.
         """
@@ -127,11 +127,11 @@ class JobRegistry(JobsPort):
         return driver
 
     def ended_jobs(self, job: str) -> tuple[JobStatus, ...]:
-        """Return the last status of jobs that have ended and were dropped: the newest ones, or only `job`."""
+        """Return the last status of recently ended jobs without a driver, or only of `job` if it is not empty."""
         return tuple(last for name, last in self._ended.items() if name not in self._drivers and job in ("", name))
 
     def _is_full(self, count: Callable[[], int], limit: int) -> bool:
-        """Drop quiet jobs if the limit is reached, and return whether it still is.
+        """Drop quiet jobs if the limit is reached. Return whether the limit is still reached.
 
         Dropping is O(n), so it runs at most once per QUIET_LOOKED_FOR_EVERY_S.
         """
@@ -160,7 +160,7 @@ class JobRegistry(JobsPort):
         return driver is not None and driver.incidents.handle_exit(replica_id, reason, evidence)
 
     def peek(self, job: str) -> JobDriver | None:
-        """Return the driver of the job, or None if it has none. Never creates one."""
+        """Return the driver of the job, or None if the job has none. Never creates a driver."""
         return self._drivers.get(job)
 
     def find_job(self, job: str) -> JobDriver:
@@ -172,10 +172,10 @@ class JobRegistry(JobsPort):
         return driver
 
     def forget_quiet(self, *, is_full: bool = False) -> None:
-        """Drop the drivers of quiet jobs.
+        """Drop the drivers of quiet jobs, which have no groups, calls, sessions or ranks.
 
-        A record that cannot be removed from the store stays there, which is harmless. Jobs that have ended are kept, so
-        that late groups can be refused, unless the registry `is_full`.
+        A record that cannot be removed from the store remains there, which is harmless. Ended jobs are kept, unless
+        `is_full`, so that late groups can be refused.
         """
         for driver in [d for d in self._drivers.values() if d.is_quiet and (is_full or not d.remembers_end)]:
             if driver.machine.job_end.step is not None:
@@ -195,12 +195,12 @@ class JobRegistry(JobsPort):
                 )
 
     def close(self, reason: str) -> None:
-        """End every pending call and close every stream with `reason`, and refuse new ones."""
+        """Refuse all pending calls and close all streams with `reason`. New calls and streams are refused, too."""
         self.runs.write_notes()
         self.drop_all(reason)
 
     def drop_all(self, reason: str) -> None:
-        """Close without writing, because this lighthouse has lost the store."""
+        """Close like `close`, but write nothing, because this lighthouse has lost the store."""
         self._close_jobs(reason)
         self.runs.drop_all_runs(reason)
 
@@ -224,7 +224,7 @@ class JobRegistry(JobsPort):
             until = self._started_at + max(config.lease_s, record.lease_s if record is not None else 0.0)
             until = until if until > self.ports.timers.time() or (record and record.stands) else None
         if record is not None and record.lease_s < config.lease_s:
-            record = replace(record, lease_s=config.lease_s)  # applies from the first welcome
+            record = replace(record, lease_s=config.lease_s)  # the first welcome already promises this lease
             with self.guarded():
                 self.store.commit(job, record)
         machine = QuorumMachine(config, record=record, holders_until=until)
@@ -255,7 +255,7 @@ class JobRegistry(JobsPort):
 
 
 MAX_RUNS = 1000
-SAVED_SHOWN = 32  # newest runs without processes
+SAVED_SHOWN = 32  # number of runs without processes in a status
 
 
 class RunRegistry:
@@ -265,7 +265,7 @@ class RunRegistry:
         """Create an empty registry.
 
         Args:
-            jobs: Registry of the jobs, whose store must be claimed before the first run is used.
+            jobs: Registry of the jobs. Its store must be claimed before the first run is used.
             rank_timeout_s: A rank without a stream is lost this many seconds after its last message.
         """
         self.jobs = jobs
@@ -273,7 +273,7 @@ class RunRegistry:
         self._rank_timeout_s = rank_timeout_s
         jobs.lag.listen(self._was_late)
         self._drivers: dict[RunName, RunDriver] = {}
-        self._began_at: float | None = None  # first run served
+        self._began_at: float | None = None  # when the first run was served
         self._stopped: dict[RunName, RunStatus] = {}
 
     def __iter__(self) -> Iterator[RunDriver]:
@@ -315,19 +315,19 @@ class RunRegistry:
         return self.get_run_driver(job, run)
 
     def run_statuses(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
-        """Return the status of `run`, of the runs of `job`, or of all, including runs without processes."""
+        """Return the status of `run`, of all runs of `job`, or of all runs, including runs without processes."""
         self.forget_quiet()
         names = [(job, run)] if run else [name for name in self._run_names() if not job or name[0] == job]
         found = [self._load_status(name) for name in names]
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
-        """Return the status of the runs with processes, of `job` or of all jobs."""
+        """Return the status of all runs with processes, or only of those of `job` if it is not empty."""
         self.forget_quiet()
         return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
 
     def stopped_status(self) -> tuple[RunStatus, ...]:
-        """Return the last status of stopped runs whose processes have exited, the newest last."""
+        """Return the last status of stopped runs whose processes have exited, ending with the newest."""
         return tuple(self._stopped.values())
 
     def forget_quiet(self) -> None:
@@ -351,7 +351,7 @@ class RunRegistry:
             driver.close(reason)
 
     def reset(self) -> None:
-        """Serve again, from the present content of the store."""
+        """Discard cached state, because the store has been claimed again."""
         self._stopped.clear()
         self._began_at = None
 

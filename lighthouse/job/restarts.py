@@ -1,14 +1,15 @@
 """One run: its generations, and the supervisors, excluded hosts and launches around them.
 
 A generation is one attempt to run the function on a set of ranks (generations.py). A launch is one start of the run by
-its users. It is over when the run is completed.
+its users. A launch is over when the run is completed.
 
 1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
-2. A supervisor's report on a dead process explains the incident of its loss. If the process is not a rank of a
-   generation, the report is an incident of its own, which ends no generation and changes no counter.
-3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each of them
-   is notified that its launch is completed. A process without earlier contact with the run starts another launch:
-   either a supervisor that has never connected and none of whose ranks has, or a rank of attempt 0 that has no
+2. A supervisor's report on a dead process becomes evidence of the incident in which the process was lost. If the
+   process is not a rank of a generation, the report is a separate incident. It ends no generation and changes no
+   counter.
+3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each
+   process is notified that its launch is completed. A process without earlier contact with the run starts another
+   launch: a supervisor that has never connected, and none of its ranks has, or a rank of attempt 0 that has no
    generation number and whose supervisor has never connected.
 4. A supervisor that receives a stop, directly or through one of its ranks, exits, and so does one that requests a stop.
    If the run has been resumed, another stop request from that supervisor repeats the old one and is ignored.
@@ -53,17 +54,17 @@ class Supervisors:
     """Supervisors of a run, and its excluded hosts.
 
     1. A name belongs to the newest incarnation that claimed it, even after that incarnation disconnects. A newer
-       incarnation takes the name over, and the older one never gets it back. So if two supervisors use one name, one
-       continues and the other exits. There are two exceptions. While the owner's stream is open, only a supervisor that
-       presents the owner's secret takes over. For NAMES_KEPT_S after a restart of the lighthouse, the name is reserved
-       for its previous owner. An incarnation always belongs to the supervisor that used it first.
-    2. A supervisor that received a stop exits. If it reconnects, it is sent the stop again, even if the run has been
+       incarnation takes the name over, and the older one never gets it back. So if two supervisors use the same name,
+       one continues and the other exits. There are two exceptions. While the owner's stream is open, only a supervisor
+       that presents the owner's secret takes over. For NAMES_KEPT_S after a restart of the lighthouse, the name is
+       reserved for its previous owner. An incarnation always belongs to the supervisor that used it first.
+    2. A supervisor that received a stop exits. If it reconnects, it receives the stop again, even if the run has been
        resumed.
     3. An excluded host has no rank and no supervisor in the run until the run is resumed.
-    4. A supervisor's request affects the whole run if the supervisor takes part in it: it has presented a secret that
-       proves that one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the
-       request affects only that supervisor: a stop request stops it alone, and an exclusion request bars only its own
-       name from the host. Before the first generation, any supervisor may stop the run.
+    4. A supervisor's request affects the whole run if the supervisor takes part in the run. Its secret must prove that
+       one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the request affects
+       only that supervisor: a stop request stops it alone, and an exclusion request bars only its own name from the
+       host. Before the first generation, any supervisor may stop the run.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Supervisors:
             records: Known supervisors.
             excluded: Excluded hosts.
             ending: Reason of the stop that each supervisor received, by incarnation.
-            kept_until: Until when the names in `records` are reserved.
+            kept_until: End of the time for which the names in `records` are reserved.
         """
         self._names = {each.entry.name: replace(each, is_awaited=True) for each in records}
         self._slots = sum(len(each.entry.slots) for each in self._names.values())
@@ -111,7 +112,7 @@ class Supervisors:
         return tuple(one for each in self for one in (each.entry.incarnation, *each.former, *each.refused))
 
     def slots_of(self, replica_id: str) -> list[int]:
-        """Return the slots of the replica group's ranks, sorted."""
+        """Return the slots that the group's supervisors have claimed, sorted."""
         own = (each.entry for each in self if replica_id in (each.entry.name, group_of_supervisor(each.entry.name)))
         return sorted(slot for entry in own for slot in entry.slots)
 
@@ -121,9 +122,9 @@ class Supervisors:
     # -- arrivals and losses
 
     def check_supervisor(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
-        """Return why a supervisor may not enter, or None.
+        """Return the error if a supervisor may not enter, or None.
 
-        DuplicateReplica is temporary: the supervisor with this name may have died unnoticed.
+        DuplicateReplica is temporary, because the other supervisor with this name may have died unnoticed.
         """
         known = self._names.get(entry.name)
         if known is not None and self._keeps_name(known, entry, now):
@@ -145,13 +146,13 @@ class Supervisors:
         return self.why_excluded(entry.host or entry.name, entry.name)
 
     def is_impostor(self, entry: SupervisorHello) -> bool:
-        """Return whether the caller uses the incarnation of the known supervisor without its secret."""
+        """Return whether the caller uses the incarnation of a known supervisor, but not that supervisor's secret."""
         known = self._names.get(entry.name)
         is_named = known is not None and known.entry.incarnation == entry.incarnation
         return known is not None and is_named and bool(known.secret) and not is_shown(entry.secret, known.secret)
 
     def record_refused(self, entry: SupervisorHello) -> bool:
-        """Record a refused supervisor. Return whether this is a new incarnation of a known name."""
+        """Record a refused supervisor. Return whether its incarnation is new and its name is known."""
         known = self._names.get(entry.name)
         if known is None or entry.incarnation in (known.entry.incarnation, *known.former, *known.refused):
             return False
@@ -159,7 +160,7 @@ class Supervisors:
         return True
 
     def _keeps_name(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
-        """Return whether the known supervisor keeps its name, or its incarnation, from a newcomer."""
+        """Return whether the known supervisor's name or incarnation is protected from this caller."""
         if not known.secret or is_shown(entry.secret, known.secret):
             return False
         is_there = known.session is not None or (known.is_awaited and now < self._kept_until)
@@ -175,12 +176,12 @@ class Supervisors:
         """Admit a supervisor.
 
         Args:
-            entry: Its hello.
-            session: Its stream.
-            has_part: Whether one of its ranks is in the present generation.
+            entry: Hello of the supervisor.
+            session: Stream of the supervisor.
+            has_part: Whether one of the supervisor's ranks is in the current generation.
 
         Returns:
-            An older stream of the same name that must be closed, and the error to close it with. None if there is none.
+            The older stream of the same name that must be closed, and the error for it. None if there is none.
         """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
@@ -196,16 +197,16 @@ class Supervisors:
             return None
         del self._sessions[older]
         if before.incarnation == entry.incarnation:
-            return older, Superseded(f"supervisor {entry.name} has come by another stream; this one ends")
+            return older, Superseded(f"supervisor {entry.name} has opened another stream; this one is closed")
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark the supervisors that take part in the run. `secrets` are those of the ranks of a generation."""
+        """Mark the supervisors that take part in the run. `secrets` are the digests of its ranks' secrets."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
     def supervisor_of_session(self, session: int) -> Supervisor | None:
-        """Return the supervisor, or None if it was refused or has opened another stream."""
+        """Return the stream's supervisor, or None if it was refused or has opened another stream."""
         return self._sessions.get(session)
 
     def receive_heartbeat(self, session: int, heartbeat: SupervisorHeartbeat) -> None:
@@ -214,7 +215,7 @@ class Supervisors:
 
     @property
     def budget_used(self) -> float:
-        """Largest share of its restart budget that a connected supervisor has used."""
+        """Largest share of its restart budget that any connected supervisor has used, from 0 to 1."""
         return max((known.last.budget_used for known in self._sessions.values()), default=0.0)
 
     def end_stream(self, session: int) -> None:
@@ -229,7 +230,7 @@ class Supervisors:
         return {known.entry.incarnation for known in self._sessions.values()}
 
     def record_stop(self, reason: str, incarnations: Iterable[str]) -> bool:
-        """Record that these supervisors receive a stop. Return whether that is new for any of them."""
+        """Record that these supervisors receive a stop. Return whether any of them had not received one before."""
         new = [each for each in sorted(incarnations) if each not in self.ending]
         self.ending |= dict.fromkeys(new, reason)
         for oldest in list(self.ending)[:-MAX_SUPERVISORS]:
@@ -249,7 +250,7 @@ class Supervisors:
     # -- hosts
 
     def exclude_host(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
-        """Exclude a host for all supervisors, or only for `supervisor`. Return whether that is new."""
+        """Exclude a host for all supervisors, or only for `supervisor`. Return False if nothing changes."""
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
         self._excluded[host, supervisor] = ExcludedHost(host, reason, at, supervisor)
@@ -301,12 +302,12 @@ class RunMachine:
 
         Args:
             config: Settings.
-            record: What an earlier lighthouse stored, or None.
+            record: State that an earlier lighthouse stored, or None.
             keys: Stored keys.
-            now: The present moment.
-            make_id: Returns an unused incident id for a wall-clock moment.
-            began_at: When this lighthouse began to serve runs, `now` by default. Names are reserved from then on. A run
-                without processes gets a new machine at each attempt to enter, which must not extend the reservation.
+            now: Current time.
+            make_id: Returns an unused incident id for a wall-clock time.
+            began_at: When this lighthouse began to serve runs, `now` by default. The reservation of names starts then,
+                because a run without processes gets a new machine at each attempt to enter.
         """
         record = record or RunRecord()
         kept_until = (now if began_at is None else began_at) + NAMES_KEPT_S
@@ -333,11 +334,11 @@ class RunMachine:
         return self.stop is not None or self.completed is not None
 
     def active_slots(self, name: str, ranks: Collection[int]) -> tuple[int, ...]:
-        """Return the slots of some ranks that are active in the present generation.
+        """Return the slots of those `ranks` that are active in the current generation.
 
         Args:
-            name: A replica group or this run. The ranks of a group that restarts by itself are its slots. In a run
-                shared with other groups, the group's supervisor assigns the slots.
+            name: Name of a replica group or of this run. If the group restarts by itself, its ranks are the slots. If
+                the run is shared with other groups, the group's supervisor has assigned the slots.
             ranks: Ranks of the group, or slots of the run.
         """
         is_own = self.supervisors.is_empty and self.config.run.endswith(group_run("", name))
@@ -375,7 +376,7 @@ class RunMachine:
     # -- events and time
 
     def handle(self, event: events.RunEvent, now: float) -> Sequence[events.RunEffect]:
-        if isinstance(event, events.WasLate):  # first, so that the pause makes no rank lapse
+        if isinstance(event, events.WasLate):  # before `lose_lapsed_ranks`, so that no rank lapses because of the pause
             self.generations.postpone_timers(event.by_s, now)
             self.supervisors.extend_reservation(event.by_s)
         self.generations.lose_lapsed_ranks(now)
@@ -390,7 +391,7 @@ class RunMachine:
         return self._finish_event(now)
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next, or None if time alone changes nothing.
+        """Return when to call `tick` next, or None if no timer is pending.
 
         Right after `handle` or `tick` with the same `now`, the result is later than `now`.
         """
@@ -472,7 +473,7 @@ class RunMachine:
         )
 
     def _send_end(self, rank: RankId) -> bool:
-        """Notify the rank if the run is over. Return whether it is."""
+        """If the run is over, notify the rank. Return whether the run is over."""
         if self.stop is not None:
             self._effects.append(events.Stopped(self.stop, (rank,)))
         elif self.completed is not None:
@@ -507,12 +508,12 @@ class RunMachine:
         return tuple(dict.fromkeys((*self.supervisors.incarnations, *of_ranks)))
 
     def _is_of_launch(self, rank: RankId) -> bool:
-        """Return whether the process, or its supervisor, was in the present launch."""
+        """Return whether the rank's process or its supervisor belongs to the current launch."""
         return rank.supervisor in self._incarnations or self.generations.ranks.is_newest(rank)
 
     @staticmethod
     def _was_in(former: Former, entry: RankHello) -> bool:
-        """Return whether the process belongs to the former launch."""
+        """Return whether the process belongs to the launch `former`."""
         numbers = [number for number in (entry.seen, entry.generation) if number is not None]
         return entry.rank.supervisor in former.incarnations or any(number <= former.number for number in numbers)
 
@@ -583,7 +584,7 @@ class RunMachine:
         return None if error is None else HelloRejected(error)
 
     def counts_for_all(self, session: int, membership: Membership) -> bool:
-        """Return whether this supervisor's stop counts for the whole run (rule 4 of `Supervisors`)."""
+        """Return whether this supervisor's stop request affects the whole run (rule 4 of `Supervisors`)."""
         is_open = membership is Membership.OPEN and self.generations.current.generation is None
         return is_open or self._has_part(session, membership)
 
@@ -631,5 +632,5 @@ class RunMachine:
 
 
 def _supervisors(ranks: Iterable[RankId]) -> set[str]:
-    """Return the supervisors of the supervised ranks."""
+    """Return the incarnations of the ranks' supervisors."""
     return {rank.supervisor for rank in ranks if rank.is_supervised}

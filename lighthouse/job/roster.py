@@ -9,9 +9,9 @@ A reported group has only sent heartbeats without a session. Any process can sen
 reported groups has its own limit. If other groups have sessions, only the first quorum of a job waits for reported
 ones.
 
-`Job` holds what `decide` (forming.py) reads: groups, joins and the last quorum. It also collects the effects of an
-event. The functions below it implement the rules of identity and admission, and `JoinQueue` holds the pending joins.
-Moments are seconds of the lighthouse's monotonic clock. With n groups, every operation costs O(log n) unless noted.
+`Job` holds the groups, joins and last quorum, which `decide` (forming.py) reads, and collects the effects of an event.
+The functions below it implement the rules of identity and admission, and `JoinQueue` holds the pending joins. Times are
+in seconds of the lighthouse's monotonic clock. With n groups, every operation costs O(log n) unless noted.
 """
 
 import heapq
@@ -61,13 +61,13 @@ MIN_FORGET_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class Member:
-    """Member of the present quorum. It remains a member even if its group's record is removed."""
+    """Member of the current quorum. It remains a member even if its group's record is removed."""
 
     participant: Participant
     secret: str
     """Digest of the manager's secret when the quorum formed. Empty after a restart of the lighthouse."""
     has_finished: bool = False
-    """Its script has ended."""
+    """Whether the member's script has ended."""
 
 
 class Job:
@@ -82,20 +82,18 @@ class Job:
         self.groups: dict[str, Group] = {}
         """Groups by replica_id. Lapsed groups remain for a limited time."""
         self.counts = Counter[Kind | int](dict.fromkeys(Kind, 0))
-        """Number of groups of each kind. A group_world_size without groups is missing."""
+        """Number of groups of each kind and of each group_world_size that occurs."""
         self.quorum: Quorum | None = None
         self.members: dict[str, Member] = {}
         """Members of the quorum, by replica_id."""
         self.max_step = 0
         """Highest step among the participants."""
         self.formed_at: float | None = None
-        """When the quorum_id last changed. If an earlier lighthouse formed the quorum, when this one handled its first
-        event.
-        """
+        """When the quorum_id last changed, or when this lighthouse handled its first event if that is later."""
         self.first_formed_at: float | None = None
         """When this lighthouse formed its first quorum."""
         self.lost_at: float | None = None
-        """When a member of the present quorum was last lost."""
+        """When a member of the current quorum was last lost."""
         self.rounds = 0
         """Number of quorums that this lighthouse has formed."""
         self.changes = 0
@@ -128,7 +126,7 @@ class Job:
         return effects
 
     def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
-        """List the other groups of a kind, sorted. O(1) if there are none, else O(n)."""
+        """List the groups of a kind other than `replica_id`, sorted by name. O(1) if there are none, otherwise O(n)."""
         own = self.groups.get(replica_id)
         if self.counts[kind] == (own is not None and kind in own.counts_as):
             return []
@@ -136,12 +134,12 @@ class Job:
         return sorted(found, key=attrgetter("replica_id"))
 
     def replace_quorum(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
-        """Replace the present quorum with one that has just formed. O(n).
+        """Replace the current quorum with a newly formed one. O(n).
 
         Args:
-            quorum: The quorum.
+            quorum: The new quorum.
             members: The records of its participants, in the same order.
-            now: The present moment.
+            now: Current time.
             is_new: Whether the quorum has a new id.
         """
         for group in self.groups.values():
@@ -175,14 +173,17 @@ class Job:
         return sorted(name for name, member in self.members.items() if not member.has_finished)
 
     def last_secret(self, replica_id: str) -> str:
-        """Return the digest of the secret that the group's manager had in the group's last quorum, or ""."""
+        """Return the digest of the manager's secret in the group's last quorum, or "" if unknown."""
         if (member := self.members.get(replica_id)) is not None:
             return member.secret
         group = self.groups.get(replica_id)
         return group.former_secret if group is not None else ""
 
     def can_repeat(self, members: Sequence[Group]) -> bool:
-        """Return whether this lighthouse formed the quorum from these members, and none moved or failed a commit."""
+        """Return whether these are the current quorum's members, unchanged and without a failed commit.
+
+        If so, the next quorum may keep the current id. False if an earlier lighthouse formed the current quorum.
+        """
         before = self.quorum.participants if self.quorum is not None and self.rounds else ()
         if len(before) != len(members):
             return False
@@ -200,11 +201,11 @@ class Job:
         return len(self.groups) - self.counts[Kind.REPORTED]
 
     def list_participants(self) -> list[Group]:
-        """Return the records of the present quorum's participants. O(n)."""
+        """Return the records of the current quorum's participants. O(n)."""
         return [group for group in self.groups.values() if group.is_participant]
 
     def record_heartbeat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
-        """Handle a heartbeat without a session. Return None for one to ignore: another incarnation is alive."""
+        """Handle a heartbeat without a session. Return its group, or None if another incarnation of it is alive."""
         member = self.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation and member.is_alive:
             return None
@@ -215,7 +216,7 @@ class Job:
         return member
 
     def record_join(self, participant: Participant, now: float) -> Group:
-        """Record a join and return its group, which is healthy from now on.
+        """Record a join and return its group, which becomes healthy.
 
         A record of another incarnation is replaced. The caller reports the loss of that incarnation.
         """
@@ -235,7 +236,7 @@ class Job:
         return member
 
     def add_session(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
-        """Add or update the group of a new session. This does not join the group.
+        """Add or update the group of a new session. A session alone is not a join.
 
         A record of another incarnation is removed. The caller has already reported the loss of that incarnation.
         """
@@ -265,7 +266,7 @@ class Job:
         self.update_counts(member)
 
     def mark_down(self, member: Group, reason: str) -> None:
-        """Mark a live group as down. The others stop waiting for it until it joins."""
+        """Mark a live group as down. The other groups stop waiting for it until it joins."""
         member.down = reason
         self.emit(GridChanged())
         self.update_counts(member)
@@ -314,9 +315,9 @@ class Job:
             self.emit(MemberForgotten(member.reports))
 
     def lapse_due_groups(self, now: float) -> list[Group]:
-        """Return the groups that lapse by `now`, and forget those that lapsed long ago.
+        """Return the groups whose timeout has passed, and remove the records of groups that lapsed long ago.
 
-        A group with a session is only returned: its loss has consequences that the caller reports first.
+        Groups with a session are returned, but not marked as lapsed, because the caller must handle their loss.
         """
         lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
@@ -336,11 +337,11 @@ class Job:
         return lapsed
 
     def next_timeout_at(self) -> float | None:
-        """Return a moment at or before the next lapse, or None if no group can lapse."""
+        """Return a lower bound for the time of the next lapse, or None if no group can lapse."""
         return self._due[0][0] if self._due else None
 
     def _add_group(self, replica_id: str, incarnation: str, now: float) -> Group:
-        """Add the record of a group. It replaces the record of another incarnation."""
+        """Add the record of a group. Replace the record of another incarnation."""
         member, known = Group(replica_id, incarnation, now), self.members.get(replica_id)
         is_assigned = self.rounds == 0 and known is not None and known.participant.incarnation == incarnation
         if is_assigned and self.quorum is not None:  # by an earlier lighthouse
@@ -426,7 +427,7 @@ class Job:
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
-    """Return whether a join is from a new incarnation. Without incarnations, a lower step means a new one."""
+    """Return whether a join is from a new incarnation. If no incarnations are known, a lower step indicates one."""
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
     return old.participant is not None and participant.step < old.participant.step
@@ -435,10 +436,10 @@ def is_reborn(participant: Participant, old: Group) -> bool:
 # Identity: whether a caller may act for a replica group.
 #
 # 1. A manager draws a secret when it starts and sends it in each hello. The lighthouse keeps the digest.
-# 2. While a session of the group is open, or was cut together with most others (`MassSilence`), only a hello with its
-#    secret replaces it, whatever its incarnation. Joins and heartbeats outside the session are refused. Otherwise the
-#    name is free as soon as the session ends (leave, closed connection or silence), because a group that starts again
-#    has a manager with a new secret and must not wait.
+# 2. While a session of the group is open, or was cut together with most others (`MassSilence`), only a hello with the
+#    same secret replaces it, whatever the incarnation. Joins and heartbeats outside the session are refused. Otherwise
+#    the name is free as soon as the session ends (leave, closed connection or silence), because a group that starts
+#    again has a manager with a new secret and must not wait.
 # 3. An incarnation belongs to the first manager that used it, until the group is forgotten, even after its session.
 #    Another manager needs a new incarnation.
 # 4. While a quorum of an earlier lighthouse is RETURNING (standing.py), the names of its members are reserved for them.
@@ -448,11 +449,11 @@ def is_reborn(participant: Participant, old: Group) -> bool:
 
 
 def why_impostor(participant: Participant, secret: str, job: Job, *, is_cut: bool) -> LighthouseError | None:
-    """Return the error for a caller that may not act for its group, or None.
+    """Return the error for a caller that may not act for its group, or None if it may.
 
     Args:
         participant: The group as the caller describes it.
-        secret: Secret of the caller, "" for a call without a session.
+        secret: Secret of the caller, or "" for a call outside a session.
         job: The job.
         is_cut: Result of `MassSilence.is_cut`.
     """
@@ -500,14 +501,14 @@ def refusal(
     is_hello: bool = False,
     is_starting: bool = False,
 ) -> LighthouseError | None:
-    """Return why `participant` may not join the groups of `job`, or None. Changes nothing.
+    """Return the error for a group that may not be in the job, or None if it may.
 
-    The caller has already checked the identity (`why_impostor`).
+    Call `why_impostor` first, which checks the identity.
 
     Args:
-        participant: The group that joins.
+        participant: The group that joins or opens a session.
         job: The job.
-        session: Session of the request, on which a manager may change its incarnation.
+        session: Session of the request, or None. On its own session, a manager may change its incarnation.
         is_hello: Whether the request opens a session.
         is_starting: Whether no rank has connected yet. Ranks without an Agent never connect.
     """
@@ -526,7 +527,7 @@ def refusal(
 
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """Return the loopback members that must leave because `participant` is routable, each with its error."""
+    """Return the groups with loopback addresses that must leave because `participant` is routable, with errors."""
     if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)
@@ -552,7 +553,7 @@ def _duplicate(participant: Participant, old: Group) -> DuplicateReplica | None:
 
 
 def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | None:
-    """Return the error for a group whose step decreased.
+    """Return the error for a group whose step went backwards, or None.
 
     Groups whose ranks disagree about their state are exempt: they heal, and one of their ranks may still be receiving
     an older state that an earlier incarnation had to heal to.
@@ -603,7 +604,7 @@ def _loopback(participant: Participant, job: Job) -> WrongState | None:
 
 @dataclass(slots=True)
 class JoinTimer:
-    """Measures for how long groups have been waiting. A short gap, while callers retry, does not restart it."""
+    """Measures how long groups have waited for a quorum. Gaps of up to `grace_s`, while callers retry, are ignored."""
 
     grace_s: float
     started_at: float | None = None
@@ -628,7 +629,7 @@ class JoinTimer:
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
     def restart_wait(self, asking: int, now: float) -> None:
-        """Restart after a quorum has formed. `asking` groups were left out and are still waiting."""
+        """Restart the measurement after a quorum has formed. `asking` is the number of groups still waiting."""
         self.asking = asking
         self.started_at = now if asking else None
         self._quiet_at = now
@@ -638,7 +639,7 @@ _BY_CALL = attrgetter("call")
 
 
 class JoinQueue:
-    """Pending joins in call order. "Member" means a member of the present quorum."""
+    """Pending joins in call order. `anyone` times all joins, and `members` those of the current quorum's members."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -689,7 +690,7 @@ class JoinQueue:
 
     @property
     def has_all_members(self) -> bool:
-        """True if every member of the present quorum has joined. False without a quorum."""
+        """True if every member of the current quorum has joined. False without a quorum."""
         members = self._job.members
         return bool(members) and self.members.asking == len(members)
 

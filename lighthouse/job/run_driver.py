@@ -57,19 +57,19 @@ FROM_TIMER = suppress(LighthouseError)
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Parts of the process that the drivers of all jobs and runs use."""
+    """Functions and settings of this process that the drivers of all jobs and runs share."""
 
     timers: Timers
     wall: Callable[[], float]
     """Returns the time in seconds since the epoch."""
     check_lag: Callable[[], None] = lambda: None
-    """Calls `was_late` of each driver if the process was paused."""
+    """Calls `was_late` on each driver if the process was paused."""
     guarded: Callable[[], AbstractContextManager[None]] = nullcontext
-    """Context manager around each write."""
+    """Returns a context manager for each write to the store."""
     refused: Callable[[LighthouseError], None] = lambda error: None
     """Receives the error of each refused join or hello."""
     draw_secret: Callable[[], str] = str
-    """Returns a random secret for each new quorum. Only its members receive it."""
+    """Returns a random secret for a new quorum. Only the quorum's members receive it."""
     preempted: Callable[[str, str, PreemptionNotice], None] = lambda job, replica_id, notice: None
     """Receives each new notice that a group's hosts will be taken away."""
     is_busy: Callable[[], bool] = lambda: False
@@ -77,7 +77,7 @@ class Ports:
     stall_after_s: float = FLOOR_S
     """Shortest time without progress that counts as a stall."""
     slow_after_s: float = SLOW_AFTER_S
-    """Time for which a rank must be slower than its peers before it counts as slow."""
+    """Seconds for which a rank must be slower than its peers before it counts as slow."""
     ranks_kept: RanksKept = field(default_factory=RanksKept)
 
     def check_lag_in_timer(self) -> None:
@@ -147,7 +147,7 @@ class Streams(dict[int, Stream[W, M]]):
     """Open streams of a run by session number, each with its rank or with its supervisor's hello."""
 
     def who_of(self, session: int) -> W | None:
-        """Return the stream's rank or hello, or None if it was refused or replaced."""
+        """Return the rank, or the supervisor's hello, of an open stream. Return None if the stream is not open."""
         stream = self.get(session)
         return None if stream is None else stream.who
 
@@ -180,7 +180,7 @@ class RankStreams:
     def add_stream(self, session: int, rank: RankId, peer: Peer[ToRunRank]) -> None:
         older = self.open.pop(self._newest.get(rank, 0), None)
         if older is not None:
-            older.peer.end(Superseded(f"{rank} has come by another stream; this one ends"))
+            older.peer.end(Superseded(f"{rank} has opened another stream; this one is closed"))
         self.open[session] = Stream(rank, peer)
         self._newest[rank] = session
 
@@ -201,7 +201,7 @@ ANSWERED_WITHIN_S = 3.0
 SILENT = (
     f"all of it: no answer within {ANSWERED_WITHIN_S:g} s; it is stopped, or something keeps it from running Python"
 )
-OUTSIDE = "process and output: they are its manager's to tell, of a rank with an Agent"
+OUTSIDE = "process and output: only managers report them, for ranks with an Agent"
 
 Deliver = Callable[[Evidence | EvidenceDone], None]
 
@@ -219,7 +219,7 @@ class _Round:
 
 
 class RunEvidence:
-    """Collects evidence from the ranks of a run, and delivers it as a manager does for its group."""
+    """Collects evidence from the ranks of a run, and delivers it in the messages that managers use."""
 
     def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
         self._timers = timers
@@ -268,7 +268,7 @@ class RunEvidence:
 
 
 class RateLimit:
-    """Limits how often something may be done. `what` describes it in the error."""
+    """Limits the rate of an action. `what` describes the action in the error."""
 
     def __init__(self, what: str, per_s: float, at_once: int) -> None:
         self._what = what
@@ -291,19 +291,19 @@ KEY_WRITES_AT_ONCE = 1000
 
 
 class JobsPort:
-    """The jobs, as their runs use them. Without a registry, runs have no job."""
+    """Interface through which runs use their jobs. This base class serves runs without a job."""
 
     def record_run_incident(self, incident: Incident) -> None: ...
 
     def handle_run_message(self, job: str) -> None:
-        """Handle that a rank of one of the job's runs has sent a message other than a hello."""
+        """Handle a message, other than a hello, from a rank of one of the job's runs."""
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
-        """Return a group's relation to its job's quorum, as the digest of its secret proves it."""
+        """Return a group's relation to its job's quorum, as proved by the digest of its secret."""
         return Membership.OPEN
 
     def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """Report the exit of a group's process. Return whether it may explain the loss of the group."""
+        """Report the exit of a group's process. Return whether the exit may explain the loss of the group."""
         return False
 
 
@@ -336,7 +336,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
         """Open a rank's stream and return its number.
 
-        A process without the secret of the rank is refused before it can replace the rank's stream.
+        A process that lacks the rank's secret is refused before it can replace the rank's stream.
         """
         session, asked = next(self._numbers), entry.rank
         ranks = self.machine.generations.ranks
@@ -414,7 +414,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         )
 
     def _explains_loss(self, entry: supervisor.SupervisorHello, lost: supervisor.ProcessLost) -> bool:
-        """Return whether the process belonged to a replica group that is or was in the quorum."""
+        """Report the process's exit to the job. Return whether it may explain the loss of a replica group."""
         group, slot = group_of_supervisor(entry.name), lost.rank.slot
         slots = self.machine.supervisors.slots_of(group)
         group_rank = slots.index(slot) if slot in slots else slot
@@ -458,7 +458,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return self.machine.generations.steps
 
     def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
-        """Collect evidence from the requested ranks, or from all active ranks if none is named."""
+        """Collect evidence from the requested ranks, or from all active ranks if the request names none."""
         generations = self.machine.generations
         here = generations.ranks.live_ranks
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
@@ -467,10 +467,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     # -- operators and keys
 
     def fail_ranks(self, name: str, ranks: Collection[int], reason: str) -> bool:
-        """End the present generation because some ranks keep the others waiting.
+        """End the current generation because some ranks keep the others waiting.
 
         Args:
-            name: A replica group, or this run.
+            name: Name of a replica group or of this run.
             ranks: Ranks of the group, or slots of the run.
             reason: Cause of the restart.
 

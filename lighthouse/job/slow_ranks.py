@@ -1,7 +1,7 @@
-"""Finds slow ranks: those whose compute time is much longer than that of their peers. No I/O.
+"""Detection of slow ranks, whose compute time is much longer than that of their peers. No I/O.
 
 1. Ranks report totals: the compute time of their committed steps, without waits, and the number of microbatches
-   computed in it. A rank that waits for a slow one therefore does not look slow itself.
+   computed in that time. A rank that waits for a slow one therefore does not look slow itself.
 2. The peers of a rank are the ranks at the same position (`group_rank`) of the other live groups. With fewer than
    MIN_PEERS, no rank is judged.
 3. All ranks are compared every `slow_after_s / COMPARISONS`, by the time of a microbatch since the last comparison. A
@@ -29,7 +29,7 @@ WINDOWS_S = (60.0, 600.0)
 
 
 class Slowness(NamedTuple):
-    """Compute time of a rank over the median of its peers. None if unknown."""
+    """Compute time of a rank divided by the median of its peers, or None if unknown."""
 
     ratio_1m: float | None = None
     ratio_10m: float | None = None
@@ -48,14 +48,14 @@ class _Rank:
     totals: ComputeTotals
     compared_at: float
     sums: list[tuple[float, float]] = field(default_factory=lambda: [(0.0, 0.0)] * len(WINDOWS_S))
-    """Seconds and microbatches, weighted by age, as a load average does. One pair for each of WINDOWS_S."""
+    """(seconds, microbatches) for each of WINDOWS_S, weighted by age as in a load average."""
     newest_s: float | None = None  # time of a microbatch in the last interval with a step
     has_stepped: bool = False
     streak: int = 0  # consecutive comparisons that contradict `is_slow`
     streak_since: float = 0.0
     is_slow: bool = False
     since: float = 0.0
-    median_s: float = 0.0  # of its peers
+    median_s: float = 0.0  # median of the peers
     ratios: tuple[float | None, ...] = (None,) * len(WINDOWS_S)
 
     def add_totals(self, totals: ComputeTotals, now: float) -> None:
@@ -87,7 +87,7 @@ class _Rank:
 
 
 class SlowRanks:
-    """Compute times of a job's ranks. Memory is constant per rank; ranks of lost groups are forgotten."""
+    """Compute times of a job's ranks. Memory per rank is constant, and ranks of lost groups are dropped."""
 
     def __init__(self, slow_after_s: float = SLOW_AFTER_S) -> None:
         self._every_s = slow_after_s / COMPARISONS
@@ -132,7 +132,7 @@ class SlowRanks:
 def peer_medians(values: Sequence[float | None]) -> list[float | None]:
     """Return for each value the median of all other values. O(n log n).
 
-    None stands for an unknown value, and for the median if the value is unknown or has fewer than MIN_PEERS others.
+    An unknown value is None. A median is None if its own value is unknown, or if fewer than MIN_PEERS others are known.
     """
     known = sorted(value for value in values if value is not None)
     others = len(known) - 1

@@ -23,11 +23,11 @@ allows it up to a last step, and a *revoke* ends the quorum at once.
    all have reconnected, the quorum is STANDING again. It is revoked instead if a member reports it as revoked or does
    not reconnect within the lease, and recalled if a member reports it as recalled or resumed, or joins. Until then no
    quorum forms. Many members may need more than a lease to reconnect, so the wait is extended by up to another lease
-   while some are still arriving.
+   while members are still arriving.
 6. A member that never received the quorum, because its connection broke or the lighthouse died, joins again with the
-   same state and is sent the quorum again.
+   same state. The lighthouse then resends the quorum.
 
-Members repeat what they hold in every message, so no single message is essential.
+Every message of a member repeats the quorum state that it holds, so no single message is essential.
 """
 
 import math
@@ -44,7 +44,7 @@ STILL_COME_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ResendQuorum:
-    """Instruction to resend the quorum to the joining member, then to send `order` to all members."""
+    """Instruction to resend the quorum to the joining member, and then to send `order`, if any, to all members."""
 
     order: QuorumOrder | None = None
 
@@ -54,7 +54,7 @@ Outcome = QuorumOrder | ResendQuorum | None
 
 
 class Standing:
-    """The current or most recent standing quorum. Times are from the lighthouse's monotonic clock."""
+    """Phase and leases of the current or most recent standing quorum. Times are from the monotonic clock."""
 
     def __init__(self) -> None:
         self.quorum: Quorum | None = None
@@ -70,8 +70,8 @@ class Standing:
         self._returns_until = self._returns_at_most = 0.0
         self._confirmed_at = -math.inf
         self._needs_recall = self._has_leaver = False
-        self._all_reported_at = 0.0  # members that have not reported by then have no lease
-        self._awaited = 0  # number of members for which the present phase waits
+        self._all_reported_at = 0.0  # members that have not reported by then have no lease any more
+        self._awaited = 0  # number of members that the current phase waits for
         self._free_at: float | None = 0.0  # when all leases have expired; None if not computed
 
     # -- queries
@@ -102,7 +102,7 @@ class Standing:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for_held(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
-        """Return the order for the quorum that a member reports. It revokes any quorum but the present one."""
+        """Return the order for the quorum that a member reports: a revoke if it is not the current quorum."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
@@ -110,7 +110,7 @@ class Standing:
         return QuorumOrder(held.quorum_id, QuorumPhase.REVOKED, reason="the lighthouse no longer holds this quorum")
 
     def leases_free_at(self, chosen: Iterable[Group] = ()) -> float:
-        """Return when leases stop keeping `chosen`, groups that have joined, from forming a quorum (rule 4).
+        """Return when leases no longer prevent the joined groups `chosen` from forming a quorum (rule 4).
 
         If `chosen` includes a member, only the leases of members that have not reported since the restart count.
         """
@@ -134,7 +134,7 @@ class Standing:
     # -- events
 
     def begin_standing(self, quorum: Quorum, leases: dict[str, Lease]) -> None:
-        """Make a new quorum stand. `leases` has the lease of each member."""
+        """Begin the STANDING phase of a new quorum. `leases` contains the lease of each member."""
         self._begin_phase(QuorumPhase.STANDING, quorum)
         self.leases, self._free_at = leases, None
 
@@ -148,8 +148,7 @@ class Standing:
         Args:
             record: The stored quorum. If None, any group may hold an unknown quorum.
             until: When all members must have reconnected.
-            at_most: Latest moment to which `until` may be extended while members are still arriving. None for no
-                extension.
+            at_most: Limit to which `until` may be extended while members are still arriving. None for no extension.
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
@@ -165,8 +164,8 @@ class Standing:
     def revoke_unknown_holders(self, until: float, reason: str) -> QuorumOrder | None:
         """Revoke the quorum and wait for all leases, because the journal is outdated.
 
-        Members that the journal lacks may hold a quorum until `until`, and those of the present quorum until their
-        leases expire.
+        Members that are not in the journal may hold a quorum until `until`, and members of the current quorum until
+        their leases expire.
         """
         order = self.revoke_quorum(reason)
         self._returns_until = self._returns_at_most = max(until, self.leases_free_at())
@@ -180,7 +179,7 @@ class Standing:
         self._confirmed_at += by_s
 
     def extend_lease(self, replica_id: str, incarnation: str, until: float) -> None:
-        """Extend the member's lease after an answered heartbeat. Leases of a revoked quorum are not extended."""
+        """Extend the member's lease after an answered heartbeat. Does nothing for a revoked quorum."""
         lease = self._find_lease(replica_id, incarnation)
         if lease is not None and self.phase is not QuorumPhase.REVOKED:
             lease.until = max(lease.until, until)
@@ -197,7 +196,7 @@ class Standing:
             # Its script ended while the quorum was forming, so it runs no step of this quorum and does not join again.
             if held is not None and held.mode is HoldState.LEAVING:
                 return self._revoke_without(replica_id, "has left")
-            return None  # its join has the details
+            return None  # its join contains the details
         if held.mode is HoldState.REVOKED:
             return self.revoke_quorum(f"{replica_id} left it")
         if held.mode is HoldState.LEAVING:
@@ -251,20 +250,20 @@ class Standing:
         return self._revoke_without(replica_id, reason)
 
     def end_lease(self, replica_id: str, incarnation: str) -> None:
-        """End the lease of a member whose manager joined with restarted ranks. It grants no more steps."""
+        """End the lease of a member whose manager joined with restarted ranks, because it grants no more steps."""
         lease = self._find_lease(replica_id, incarnation)
         if lease is not None:
             lease.until = 0.0
             self._free_at = None
 
     def handle_member_leave(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
-        """Handle a member that left in good order. A resumed quorum continues, because no member needs it."""
+        """Handle a member that left cleanly. A resumed quorum continues, because no other member needs it."""
         if self.phase is QuorumPhase.RESUMED or not self._is_needed(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
 
     def _revoke_without(self, replica_id: str, reason: str) -> QuorumOrder | None:
-        """Revoke the quorum because of a lost member. If it is already revoked for another reason, name the member."""
+        """Revoke the quorum because of a lost member. If it is already revoked, add the member to the order."""
         if self.phase is QuorumPhase.REVOKED and not self.lost:
             self.reason, self.lost = f"{replica_id}: {reason}", replica_id
             return self.current_order()
@@ -275,7 +274,7 @@ class Standing:
         return self.current_order()
 
     def _is_needed(self, replica_id: str, incarnation: str) -> bool:
-        """Return whether losing this member ends the quorum."""
+        """Return whether the loss of this member ends the quorum."""
         lease = self._find_lease(replica_id, incarnation)
         if lease is None or lease.has_left:
             return False
@@ -338,13 +337,13 @@ class Standing:
         return self._resume_when_reported() or order
 
     def _await_members(self, awaited: Iterable[Lease]) -> None:
-        """Wait for these members in the present phase. The phase before waits for none any more."""
+        """Wait for these members in the current phase. The previous phase must not be waiting for any member."""
         for lease in awaited:
             lease.is_awaited = True
             self._awaited += 1
 
     def _stop_awaiting(self, lease: Lease) -> bool:
-        """Return whether the present phase was waiting for the member."""
+        """Stop waiting for the member. Return whether the current phase was waiting for it."""
         was_awaited, lease.is_awaited = lease.is_awaited, False
         self._awaited -= was_awaited
         return was_awaited

@@ -1,8 +1,8 @@
 """Status of a job and of a run, as shown in the log, the CLI, the dashboard and the metrics, and the job's timeline.
 
 `explain` describes in one line why there is or is not a quorum. `TimelineWriter` fills the timeline from the effects of
-the machine and the steps of the members. Building a status costs O(n log n), so it happens for people and scrapes only,
-never while a quorum forms.
+the machine and the steps of the members. Building a status costs O(n log n), so it happens only on request, never while
+a quorum forms.
 """
 
 from collections import deque
@@ -64,7 +64,7 @@ def job_status(
     data: DataUse | None = None,
     steps_per_s: float | None = None,
 ) -> JobStatus:
-    """Build a job's status. `heals` has the status of each group that is healing."""
+    """Build a job's status. `heals` contains the status of each healing group."""
     own = machine.job
     members = sorted(own.groups.values(), key=lambda member: member.replica_id)
     return JobStatus(
@@ -91,7 +91,7 @@ def job_status(
 
 
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
-    """Describe the verdict in one line, with its numbers."""
+    """Describe the verdict in one line, with numbers that change over time."""
     held = machine.presence.silence.all_excused_for if now < machine.presence.silence.all_excused_until else ""
     silent = machine.presence.silent_groups(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
@@ -113,10 +113,7 @@ def _ended_step(machine: QuorumMachine) -> int | None:
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """Describe what requests for a quorum are waiting for, or return "".
-
-    The text has no numbers that change with time.
-    """
+    """Describe what joins are waiting for, without numbers that change over time. Return "" if none is waiting."""
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())
@@ -150,7 +147,7 @@ def _awaited(machine: QuorumMachine) -> str:
 
 
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
-    """List the starting groups without a connected rank. The grid lists the missing ranks of all others."""
+    """List the starting groups without a connected rank. The grid covers the other incomplete groups."""
     begun = {group.replica_id for group in grid.groups}
     names = [
         m.replica_id for m in machine.job.groups.values() if m.is_alive and m.is_starting and m.replica_id not in begun
@@ -260,13 +257,13 @@ TOGETHER_S = 1.0
 
 
 class Timeline:
-    """Newest events of a job, for display. Equal events of several groups within TOGETHER_S seconds share an entry."""
+    """Newest events of a job, for display. Equal events within TOGETHER_S share an entry."""
 
     def __init__(self, limit: int = ENTRIES_KEPT) -> None:
         self._entries: deque[TimelineEntry] = deque(maxlen=limit)
 
     def add_entry(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:
-        """Add an entry, or add the names to the newest entry if that one is equal and recent."""
+        """Add an entry, or add the names to the newest entry if that entry is equal and recent."""
         newest = self._entries[-1] if self._entries else None
         if newest is None or not _is_same(newest, at_unix_s, kind, text) or not replica_ids:
             names = tuple(replica_ids)
@@ -290,8 +287,8 @@ class TimelineWriter:
     """Fills a job's timeline.
 
     A participant below its quorum's highest step is healing. It has healed once it works on a later step, or joins at
-    that step or above. A group that catches up works on later steps while it heals, so only its join shows that it has
-    healed.
+    that step or above. A group that catches up works on later steps while it heals, so for such a group only a join
+    shows that it has healed.
     """
 
     def __init__(self, job: Job) -> None:
@@ -327,7 +324,7 @@ class TimelineWriter:
             self._healed(group, group.step, at_unix_s)
 
     def add_verdict(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
-        """Add an entry for a new stall verdict. With None, add an entry that progress has resumed."""
+        """Add an entry for a new stall verdict, or an entry that progress has resumed if `verdict` is None."""
         if verdict is None:
             self.timeline.add_entry(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return
@@ -397,7 +394,7 @@ def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
 
 
 def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
-    """Build the status of a run that has no processes from its stored record."""
+    """Build the status of a run without processes from its stored record."""
     machine = RunMachine(record=saved.record)
     ranks = machine.generations.ranks
     for rank in ranks.live_ranks:
@@ -406,7 +403,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 
 def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
-    """Describe a run's ranks like those of replica groups, except ranks that have finished and exited."""
+    """Describe a run's ranks like ranks of replica groups. Omit ranks that have finished and exited."""
     reported = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
     current = machine.generations.current
     found: list[RunRank] = []
@@ -427,8 +424,8 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
 def _idle(name: RankName, rank: Rank, reported: RankView | None, state: RankState, now: float) -> RankView:
     """Describe a rank that reports no progress, because it runs nothing or has just started.
 
-    The view ages with the rank's last report. Without reported progress, a long time limit keeps the rank from counting
-    as stalled.
+    The age of the view is the age of the rank's last report. A rank that never reported progress gets a long time
+    limit, so that it does not count as stalled.
     """
     beat_age_s, limit_s, waits_for = max(0.0, now - rank.seen_at), FIRST_S, _WAITS.get(state, "")
     phase = rank.phase if state is RankState.STARTING and rank.phase else STEP

@@ -10,7 +10,7 @@ from typing import Protocol
 from lighthouse.job.records import QuorumRecord, Row, RunName, RunRecord, SavedRun
 
 FORGOTTEN_JOBS = 1000
-"""Number of inactive jobs for which the last quorum_id is kept. All other jobs share the highest one."""
+"""Number of inactive jobs for which the last quorum_id is kept. Of all older ones, only the highest id is kept."""
 FINISHED_RUNS_KEPT = 500
 RUNS_KEPT = 4000
 
@@ -28,7 +28,7 @@ class RecordStore(Protocol):
 
     @property
     def term(self) -> int:
-        """Number that grows with each claim of the store. 0 if no record survives the process."""
+        """Number that grows with each claim of the store. It is 0 if no record survives the process."""
         ...
 
     def load(self) -> Mapping[str, QuorumRecord]:
@@ -56,7 +56,7 @@ class RecordStore(Protocol):
         ...
 
     def run_names(self, newest: int) -> Sequence[RunName]:
-        """Return the names of the `newest` most recent runs, the most recent last."""
+        """Return the names of the `newest` most recent runs, ending with the most recent."""
         ...
 
 

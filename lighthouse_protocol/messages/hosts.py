@@ -12,13 +12,14 @@ from lighthouse_protocol.constraints import (
     EntryCount,
     ExitStatus,
     GroupRank,
+    IntRange,
     Name,
     Port,
     Reason,
     Text,
     WorldSize,
 )
-from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE
+from lighthouse_protocol.limits import MAX_GROUP_WORLD_SIZE, MAX_KEEP_EVERY
 from lighthouse_protocol.messages.incident import ProcessSnapshot
 from lighthouse_protocol.messages.preemption import PreemptionReport
 from lighthouse_protocol.messages.session import EvidenceOffer
@@ -29,7 +30,7 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """State that a rank keeps in its supervisor's memory."""
+    """Step and size of the state that a rank keeps in its supervisor's memory."""
 
     rank: GroupRank
     step: Count = 0  # 0 if it keeps none
@@ -47,7 +48,9 @@ class HostHello:
     nnodes: WorldSize
     nproc: WorldSize
     incarnation: Name  # new at each start of the supervisor
-    keep_every: Count = 0  # interval of steps at which its ranks keep their state; 0 if they do not
+    keep_every: Annotated[int, IntRange(0, MAX_KEEP_EVERY, "it is")] = (
+        0  # interval in steps; 0 if its ranks keep nothing
+    )
 
     def check(self) -> None:
         if self.node_rank >= self.nnodes:

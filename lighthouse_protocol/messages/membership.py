@@ -83,7 +83,7 @@ class Participant:
 
     @property
     def identity(self) -> tuple[str, str, str, str]:
-        """The values that define membership. If any of them changes, the next quorum gets a new quorum_id."""
+        """The values that identify a participant. If any of them changes, the next quorum gets a new quorum_id."""
         return (self.replica_id, self.incarnation, self.address, self.store_address)
 
 

@@ -32,7 +32,10 @@ class PreemptionReport:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNoted:
-    """The lighthouse's answer to a PreemptionReport. Sent again when `others` falls to 0 or rises from 0."""
+    """The lighthouse's answer to a PreemptionReport: how many other groups stay.
+
+    Sent again when that number falls to 0 or rises from 0.
+    """
 
     others: Count  # connected replica groups that stay
 

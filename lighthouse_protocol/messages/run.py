@@ -132,7 +132,7 @@ class RankHello:
 
     @property
     def is_first(self) -> bool:
-        """True if this is the first process of its slot and it has seen no generation."""
+        """True for the first process of a slot, if neither it nor its supervisor has received a generation."""
         return self.attempt == 0 and self.seen is None and self.generation is None
 
 
@@ -150,7 +150,7 @@ class RunStopped:
 
 
 class KeyKind(StrEnum):
-    """Kinds of a run's keys. A key is identified by generation, kind and name."""
+    """Kinds of keys that ranks set in a run. A key is identified by its generation, kind and name."""
 
     ITERATION = "iteration"
     JOB_RESTART = "job_restart"

@@ -126,7 +126,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Heartbeat of a manager, sent every heartbeat_interval and whenever `levels` changes."""
+    """Heartbeat of a manager, sent every heartbeat_interval and after changes for which the lighthouse is waiting."""
 
     number: Count  # increasing
     levels: GroupReport = GroupReport()

@@ -36,7 +36,10 @@ class Plan(NamedTuple):
 
 
 def most_urgent(notices: Iterable[PreemptionNotice]) -> PreemptionNotice | None:
-    """Return the notice that ends first. Advice comes last, and a notice with a known end before one without."""
+    """Return the notice whose time ends first, or None if `notices` is empty.
+
+    Notices without a known end come after the others, and notices that are only advice come last.
+    """
 
     def urgency(notice: PreemptionNotice) -> tuple[bool, float, str, str]:
         ends_at = math.inf if notice.ends_at_unix_s is None else notice.ends_at_unix_s

@@ -121,7 +121,7 @@ class QuorumWait:
         self._since, self._left_at = now if self._since is None else self._since, None
 
     def pause(self, now: float) -> None:
-        """Pause the wait: the last waiting request ended without an answer."""
+        """Pause the wait. Called when the last waiting request has ended without an answer."""
         if self.is_under_way:
             self._left_at = now
 
@@ -161,7 +161,7 @@ def operation_name(rank: RankView) -> str:
 
 
 def signature(rank: RankView) -> str:
-    """Return the operation and shape of the rank's collective. All ranks in a collective must have the same."""
+    """Return the operation and shape of the rank's collective, which must be the same on all ranks in it."""
     collective = rank.sample.inside or rank.sample.collective
     return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
 

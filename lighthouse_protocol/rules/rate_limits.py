@@ -146,7 +146,7 @@ class PeerLimits:
     def for_open(cls, open: int) -> "PeerLimits":
         """Return limits for `open` concurrent calls and streams per peer.
 
-        Above the default of `open`, the rates grow in proportion. The limits of a single stream stay the same.
+        If `open` is above its default, the rates are higher in proportion. The limits of a single stream stay the same.
         """
         limits = cls(open=open)
         share = max(1.0, open / cls().open)

@@ -284,7 +284,7 @@ def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return those of `ranks` that are ahead of no other in the `shared` phases. All must be at the same step.
+    """Return those of `ranks`, all at the same step, that are ahead of no other in the `shared` phases.
 
     With `are_behind`, all of `ranks` are known to be behind. Otherwise, return only ranks that are behind another one.
     """
@@ -446,7 +446,7 @@ class GroupProgress:
         return total
 
     def verdict(self, now: float, *, is_complete: bool) -> StallVerdict | None:
-        """Return why the group has stalled, or None. See find_stall() for `is_complete`."""
+        """Return why the group has stalled, or None if it has not. See find_stall() for `is_complete`."""
         return find_stall(self.ranks(now), floor_s=self._limits.floor_s, is_complete=is_complete)
 
     def left_s(self, now: float) -> float | None:

@@ -103,7 +103,10 @@ class Oneof:
     """Codec of a protobuf oneof whose fields are messages. The class of a value selects the field."""
 
     def __init__(self, union: Any, oneof: Any, advisory: Iterable[type[Any]] = ()) -> None:
-        """Compile the codecs. Raises TypeError if the classes of `union` are not the messages of `oneof`."""
+        """Compile the codecs. Raises TypeError if the classes of `union` are not the messages of `oneof`.
+
+        Invalid messages of the `advisory` classes are read as None instead of raising InvalidRequest.
+        """
         classes = {_schema_name(cls): cls for cls in get_args(union)}
         fields = {field.message_type.name: field for field in oneof.fields}
         if differing := classes.keys() ^ fields.keys():

@@ -57,7 +57,7 @@ def _named(value: Any, *names: str) -> dict[str, Any]:
 
 
 def _given(message: Any, *names: str) -> dict[str, Any]:
-    """Return optional fields of a message. An absent field is None."""
+    """Return the values of the optional fields `names`. The value of an absent field is None."""
     return {name: getattr(message, name) if message.HasField(name) else None for name in names}
 
 
@@ -114,7 +114,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
 
 
 def _extras(member: Any, raw: bytes) -> bytes:
-    """Return the serialised fields that the native form does not have."""
+    """Return the serialised fields that the native form does not have. `raw` is the whole member, serialised."""
     native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
     if not len(UnknownFieldSet(native)):
         return b""

@@ -90,7 +90,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
             lighthouse: Address, several addresses separated by commas, or a join string.
             job: Job on which the calls act.
             run: Run on which the calls act.
-            role: Role of the token to read from this user's files, if `lighthouse` is a loopback address without one.
+            role: Role whose token is read from this user's files if `lighthouse` is a loopback address without a token.
         """
         coordinator = _read(lighthouse)
         self._search = LeaderSearch(coordinator.addresses)
@@ -111,7 +111,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
                 return answer
 
     def rank(self, *, wait_for_ready: bool = False) -> "RankStream":
-        """Open a rank's stream. The first message sent must be a RankHello."""
+        """Open the stream between a rank and the lighthouse. The first message sent must be a RankHello."""
         from lighthouse_runtime.client.streams import RANK
 
         stream = self.open(RANK, wait_for_ready and not self._search.has_choice)
@@ -127,7 +127,10 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
     def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
-        """Switch to the next address, after a pause if all have failed. Return False if a retry is not possible."""
+        """Switch to the next address to retry a call that failed with `error`. Pause if all addresses have failed.
+
+        Return False if a retry cannot help, or cannot finish before `ends_at` (a time.monotonic() value).
+        """
         if isinstance(error, WrongProtocol) or not (self._search.has_choice or isinstance(error, NotLeader)):
             return False
         waits = self._search.mark_failed(error)
@@ -163,19 +166,19 @@ class AsyncLighthouseClient(_LighthouseMethods, AsyncClient):
         super().__init__(_read(lighthouse), metadata_of(job, run), role)
 
     def session(self, *, wait_for_ready: bool = False) -> "Session":
-        """Open a manager's session. The first message sent must be a Hello."""
+        """Open a session, the stream between a manager and the lighthouse. The first message sent must be a Hello."""
         from lighthouse_runtime.client.streams import SESSION
 
         return self.open(SESSION, wait_for_ready)
 
     def rank(self, *, wait_for_ready: bool = False) -> "AsyncRankStream":
-        """Open a rank's stream. The first message sent must be a RankHello."""
+        """Open the stream between a rank and the lighthouse. The first message sent must be a RankHello."""
         from lighthouse_runtime.client.streams import RANK
 
         return self.open(RANK, wait_for_ready)
 
     def supervise(self, *, wait_for_ready: bool = False) -> "SupervisorStream":
-        """Open a supervisor's stream. The first message sent must be a SupervisorHello."""
+        """Open the stream between a supervisor and the lighthouse. The first message sent must be a SupervisorHello."""
         from lighthouse_runtime.client.streams import SUPERVISE
 
         return self.open(SUPERVISE, wait_for_ready)
@@ -204,7 +207,7 @@ def manager_at(address: str, secret: str = "") -> Coordinator:
 
 
 class ManagerClient(_ManagerMethods, SyncClient):
-    """Client of a replica group's manager, with a method for each of its calls.
+    """Client of a replica group's manager, with a method for each of the manager's RPCs.
 
     Every method takes `timeout_s` (seconds) and raises a LighthouseError on failure.
 
@@ -245,7 +248,7 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def host(self) -> "HostStream":
-        """Open the stream of the supervisor on another host of the group. The first message must be a HostHello."""
+        """Open the stream from a supervisor on another host of the group. The first message must be a HostHello."""
         from lighthouse_runtime.client.streams import NODE
 
         return self.open(NODE)

@@ -169,7 +169,7 @@ def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.C
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
     """Convert the gRPC error of a failed call or stream to a LighthouseError that names the server's `address`.
 
-    The TLS settings in `asked`, which describes the server, are used to explain a failed handshake.
+    `asked` describes the server. Its TLS settings help to explain a failed handshake.
     """
     assert isinstance(error, grpc.Call | grpc.aio.AioRpcError)
     status, details = error.code(), error.details() or ""
@@ -287,7 +287,7 @@ class SyncClient:
         return self._channel
 
     def _has_moved(self) -> bool:
-        """Return whether the credentials or their files have changed. This usually takes one stat() per file."""
+        """Return whether the server's credentials or their files have changed. Usually takes one stat() per file."""
         files = self._coordinator.files
         if self._coordinator.has_tls and files != NO_FILES and stamp_of_files(files) != self._files_stamp:
             return True
@@ -330,7 +330,7 @@ class SyncClient:
 
 class AsyncClient:
     def __init__(self, coordinator: Coordinator, metadata: Metadata, role: Role | None = None) -> None:
-        """Create a client. The arguments are those of SyncClient, but a token of this user is read only once."""
+        """Create a client. Arguments as for SyncClient, but a token in this user's files is read only once."""
         self.address = str(coordinator)
         self._coordinator = coordinator if role is None else with_local_credentials(coordinator, role)
         self._metadata = _with_token(metadata, self._coordinator)

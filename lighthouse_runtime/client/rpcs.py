@@ -87,13 +87,13 @@ def lighthouse_status(job: str = "", *, ranks: bool = False, timeout_s: float = 
 
 
 def lighthouse_kill(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Kill a replica group. The lighthouse sends the order to the group's manager."""
+    """Kill a replica group. The lighthouse sends the order, with the reason `msg`, to the group's manager."""
     request = lighthouse_pb2.LighthouseKillRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Kill", request, lighthouse_pb2.LighthouseKillResponse, _nothing, timeout_s)
 
 
 def lighthouse_drain(replica_id: str, msg: str = "", *, timeout_s: float = 10.0) -> Rpc[None]:
-    """Ask a replica group to leave the job once it has done the step that the other groups expect of it."""
+    """Ask a replica group to leave the job after the step that the other groups expect of it. `msg` is the reason."""
     request = lighthouse_pb2.LighthouseDrainRequest(replica_id=replica_id, msg=msg)
     return Rpc(LIGHTHOUSE + "Drain", request, lighthouse_pb2.LighthouseDrainResponse, _nothing, timeout_s)
 
@@ -204,7 +204,10 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 
 
 def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[tuple[str, ...], str]]:
-    """Return a page of the ledger's lines, and the name of the next page, which is empty after the last one."""
+    """Return the ledger's lines on the page named `page`, and the name of the next page.
+
+    An empty `page` selects the first page. The name that follows the last page is empty.
+    """
     return Rpc(
         LIGHTHOUSE + "Ledger",
         incident_pb2.LedgerRequest(job=job, page=page),
@@ -215,7 +218,7 @@ def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tupl
 
 
 def stacks(ranks: Sequence[str] = (), *, timeout_s: float = 15.0) -> Rpc[Gathered]:
-    """Collect evidence, such as stack traces, from the named ranks (b/1) and replica groups (b).
+    """Collect evidence, such as stack traces, from the given ranks (such as "b/1") and replica groups (such as "b").
 
     If `ranks` is empty, collect from all ranks of the quorum.
     """
@@ -234,7 +237,8 @@ def inject(
 ) -> Rpc[str]:
     """Inject a fault into a rank or a replica group, wait until it has ended, and return the id of its incident.
 
-    Cancelling the call ends the fault.
+    Cancelling the call ends the fault. `seconds` is the duration of a fault that lasts, and `delay_s` the delay of each
+    message if `kind` is SLOW.
     """
     request = chaos_pb2.InjectRequest(
         replica_id=replica_id, group_rank=group_rank, kind=kind, seconds=seconds, delay_s=delay_s
@@ -367,9 +371,9 @@ def report(
     Args:
         group_rank: The rank.
         rank_incarnation: Incarnation that the rank sent in its WatchHello.
-        reason: Why it exits.
-        ends_group: The whole group exits, not only this rank.
-        drains: Nothing has failed. The group leaves after its step.
+        reason: Why the rank exits.
+        ends_group: Whether the whole group exits, not only this rank.
+        drains: Whether the group leaves the job after its current step, without a failure.
         timeout_s: Timeout in seconds.
     """
     request = manager_pb2.ReportRequest(

@@ -30,7 +30,7 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
     """Return the host at which peers can reach a server that listens on `bind`.
 
     The result is the first of these that applies:
-    - `wanted`;
+    - `wanted`, if given;
     - `bind`, if it is a single address;
     - the address of this host on the route to `peer` (host:port), unless it is a loopback;
     - the address of this host on its default route, or its first global address;

@@ -99,7 +99,7 @@ def _run_under_init() -> None:
 
 
 def _load(package: str) -> None:
-    """Import one of our packages by path. Later imports of its modules find them there, too."""
+    """Import one of our packages by path. Later imports of the package's modules use the same path."""
     folder = _OURS / package
     spec = importlib.util.spec_from_file_location(
         package, folder / "__init__.py", submodule_search_locations=[str(folder)]

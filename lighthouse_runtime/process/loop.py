@@ -39,7 +39,7 @@ def on_signals(
 
 
 class StopRequest:
-    """Event that stops a daemon. A stop signal or a call sets it. A second signal exits the process at once."""
+    """Event that stops a daemon, set by a stop signal or by calling the object. A second signal ends the process."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -79,7 +79,7 @@ def run_daemon(main: Callable[[StopRequest], Coroutine[None, None, None]]) -> in
 
 
 def announce(descriptor: int | None, text: object) -> None:
-    """Report that this process is ready by writing `text` to its parent's pipe. Do nothing if there is no pipe."""
+    """Report readiness to the parent by writing `text` to the pipe `descriptor`. Do nothing if there is no pipe."""
     if descriptor is not None:
         with open(descriptor, "w") as pipe:
             pipe.write(f"{text}\n")

@@ -33,7 +33,7 @@ class SlotHeader:
 
 @dataclass(frozen=True, slots=True)
 class KeeperPlace:
-    """Where a rank keeps its states, as its supervisor has set it."""
+    """The slots in which a rank keeps its states, and how often it does so. Set by the rank's supervisor."""
 
     every: int  # interval in steps
     paths: tuple[str, ...]  # of the rank's slots; empty if it has none
@@ -41,7 +41,10 @@ class KeeperPlace:
 
 
 def owner_name(job: str, replica_id: str, incarnation: str, rank: int, ranks: int) -> str:
-    """Return the name of a rank under one start of its supervisor. Only this rank uses what it has written."""
+    """Return a rank's name for the headers of its slots. A rank ignores a slot with another name.
+
+    `incarnation` identifies one start of the supervisor. `ranks` is the number of ranks in the group.
+    """
     return json.dumps([job, replica_id, incarnation, rank, ranks])
 
 

@@ -34,7 +34,7 @@ ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))  # without
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A caller before it is identified: its address, metadata and client certificate."""
+    """What a server knows of a caller before identifying it: address, metadata and client certificate."""
 
     peer: str  # address in gRPC's form, or PROXIED for any request through an HTTP proxy
     metadata: Mapping[str, str]
@@ -79,7 +79,7 @@ class Audit:
 
     @contextmanager
     def action(self, principal: Principal, peer: str, what: str, target: str) -> Generator[None, None, None]:
-        """Record the action within the context, with its result: done, refused or failed."""
+        """Record an operator's action, which runs inside the context, and its result: done, refused or failed."""
         result = "failed"
         try:
             yield

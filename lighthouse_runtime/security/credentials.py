@@ -92,7 +92,7 @@ class Tokens:
         return tuple(token for tokens in self.by_role.values() for token in tokens)
 
     def principal(self, shown: str, port: int = LIGHTHOUSE_PORT) -> Principal:
-        """Return the principal of a token. Comparisons take constant time. Raise NotPermitted if it is not valid."""
+        """Return the principal of the token `shown`, in constant time. Raise NotPermitted if the token is not valid."""
         matching = [
             (role, token)
             for role, tokens in self.by_role.items()

@@ -236,7 +236,7 @@ class Sender:
         return body
 
     def mark_broken(self) -> None:
-        """Mark the stream as broken, because the task that serves it was cancelled."""
+        """Mark the stream as broken. Called when the task that serves the stream is cancelled."""
         self._lose()
 
     async def finish(self) -> None:

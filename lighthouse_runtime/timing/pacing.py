@@ -1,4 +1,4 @@
-"""Backoff, rate-limited warnings, blocking reads with a deadline, cached values, a clock that counts suspensions."""
+"""Backoff, rate-limited warnings, blocking reads with a deadline, cached values, a clock that includes suspensions."""
 
 import asyncio
 import logging
@@ -117,9 +117,9 @@ class Snapshots(Generic[K, V]):
         self._kept: dict[K, tuple[V, float]] = {}  # each until a time of the clock
 
     def get(self, key: K, build: Callable[[], V]) -> V:
-        """Return the value for a key, which `build` creates. An exception that it raises is not cached.
+        """Return the cached value for a key, or call `build` to create a value. Exceptions are not cached.
 
-        A value that is slow to build is reused, for a time proportional to the delay.
+        A value that is slow to build is reused for a time proportional to the time that `build` took.
         """
         began_at = self._clock()
         kept = self._kept.get(key)

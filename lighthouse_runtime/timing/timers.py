@@ -97,14 +97,14 @@ SOON_S = 0.05
 
 
 class Judge(Protocol):
-    """Judges the ranks of a job or a group for a `StallWatch`."""
+    """Decides for a `StallWatch` whether the ranks of a job or a group have stalled."""
 
     def judge_ranks(self, now: float) -> StallVerdict | None:
-        """Return the present verdict, or None if the ranks make progress."""
+        """Return the current verdict, or None if the ranks make progress."""
         ...
 
     def verdict_in_s(self, now: float) -> float | None:
-        """Return the seconds until a verdict is possible, negative if one is possible now, or None without ranks."""
+        """Return the seconds until a verdict is possible, negative if it already is, or None if there are no ranks."""
         ...
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:

@@ -255,7 +255,7 @@ def refused(error: LighthouseError) -> web.Response:
 
 
 def _caller(caller: Caller, token: str) -> Caller:
-    """Return a copy of the caller with `token`, or with the token in it if `token` is a join string.
+    """Return a copy of the caller with `token`. If `token` is a join string, use the token that it contains.
 
     A malformed join string is used as the token itself, which is then invalid.
     """

@@ -183,7 +183,7 @@ class StatusFeed:
         return response
 
     async def _next(self, sent: int) -> _Frame | None:
-        """Wait for a frame with a number above `sent`. Return None after close()."""
+        """Wait for a status event whose number is above `sent`. Return None after close()."""
         while not self._is_closed:
             if self._newest is not None and self._newest.number > sent:
                 return self._newest
@@ -222,7 +222,7 @@ def cut(client: web.RequestHandler) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """Content of the HTTP server, which calls these functions on the event loop, once per request."""
+    """Functions that produce a daemon's HTTP responses. The server calls them on the event loop, once per request."""
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]  # body and content type
@@ -307,9 +307,9 @@ class HttpServer:
         return server()
 
     def _victim(self, open_ones: Sequence[web.RequestHandler]) -> web.RequestHandler:
-        """Choose the connection to close.
+        """Choose the connection to close, among those of the host that has the most.
 
-        This is the oldest one without a status feed, or else the oldest one, of the host with the most connections.
+        This is the oldest connection without a status feed. If all have one, it is the oldest connection.
         """
         [(most, _)] = Counter(map(_host, open_ones)).most_common(1)
         own = [each for each in open_ones if _host(each) == most]

@@ -9,7 +9,7 @@ ANSWERED_WITHIN_S = 5.0
 
 
 def shown_url(url: str) -> str:
-    """Return the URL without its path and its user, which may contain a secret."""
+    """Return only the scheme and the host of the URL, because its other parts may contain a secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.hostname}"
 

@@ -51,8 +51,8 @@ def _kept(s: ManagerStatus) -> str:
     missing = [each for each in s.kept if each.problem]
     if missing:
         return f"nothing new of rank {missing[0].rank}: {missing[0].problem}"
-    size = max(each.size_bytes for each in s.kept) / 2**20
-    return f"step {s.kept_step} in memory, {size:,.0f} MiB of each rank" if s.kept_step else "nothing yet"
+    size_mib = max(each.size_bytes for each in s.kept) / 2**20
+    return f"step {s.kept_step} in memory, {size_mib:,.1f} MiB of each rank" if s.kept_step else "nothing yet"
 
 
 def _rows(s: ManagerStatus) -> list[tuple[str, str]]:

@@ -41,12 +41,12 @@ class StepCounts:
         return sum(getattr(self._discards, reason) for reason in REASONS) + (self._unsettled is not None)
 
     def began(self, now: float, *, has_healing: bool) -> None:
-        """Start measuring a step at time `now`. With `has_healing`, the step adds no time."""
+        """Start measuring a step at time `now`. If groups heal in the step (`has_healing`), its time is not counted."""
         self._settle()
         self._began_at = None if has_healing else now
 
     def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
-        """Record that the lighthouse revoked a quorum. `is_group_lost` is True if a lost group was the reason."""
+        """Record that the lighthouse revoked a quorum. `is_group_lost` means that the reason was a lost group."""
         self._revoked_id = quorum_id
         if is_group_lost:
             self._lost_id = quorum_id
@@ -60,8 +60,9 @@ class StepCounts:
     def discarded(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
 
-        Unless a rank of this group was lost before its vote, the reason stays open until the next step, because
-        ranks may notice the loss of another group, and vote no, before the lighthouse reports it.
+        `is_rank_lost` means that the reason is the loss of a rank of this group before its vote. Any other reason may
+        change until the next step begins, because ranks may notice the loss of another group, and vote no, before
+        the lighthouse reports that loss.
         """
         self._settle()
         is_revoked = quorum_id == self._revoked_id
@@ -69,7 +70,7 @@ class StepCounts:
         self._discarded_s += self._end_step(now)
 
     def _end_step(self, now: float) -> float:
-        """Stop measuring the step. Return its seconds, or 0 if it adds no time."""
+        """Stop measuring the step. Return how many seconds it took, or 0 if its time is not counted."""
         began_at, self._began_at = self._began_at, None
         return 0.0 if began_at is None else max(0.0, now - began_at)
 
@@ -83,7 +84,7 @@ class StepCounts:
         self._note_totals()
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        """Record the heal totals of a rank's process. Ignore totals with fewer heals than the recorded ones."""
+        """Record a report of the heal totals of a rank's process. Ignore it if an earlier one has more heals."""
         rank = self._group.ranks[group_rank]
         known = rank.heals
         if known is not None and known[0] != rank_incarnation:

@@ -89,7 +89,7 @@ INCOMPLETE_LOGGED_AFTER_S = 10.0
 class RankNotices:
     """Sends the ranks the reason for a wait and the size of the job. Logs long waits for a quorum and missing ranks.
 
-    `waiting_for` returns the reason why requests for a quorum are waiting. It is called only while a request waits.
+    `waiting_for` returns the reason why requests for a quorum are waiting, and is called only while a request waits.
     """
 
     def __init__(self, timers: Timers, watches: Watches, waiting_for: Callable[[], str]) -> None:
@@ -133,7 +133,7 @@ class RankNotices:
             log.info("%s", line, extra=event("quorum_wait"))
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Begin or end the wait for a quorum. A new wait also begins if only some of the requests were answered."""
+        """Begin or end the wait for a quorum. Call this again with True if only some of the requests were answered."""
         if is_waiting:
             self._wait.begin(self._clock())
             self._timer.set_after(CHECKED_EVERY_S)
@@ -159,9 +159,9 @@ class RankNotices:
             self._send(Waiting(waiting_for))
 
     def _report_missing(self, incomplete: str) -> None:
-        """Log the missing ranks and notify the present ones, which may be waiting for them to connect.
+        """Log which ranks are missing, and notify the connected ranks, which may be waiting for the missing ones.
 
-        An empty text means that no rank is missing any more.
+        `incomplete` describes the missing ranks, and is empty if all ranks are connected.
         """
         if not incomplete:
             log.info("all ranks of the group are connected", extra=event("ranks_complete"))
@@ -200,7 +200,7 @@ class GroupProgressDriver:
         self._watch = StallWatch(timers, log, "", self, limits.floor_s)
 
     def record_assignment(self, assignment: Assignment) -> None:
-        """Record the assignment with which a rank enters a step."""
+        """Record whether this group is alone in the quorum. Called with each assignment that a rank receives."""
         self._is_alone = assignment.replica_world_size == 1
 
     def add_sample(self, watch: Watch, sample: ProgressSample) -> None:
@@ -217,7 +217,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """Subtract a pause of this process, which lasted `by_s` seconds, from all ages. Call this before a verdict."""
+        """Do not count a pause of this process, of `by_s` seconds, as time without progress. Call before a verdict."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -238,7 +238,7 @@ class GroupProgressDriver:
         return self._progress.left_s(now)
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
-        """Do nothing: the watch has logged the verdict, and the lighthouse opens incidents."""
+        """Do nothing. StallWatch has already logged the verdict, and incidents are opened by the lighthouse."""
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
@@ -298,7 +298,7 @@ Answer = tuple[Assignment, Quorum | None]
 
 @dataclass(slots=True)
 class _Call:
-    """A rank's call that is waiting for its answer. A vote may also arrive as a message on the rank's watch."""
+    """A rank's request or vote that is waiting for its answer. A vote arrives as an RPC or on the rank's watch."""
 
     reply: Reply[Any] | None  # None for a vote on a watch
     watch: Watch | None = None  # watch on which the vote arrived; the call ends with it
@@ -395,17 +395,17 @@ class GroupDriver:
     # -- calls of ranks
 
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
-        """Begin a rank's request for a quorum. Return the call's number, to be passed to `end_call`.
+        """Handle a rank's request for a quorum. Return the number of the call, for `end_call`.
 
-        `reply` receives the answer or a refusal within `time_left_s` seconds. `fields` are the other fields of the
-        QuorumRequest.
+        `reply` receives the answer or a refusal later, within `time_left_s` seconds. `fields` are the fields of
+        QuorumRequest except `call` and `deadline_at`.
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
         return self._submit_call(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
-        """Begin a rank's vote. The arguments and the result are those of `ask`, with the fields of PendingVote."""
+        """Handle a rank's vote. See `ask` for the arguments and the result. `fields` are those of PendingVote."""
         vote = PendingVote(call=next(self._numbers), **fields)
         return self._submit_call(_Call(reply), vote, _answer_within_s(time_left_s))
 
@@ -422,7 +422,7 @@ class GroupDriver:
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Make the group leave the job at the request of a rank. Raise WrongState if its process is not watched."""
+        """Make the group leave the job at a rank's request. Raise WrongState if the rank's process is not watched."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: its process is not watched, so it cannot drain the group")
@@ -456,7 +456,10 @@ class GroupDriver:
     # -- watches of ranks
 
     def open_watch(self, hello: WatchHello, peer: Peer[ToRank], *, is_local: bool) -> int:
-        """Open a watch and return its number. For `is_local` see Watch. Raise InvalidRequest for an unknown rank."""
+        """Open a watch and return its number. Raise InvalidRequest for an unknown rank.
+
+        `peer` sends messages to the rank. `is_local` means that its process runs on this host, in this pid namespace.
+        """
         check_rank(hello.group_rank, self.machine.group.me.group_world_size)
         number, watch = next(self._numbers), Watch(hello, peer, is_local, self._clock())
         for older in self._watches.values():
@@ -538,18 +541,18 @@ class GroupDriver:
     # -- shutdown
 
     def drain(self, reason: str, *, is_revocable: bool = False) -> None:
-        """Leave the job after completing the steps that were already granted."""
+        """Leave the job after completing the steps already granted. `cancel_drain` can undo this if `is_revocable`."""
         self._feed(events.DrainAsked(reason, is_revocable))
 
     def cancel_drain(self) -> bool:
-        """Cancel a revocable drain. Return False if the group has begun to leave or drains for another reason."""
+        """Cancel a revocable drain. Return False if the group is already leaving, or if its drain is not revocable."""
         self._feed(events.DrainCancelled())
         return not self.machine.group.drains
 
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice to the lighthouse now and on each later session. None withdraws the last notice."""
+        """Report a notice to the lighthouse now and in each later session. None withdraws the last notice."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
@@ -576,7 +579,7 @@ class GroupDriver:
     # -- waiting
 
     def _submit_call(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
-        """Feed a call to the machine, and refuse the call if it is not answered within `within_s` seconds."""
+        """Pass a call to the machine, and refuse the call if it is not answered within `within_s` seconds."""
         number = event.call
         if self._closed is not None:
             call.send_answer(self._closed)
@@ -683,7 +686,7 @@ class GroupDriver:
         self._timer.set(self.machine.deadline())
 
     def _log_quorum(self, assignment: Assignment) -> None:
-        """Log each quorum once. `lighthouse check-history` reads this line, and that of `_log_decision`."""
+        """Log a quorum when its first rank receives it. `lighthouse check-history` reads this log line."""
         quorum_id, step, size = assignment.quorum_id, assignment.max_step, assignment.replica_world_size
         if quorum_id != self._logged_quorum_id:
             self._logged_quorum_id = quorum_id
@@ -718,5 +721,5 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """Return the time in seconds within which to answer so that the answer reaches the caller before its deadline."""
+    """Return the seconds in which to answer, so that the answer arrives before the deadline in `time_left_s`."""
     return time_left_s - answer_margin_s(time_left_s) / 2

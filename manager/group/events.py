@@ -95,7 +95,7 @@ class RankLeaves:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A rank reports that it has failed, and exits."""
+    """A rank has reported that it failed and is about to exit."""
 
     group_rank: int
     rank_incarnation: str
@@ -198,14 +198,14 @@ class MissingChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitChanged:
-    """The ranks' wait for a quorum has begun or ended, or some requests were answered while others still wait."""
+    """The ranks' wait for a quorum has begun or ended, or only some of the waiting requests were answered."""
 
     is_waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """A lost rank did not return in time. If its process still exists, it can be killed, unless it exits normally."""
+    """A lost rank did not return in time. Its process, if any, can be killed unless the rank exited normally."""
 
     group_rank: int
     reason: str
@@ -215,7 +215,7 @@ class RankGivenUp:
 
     @property
     def is_expected(self) -> bool:
-        """Return whether the loss is no failure, because the rank exited normally or is being restarted."""
+        """Return True if the rank exited normally or is being restarted, so that its loss is not a failure."""
         return self.has_left or self.is_started
 
 

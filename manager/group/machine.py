@@ -264,8 +264,8 @@ class GroupMachine:
     def _release(self) -> None:
         """Release the leaving ranks that no other rank of the group needs any more.
 
-        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. They have
-        stopped once the group has left.
+        Do nothing while the group is LEAVING, because other groups may still be reading the ranks' data. Once the
+        group has left, no other group reads it.
         """
         standing = self.group.standing
         is_leaving = standing is not None and standing.mode is HoldState.LEAVING and not self._has_ended
@@ -328,7 +328,10 @@ class GroupMachine:
         self.votes.open(quorum_id, step)
 
     def _enter_quorum(self, quorum: Quorum, now: float, *, stands: bool) -> None:
-        """Start the first step of the quorum that answers the group's join, and answer the ranks' requests."""
+        """Start the first step of the quorum that answers the group's join, and answer the ranks' requests.
+
+        `stands` means that the quorum is a standing one.
+        """
         answers = self.requests.enter_quorum(quorum, stands=stands)
         if isinstance(answers, LighthouseError):
             self._refuse_all(answers)
@@ -421,7 +424,10 @@ class GroupMachine:
         self._give_up_quorum(reason, now)
 
     def _end_mates(self, group_rank: int, mates: frozenset[str], reason: str) -> None:
-        """Send `RankGone` to the `mates`, the other ranks' processes at the time of the loss. Refuse their requests."""
+        """Send `RankGone` to the processes in `mates`, and refuse their requests.
+
+        `group_rank` is the lost rank. `mates` are the incarnations of the other ranks when it was lost.
+        """
         self._add(events.Pushed(RankGone(group_rank, reason), self.watches.watches_of(mates)))
         self.votes.give_up_rank(group_rank, self.watches.loss_of(group_rank).reason)
         for request in (*self.group.pending(is_gathering=False), *self.group.pending(is_gathering=True)):
@@ -533,7 +539,7 @@ class GroupMachine:
             self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; ask again"))
 
     def _open(self, now: float) -> None:
-        """Start the first step of the received quorum. If the quorum stands, wait until the lease is valid."""
+        """Start the first step of the received quorum. For a standing quorum, do nothing until the lease is valid."""
         accepted = self._unopened
         if accepted is None or (accepted.stands and now >= self.group.renewed_until):
             return
@@ -555,7 +561,7 @@ class GroupMachine:
         )
 
     def _note_changes(self, missing: Set[int]) -> None:
-        """Report when the missing ranks change, and when the first request starts or the last one stops waiting."""
+        """Report a change of the missing ranks, and the beginning and end of the ranks' wait for a quorum."""
         is_waiting = False
         for rank in self.group.ranks:
             is_waiting |= rank.pending is not None

@@ -59,7 +59,7 @@ class RankPresence:
         return {rank.group_rank for rank in self._group.ranks if rank.watch is not None and not rank.watch.has_left}
 
     def absence(self) -> tuple[str, frozenset[int]]:
-        """Return the reason why the group cannot train now, or an empty string if it can, and the missing ranks."""
+        """Return (reason, missing ranks). The reason says why the group cannot train now, and is empty if it can."""
         missing: list[int] = []
         losses: list[LostRank] = []
         for rank in self._group.ranks:
@@ -116,7 +116,7 @@ class RankPresence:
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
         """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
 
-        Return whether it is the rank's current process. An older process may exit immediately.
+        Return True for the rank's current process, and False for an older one, which may exit immediately.
         """
         watch = self._group.watches.get(number)
         if watch is None:
@@ -156,7 +156,7 @@ class RankPresence:
         return watch.group_rank
 
     def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Record that a process reports its own failure. If it is not watched, change nothing and return False."""
+        """Record that a process reports its own failure. If the process is not watched, return False and do nothing."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
@@ -194,7 +194,7 @@ class RankPresence:
         return sorted(over, key=lambda loss: loss.lost_at)
 
     def deadline(self) -> float | None:
-        """Return the time at which the next rank exceeds the rank timeout or is given up, or None if there is none."""
+        """Return when the next rank will exceed the rank timeout or be given up, or None if no rank will."""
         earliest = math.inf
         for rank in self._group.ranks:
             if rank.watch is None:
@@ -202,9 +202,9 @@ class RankPresence:
         return None if math.isinf(earliest) else earliest
 
     def _expires_at(self, rank: Rank) -> float:
-        """Return the time at which a rank is given up if it is lost, or else exceeds the rank timeout.
+        """Return when a lost rank will be given up, or when a rank without a watch will exceed the rank timeout.
 
-        Return infinity if there is no such time.
+        Return infinity if neither applies.
         """
         if rank.loss is not None:
             return math.inf if rank.loss.is_given_up else rank.loss.lost_at + self._returns_within_s

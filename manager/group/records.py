@@ -253,12 +253,12 @@ class ReplicaGroup:
     # -- pending requests
 
     def wait(self, request: QuorumRequest, *, is_gathering: bool) -> None:
-        """Store a waiting request. It replaces an earlier request of the same rank."""
+        """Store a request that waits, for the next join if `is_gathering`. Replaces the same rank's earlier request."""
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 
     def pending(self, *, is_gathering: bool) -> list[QuorumRequest]:
-        """Return the waiting requests that are, or are not, being gathered for a join, in order of arrival."""
+        """Return the requests that wait for a join (`is_gathering`), or the other waiting ones, in order of arrival."""
         found: list[PendingRequest] = []
         for rank in self.ranks:
             if rank.pending is not None and rank.pending.is_gathering is is_gathering:

@@ -45,10 +45,10 @@ def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 
 
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
-    """Build the error for two ranks that hold different states, or if the rank of `other` holds no usable state.
+    """Build the error for ranks that cannot heal: two with different states, or one without a usable state (`other`).
 
-    It is WrongState if a peer that can heal the ranks may still return (`may_heal`), so that they should ask again.
-    Otherwise it is Unrecoverable.
+    `may_heal` means that a peer that can heal the ranks may still return. The error is then WrongState, so that the
+    ranks request a quorum again. Otherwise it is Unrecoverable.
     """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
@@ -289,7 +289,7 @@ def _decide_grant(
 
 
 def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
-    """Return why the request's step is invalid, or None if it is valid."""
+    """Return the error for a request whose step is invalid, or None if the step is valid."""
     try:
         check_count(request.step, "step")
     except InvalidRequest as e:
@@ -400,7 +400,10 @@ class QuorumRequests:
         )
 
     def enter_quorum(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
-        """Record the quorum that answers the group's join. Return the ranks' answers, or an error that refuses all."""
+        """Record the quorum that answers the group's join. `stands` means that it is a standing quorum.
+
+        Return the answers to the ranks' requests, or the error with which to refuse all of them.
+        """
         group, asks = self._group, self._group.pending(is_gathering=True)
         if quorum.quorum_id < group.quorum_id:
             return WrongState(
@@ -430,7 +433,10 @@ class QuorumRequests:
         return answers
 
     def _without_state(self, asks: Sequence[QuorumRequest], *, is_alone: bool) -> LighthouseError | None:
-        """Return the error for ranks that would have to heal, or None if all hold the same usable state."""
+        """Return the error for ranks that need to heal but cannot, or None if all ranks hold the same usable state.
+
+        `is_alone` means that the group has no peers in the quorum.
+        """
         torn = next((ask for ask in asks if ask.distrust is not None), None)
         odd = torn or next((other for other in asks[1:] if other.holds != asks[0].holds), None)
         if odd is None:
@@ -450,7 +456,7 @@ class QuorumRequests:
     # -- the standing quorum
 
     def hold(self, quorum: Quorum, step: int, *, init_sync: bool = True) -> None:
-        """Store a standing quorum whose first step is `step`."""
+        """Store a standing quorum whose first step is `step`. For `init_sync` see `assign`."""
         group = self._group
         for rank in group.ranks:
             rank.assigned, rank.has_voted, rank.catch_up = {}, False, None
@@ -518,7 +524,7 @@ class QuorumRequests:
             standing.mode = HoldState.JOINING
 
     def give_up(self) -> bool:
-        """End the quorum because a step failed or a rank was lost. Return False if it had already ended."""
+        """End the quorum for this group after a failed step or a lost rank. Return False if it had already ended."""
         standing = self._group.standing
         if standing is None or standing.mode not in GRANTING:
             return False
@@ -620,7 +626,7 @@ class QuorumRequests:
     def _note_catch_up(self, standing: StandingQuorum, request: QuorumRequest, is_first: bool) -> None:
         """Record a rank's catch-up state. Once all ranks have sent theirs, decide whether the group needs a new quorum.
 
-        It needs one if all ranks have caught up, or if a rank has no source to catch up from.
+        The group needs a new quorum if all ranks have caught up, or if a rank has no source to catch up from.
         """
         ranks = self._group.ranks
         if is_first:

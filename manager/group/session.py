@@ -30,7 +30,7 @@ class ProgressReporter:
     """Selects the heartbeats that carry the progress of the ranks.
 
     A heartbeat carries the progress if it has changed, or if REPEATED_S have passed, to show that the ranks are alive.
-    No additional heartbeat is sent for it. `view` returns the progress at a given time.
+    Progress alone causes no additional heartbeat. `view` returns the progress at a given time.
     """
 
     def __init__(self, view: Callable[[float], GroupView]) -> None:
@@ -145,7 +145,7 @@ class SessionMachine:
         return min(moments if self._is_silent else [*moments, self._silent_at])
 
     def silence_change(self, now: float) -> bool | None:
-        """Return whether the session is silent, or None if that has not changed since the last call."""
+        """Return whether the session is silent, or None if the result is the same as that of the last call."""
         is_silent = self.is_open and bool(self._sent_at) and now >= self._silent_at
         if is_silent is self._is_silent:
             return None
@@ -248,7 +248,7 @@ class SessionMachine:
 def _is_urgent(report: session.GroupReport, reported: session.GroupReport) -> bool:
     """Return whether the lighthouse needs the report before the next regular heartbeat.
 
-    New grants can wait. So can modes that the lighthouse ordered itself or that a join implies.
+    New grants can wait, and so can a new mode that the lighthouse has ordered or that a join implies.
     """
     held = report.held
     is_held = held is not None and held.mode in _URGENT and held != reported.held
@@ -257,5 +257,5 @@ def _is_urgent(report: session.GroupReport, reported: session.GroupReport) -> bo
 
 
 def _wanted(held: session.HeldQuorum | None) -> int | None:
-    """Return the id of the held quorum if the group needs another one, or else None."""
+    """Return the id of the quorum that the group has if the group needs a new quorum, or else None."""
     return held.quorum_id if held is not None and held.wants_next else None

@@ -53,7 +53,7 @@ class Votes:
         return any(rank.vote is not None for rank in self._group.ranks)
 
     def open(self, quorum_id: int, step: int) -> None:
-        """Begin a new attempt at `step`, because the ranks receive a quorum or a grant for it.
+        """Begin a new attempt at `step`. Called when the ranks receive a quorum or a grant for that step.
 
         If the previous attempt is undecided, refuse its waiting votes.
         """
@@ -72,7 +72,7 @@ class Votes:
                 rank.vote = None
 
     def note_loss(self, group_rank: int) -> bool | None:
-        """Decide to discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
+        """Decide to discard the step if the lost rank has not voted and no earlier manager may have decided it."""
         attempt = self._group.attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:
             return None
@@ -98,9 +98,9 @@ class Votes:
         return self._note_without_step(request.group_rank)
 
     def give_up_rank(self, group_rank: int, reason: str) -> None:
-        """Refuse the waiting votes if this lost rank may have received an earlier manager's decision on the step.
+        """Refuse the waiting votes if the lost rank may have received a decision on the step from an earlier manager.
 
-        The decision can no longer be determined, and no other rank may receive a different one.
+        That decision can no longer be determined, and the other ranks must not receive a different one.
         """
         attempt, rank = self._group.attempt, self._group.ranks[group_rank]
         if attempt is None or not attempt.is_inherited or rank.is_without_step or rank.vote is not None:
@@ -184,7 +184,7 @@ class Votes:
         return attempt
 
     def _find(self, vote: PendingVote) -> Attempt | bool:
-        """Return the attempt to which a vote belongs, or the decision if that is an earlier attempt.
+        """Return the attempt to which a vote belongs. If that is an earlier attempt, return its decision.
 
         Raise WrongState if the vote is for a different step or quorum than the current attempt.
         """

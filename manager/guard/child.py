@@ -175,7 +175,7 @@ class Child:
     def write_log(self, data: bytes) -> str:
         """Append `data` to the log.
 
-        If the file system is full or unreachable, the rank continues: its output is still read, and logged
+        If the file system is full or unreachable, the output is still read, so that the rank continues. It is logged
         again once the file system has recovered. Return a warning when writing begins to fail, repeated at most
         every LOG_WARNED_EVERY_S, a notice when it works again, or an empty string.
         """

@@ -66,7 +66,7 @@ class GuardClient:
 
         With `observes`, scripts that create a process group are observed (rank_site/sitecustomize.py). `is_all`
         means that this process starts other processes only through the guard. If the guard is killed, all
-        descendants are then killed, even those that no longer carry its mark.
+        descendants are then killed, even those without MARK_VARIABLE in their environment.
         """
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
@@ -96,7 +96,7 @@ class GuardClient:
         return self._process.pid
 
     def start(self, command: Command, on_end: Callable[[Ended], None]) -> int:
-        """Start a process and return its number. `on_end` is called once it and all its descendants have ended."""
+        """Start a process and return its number. `on_end` is called when the whole process tree has ended."""
         number = next(self._numbers)
         self._on_end[number] = on_end
         self._send(start=number, **asdict(command))

@@ -41,21 +41,21 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(root: int, mark: str, session: int = 0) -> list[int]:
-    """Return the pids of the descendants of `root` that are in `session` or whose mark begins with `mark`."""
+    """Return the pids of the descendants of `root` that are in `session` or whose MARK_VARIABLE starts with `mark`."""
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 
 
 @dataclass(frozen=True, slots=True)
 class Stray:
-    """Process that no longer carries the mark of its ancestor."""
+    """Process that no longer has MARK_VARIABLE, the mark of its ancestor, in its environment."""
 
     tree: list[int]  # the process and its descendants
     born_at: int  # as returned by born_at()
 
 
 def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[Stray]:
-    """Return the strays below the subreaper `root`, which started the processes `known` with these marks."""
+    """Return the strays: children of the subreaper `root` that are not in `known` and carry none of `marks`."""
     signs = [f"{MARK_VARIABLE}={mark}".encode() for mark in marks]
     children = [pid for pid, parent in _parents() if parent == root and pid not in known and not _is_zombie(pid)]
     found = [pid for pid in children if not any(sign in environment(pid) for sign in signs)]
@@ -66,7 +66,7 @@ def environment(pid: int) -> bytes:
     """Return the environment with which a process was started, in the format of /proc/PID/environ.
 
     Return an empty value if the process has ended, belongs to another user, or was started without an environment.
-    While a process is within an exec, its environment is empty, too; the read is then repeated.
+    The environment also looks empty while a process calls exec, so the read is then repeated.
     """
     if not os.access(f"/proc/{pid}/environ", os.R_OK):
         return b""

@@ -124,7 +124,7 @@ class Aws:
         return None
 
     async def _get(self, http: aiohttp.ClientSession, path: str) -> str | None:
-        """Return a value, or None if it does not exist. An expired token is replaced once."""
+        """Return the metadata value at `path`, or None if it does not exist. Replace an expired token once."""
         url = f"{self._root}/{path}"
         answer = await self._get_with_token(http, url) if self._token else None
         if answer is None or answer.status == 401:
@@ -197,14 +197,14 @@ class Azure:
 
 
 def _is_end_of(scheduled: object, machine: str) -> bool:
-    """Return whether a scheduled event ends this machine. The list also contains events of its neighbours."""
+    """Return whether a scheduled event ends `machine`. Azure also lists the events of other machines."""
     if not isinstance(scheduled, dict) or not isinstance(scheduled.get("Resources"), list):
         raise ValueError(f"{scheduled!r} is not a scheduled event")
     return scheduled.get("EventType") in ("Preempt", "Terminate") and machine in scheduled["Resources"]
 
 
 class File:
-    """A file whose existence is a notice. It may contain the seconds left since it was written, and a reason."""
+    """A file whose existence is a notice. It may contain the seconds left when it was written, and a reason."""
 
     name = FILE
 
@@ -253,10 +253,10 @@ def read_posted(body: Mapping[str, object], now_unix_s: float, host: str) -> Pre
 def read_signal(
     number: int, used: Collection[str], environ: Mapping[str, str], now_unix_s: float, grace_s: float
 ) -> PreemptionNotice | None:
-    """Return the notice that a signal to the supervisor stands for, or None if it is no notice.
+    """Return the preemption notice for a signal that the supervisor received, or None if it is not a notice.
 
-    SIGTERM is Kubernetes' notice. Slurm sends the signal of `--signal`, and sets SLURM_JOB_END_TIME. If that is more
-    than MAX_SLURM_NOTICE_S away, the signal announces a preemption.
+    Kubernetes sends SIGTERM. Slurm sends the signal of `--signal`, and sets SLURM_JOB_END_TIME. If that end is more
+    than MAX_SLURM_NOTICE_S away, the signal announces a preemption, and `grace_s` seconds are left.
     """
     name, host = signal.Signals(number).name, socket.gethostname()
     if number == signal.SIGTERM and KUBERNETES in used:

@@ -37,7 +37,10 @@ class PreemptionWatch:
 
     @property
     def save_left_s(self) -> float:
-        """Seconds for which the ranks must keep running because they save a checkpoint or may have to, or else 0."""
+        """Seconds for which the ranks must keep running to save a checkpoint, or 0.
+
+        While the lighthouse has not answered whether a save is needed, this is the time left for its answer.
+        """
         match self._plan.action:
             case Action.ASK:
                 return max(0.0, self._asked_at + ANSWER_WITHIN_S - self._wall())
@@ -47,7 +50,7 @@ class PreemptionWatch:
                 return 0.0
 
     def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
-        """Record the current notice from one of a host's sources, or None if there is none or it was withdrawn."""
+        """Record the notice from one of a host's sources. `notice` is None if there is none or it was withdrawn."""
         self._notices.pop((host, source), None)
         if notice is not None:  # its texts come from a file or a server
             clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))

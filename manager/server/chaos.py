@@ -40,7 +40,7 @@ class _Fault:
 
 
 class FaultInjector:
-    """A LighthousePort that injects faults. It passes all messages on while no fault hits the link."""
+    """A LighthousePort that injects faults. While no fault affects the link, it passes all messages on."""
 
     def __init__(
         self, replica_id: str, link: LighthousePort, ranks: Ranks | None, timers: Timers, *, is_allowed: bool

@@ -113,7 +113,7 @@ class Supervisor(Ranks, Protocol):
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
 
     def kept_states(self) -> tuple[KeptState, ...]:
-        """Return what the ranks of all hosts keep in memory."""
+        """Return which states the ranks of the group keep in the memory of their supervisors, on all hosts."""
         ...
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:

@@ -49,7 +49,7 @@ class ManagerService:
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
-        """Create the service. `more` are additional RPCs of a supervisor."""
+        """Create the service. A supervisor passes the handlers of its additional RPCs, by method name, in `more`."""
         self._driver = driver
         self._status = status
         self._watch_within_s = watch_within_s

@@ -16,6 +16,7 @@ from lighthouse_protocol.limits import (
     MANAGER_PORT,
     MASTER_PORT,
     MAX_GROUP_WORLD_SIZE,
+    MAX_KEEP_EVERY,
     STORE_PORT_OFFSET,
 )
 from lighthouse_protocol.refusals import InvalidRequest
@@ -28,7 +29,6 @@ from manager.supervisor.rules.restart_policy import GROUP_SCOPE, RANK_SCOPE, Res
 _COUNT = click.IntRange(1, MAX_GROUP_WORLD_SIZE)
 _COUNT_OR_NONE = click.IntRange(0, MAX_GROUP_WORLD_SIZE)
 _PORT = click.IntRange(1, 65535)
-MAX_KEEP_EVERY = 1_000_000
 _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 

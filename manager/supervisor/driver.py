@@ -31,7 +31,7 @@ class Group(Protocol):
     def exclude(self, host: int, reason: str) -> None: ...
 
     def finish(self, over: events.SupervisionEnded) -> None:
-        """End the supervisor. Called once."""
+        """End the supervisor. Called once, when no rank is running and none will be started."""
         ...
 
 
@@ -55,7 +55,7 @@ class SupervisorDriver:
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def manager_ended(self, status: int) -> None:
-        """Handle the exit of the group's manager: with status 0 after a drain, or else after a fatal error."""
+        """Handle the exit of the group's manager. Status 0 means that the group has drained, others a fatal error."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))
         else:

@@ -187,7 +187,7 @@ QUIET_S = 60.0  # if the store lives for this time, the restart delay is reset
 
 
 class SupervisedStore:
-    """TCPStore of a group, restarted if it dies. `fail` receives the reason if the store cannot start at all.
+    """TCPStore of a group, restarted if it dies. `fail` is called with the reason if the store cannot start at all.
 
     An empty `host` means that the store listens on all addresses. `label` is its name in logs.
     """

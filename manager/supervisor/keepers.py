@@ -11,10 +11,10 @@ from manager.supervisor.rules.plan import LaunchPlan
 
 
 class Keepers:
-    """The slots of all ranks of this host. They exist as long as the supervisor's process."""
+    """Memory slots for the last committed states of this host's ranks. They exist as long as the supervisor."""
 
     def __init__(self, plan: LaunchPlan, every: int) -> None:
-        """Create the slots, or none if `every` is 0."""
+        """Create the slots. The ranks keep their states every `every` steps. If `every` is 0, create no slots."""
         self._every = every
         self._is_torchrun = plan.torchrun is not None
         first = plan.own_slots[0] - plan.slot_offset
@@ -22,7 +22,7 @@ class Keepers:
         self._slots = {rank: [make_slot(plan.label(rank)) for _ in range(SLOTS)] for rank in ranks}
 
     def environment(self, rank: int) -> Mapping[str, str]:
-        """Return the variables for the process of a rank. torchrun's process gets the slots of all ranks."""
+        """Return the environment variables that name a rank's slots. Under torchrun, they name those of all ranks."""
         if not self._every:
             return {}
         chosen = self._slots.values() if self._is_torchrun else [self._slots[rank]]

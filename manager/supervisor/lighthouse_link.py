@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S = 1.0
 
 class Supervisor(Protocol):
     def receive(self, message: run.ToSupervisor) -> None:
-        """Handle a message of the lighthouse. A final error of the stream is also passed as a HelloRejected."""
+        """Handle a message from the lighthouse. A final error of the stream is passed as a HelloRejected."""
         ...
 
     def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...
@@ -74,7 +74,8 @@ class SupervisorLink:
     async def close(self) -> None:
         """Send the pending messages and close the stream.
 
-        Wait up to STOP_TIMEOUT_S until a stop request has arrived, because the other supervisors may depend on it.
+        If a stop request is pending, wait up to STOP_TIMEOUT_S for the lighthouse to receive it, because the other
+        supervisors may depend on it.
         """
         if self._task is None:
             return

@@ -62,7 +62,7 @@ class _Live:
 class LocalHost:
     """Starts and stops the ranks of this host.
 
-    Reports lost processes to the lighthouse on `link`, and the events for the supervision machine to `report`.
+    Sends reports of lost processes to the lighthouse through `link`. `report` passes events to the supervision machine.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class LocalHost:
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks. `unit` identifies this start. It is the same on all hosts of the group."""
+        """Start ranks. `unit` identifies this start and is the same on all hosts of the group."""
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -338,7 +338,7 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle the current notice from one of this host's sources, or None if there is none or it was withdrawn."""
+        """Handle a change of the notice from one of this host's sources. None means no notice, or a withdrawn one."""
 
     @abstractmethod
     async def _begin(self) -> None:

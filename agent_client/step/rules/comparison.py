@@ -65,7 +65,7 @@ class Standing(IntEnum):
 
 
 def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
-    """Return a participant's standing. At step 0, all states count equally, so healing does not lower the standing."""
+    """Return a participant's authority when announcements differ. Healing lowers it, except at step 0."""
     if heals and max_step > 0:
         return Standing.HEALS
     return Standing.TRAINED if has_trained else Standing.HOLDS_STATE
@@ -141,7 +141,7 @@ def to_words(
     flags: Flag = Flag.NONE,
     payload: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Encode a row. All rows have the same length, so a long string is truncated and compared by its digest."""
+    """Encode an announcement as a row of numbers. All rows have the same length, so long strings are truncated."""
     head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
     rest = (0,) * (PAYLOAD_WORDS - len(payload))
     return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)
@@ -175,7 +175,11 @@ def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
-    """Describe the mismatch for the participant with replica_rank `place`: its own fault, or the others at fault."""
+    """Describe a mismatch of announcements, for the log of the participant with replica_rank `place`.
+
+    `rows` and `names` are in the order of replica ranks. `faulty` are the replica ranks at fault. If `place` is one of
+    them, only its own fault is described.
+    """
     right = [other for other in range(len(rows)) if other not in faulty and not rows[other].is_silent]
     has_one_step = len({row.announced.step for row in rows}) == 1
 
@@ -245,7 +249,10 @@ class DataUses:
             self.irregular += 1
 
     def summary(self, rank_batches: int) -> dict[str, int | bool]:
-        """Return the result of Agent.data_report, or an empty dict before the first batch."""
+        """Return the result of Agent.data_report, or an empty dict before the first batch.
+
+        `rank_batches` is the number of microbatches in all committed steps, summed over all ranks.
+        """
         if self.choice is None:
             return {}
         samples = rank_batches * self.choice.accumulate * self.choice.batch_size
@@ -276,7 +283,7 @@ def common_interval(intervals: Sequence[int]) -> int:
 
 
 def differs(own: Digest, digests: Sequence[Digest | None]) -> bool:
-    """Return whether `own`, which need not be in `digests`, differs from the right digest."""
+    """Return whether `own` differs from the most frequent digest in `digests`, which need not contain `own`."""
     wrong = outliers(digests)
     right = next((digest for place, digest in enumerate(digests) if digest is not None and place not in wrong), own)
     return own != right

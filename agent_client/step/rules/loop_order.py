@@ -62,7 +62,11 @@ class ZeroGradOrder:
     """True if zero_grad() is called at the end of the loop, or None before the first call."""
 
     def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
-        """Return whether this zero_grad() begins a step."""
+        """Return whether a call of zero_grad() begins a step.
+
+        `has_computed` is True if the script has already computed something for the current step, and
+        `forward_begins` if the next forward pass will begin a step.
+        """
         if self.ends_loop is None:
             self.ends_loop = has_computed
         return not (self.ends_loop or forward_begins)
@@ -96,7 +100,11 @@ class PassOrder:
     _gave_up_at: int | None = None
 
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
-        """Reset the counts if another attempt at a step has ended. `ended` is the number of attempts so far."""
+        """Reset the counts if an attempt at a step has ended since the last call.
+
+        `step` is the current step, `ended` the number of attempts that have ended so far, and `was_committed` the
+        result of the last one.
+        """
         self._step = step
         if ended == self._ended:
             return

@@ -137,7 +137,7 @@ class StepMachine:
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
 
     def divide(self, shares: tuple[int, ...]) -> None:
-        """Divide the step's microbatches by these shares. Call this before the script draws its batches."""
+        """Set the number of microbatches of each contributor. Call this before the script draws its batches."""
         self.shares = shares
         self.share = self.world_size.share(self.assignment, shares)
 
@@ -157,12 +157,12 @@ class StepMachine:
         self.fail_step(reason)
 
     def fail_step(self, reason: str, *, is_blamed: bool = False) -> None:
-        """Record that the step has failed. Only the first failure is kept."""
+        """Record that the step has failed, and whether another group is to blame. Only the first failure is kept."""
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """Record that a training forward pass or a reduction begins in this step."""
+        """Record that a training forward pass or a reduction begins. `accumulates` sets that field."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
@@ -213,14 +213,14 @@ class StepMachine:
 
     @property
     def is_unhealed(self) -> bool:
-        """True if the state is torn but the quorum treats it as up to date, so that this step cannot commit."""
+        """True if the state is torn (invalid) but the quorum treats it as up to date. The step then cannot commit."""
         if self.assignment is None:
             return False
         return self.is_torn and not self.must_install and not self.assignment.catches_up
 
     @property
     def cannot_heal(self) -> bool:
-        """True if no peer can provide a state, because a quorum formed after the state was torn and has no source."""
+        """True if this rank's state is torn, and the quorum that formed afterwards has no peer to heal from."""
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
@@ -268,7 +268,7 @@ class StepMachine:
         self.may_heal = not commit or assignment is None
 
     def faulted(self) -> None:
-        """Count the last discard as a fault, because no other group is known to have caused it."""
+        """Count the last discarded step as a fault. Called if no other group is known to have caused the discard."""
         self.faults += 1
 
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:

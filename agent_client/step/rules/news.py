@@ -42,7 +42,7 @@ class StepNews:
         self._healing: tuple[str, int, float] | None = None
 
     def lost(self, loss: Loss) -> str:
-        """Record the loss that caused a discarded step. Return the pending line about an earlier loss, or ""."""
+        """Record the loss of a group, which discards the step. Return the pending line about an earlier loss, or ""."""
         pending = self.flush()
         self._loss = loss
         return pending
@@ -114,7 +114,7 @@ class Patience:
         return f"{self._refusals} requests for a quorum refused in a row (max_consecutive_discards): {error}"
 
     def pop_news(self, error: LighthouseError, now: float) -> str:
-        """Return the error message to log now, or an empty string."""
+        """Return the line to log about the last refusal, `error`, or an empty string if no line is due at `now`."""
         is_first = self._tries == FIRST_LOG_AFTER
         if self._tries < FIRST_LOG_AFTER or not (is_first or now >= self._logged_at + LOG_INTERVAL_S):
             return ""

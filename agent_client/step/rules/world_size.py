@@ -68,7 +68,8 @@ class WorldSize:
     def share(self, assignment: Assignment | None, counts: Sequence[int] = ()) -> Share:
         """Return this group's share of the step. Without a quorum, the group does not count.
 
-        `counts` are the numbers of microbatches by contributor, from `shares`. They are ignored if they do not fit.
+        `counts` is a result of shares(): the number of microbatches of each contributor. It is ignored if the number
+        of contributors or of microbatches has changed since.
         """
         if assignment is None:
             return Share((0,), 1, counts=False)
@@ -100,11 +101,12 @@ MIN_GAIN = 0.05
 def shares(times_us: Sequence[int], total: int) -> tuple[int, ...]:
     """Divide the microbatches of a step so that the last contributor finishes as early as possible.
 
-    Each contributor gets one. Each further microbatch goes to the contributor that finishes it first; of several, to
-    the fastest, then to the first. Times are integers, so all participants compute the same.
+    Each contributor gets one microbatch. Each further microbatch goes to the contributor that finishes it first. If
+    several do, it goes to the fastest of them, or to the first of the fastest. Times are integers, so all participants
+    compute the same.
 
     Args:
-        times_us: Time of a microbatch at each contributor, at least 1.
+        times_us: Time in microseconds that a microbatch takes at each contributor, at least 1.
         total: Number of microbatches, at least one per contributor.
     """
     counts = [1] * len(times_us)
@@ -121,8 +123,8 @@ def decide_shares(before: tuple[int, ...], times_us: Sequence[int], total: int) 
     """Return the shares of the contributors: `before`, unless other shares save at least MIN_GAIN.
 
     Args:
-        before: Present shares under the same quorum, empty if there are none.
-        times_us: Time of a microbatch at each contributor, 0 if unknown. Unknown ones count as the median.
+        before: Current shares under the same quorum, empty if there are none.
+        times_us: Time that a microbatch takes at each contributor, 0 if unknown. An unknown time counts as the median.
         total: Number of microbatches.
     """
     known = sorted(time_us for time_us in times_us if time_us)

@@ -151,28 +151,28 @@ class LighthouseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Kill(self, request, context):
-        """Ends a replica group through its manager. Loopback, a token or --allow-remote-control.
+        """Kills a replica group through its manager. Permitted from loopback, with a token, or with --allow-remote-control.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """Asks a replica group to leave after the step that the others know of. Who may is as for Kill.
+        """Asks a replica group to complete the steps of its quorum and leave. Permissions as for Kill.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """A manager's own connection: what it holds and asks for, and what the lighthouse answers and wants.
+        """The session of a manager: its reports and requests, and the lighthouse's answers and orders.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rank(self, request_iterator, context):
-        """A rank of a run, and a supervisor of ranks: generations (run.proto). The run is named by metadata.
+        """Streams of ranks and supervisors, and calls about runs (run.proto). Metadata names the job and the run.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -203,7 +203,7 @@ class LighthouseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StopRun(self, request, context):
-        """Ends a run for good, and lifts that. Who may is as for Kill.
+        """Stop a run until it is resumed, and resume it. Permissions as for Kill.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -216,7 +216,7 @@ class LighthouseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Incidents(self, request, context):
-        """What stood still or was lost, and when training went on. Who may see one with its evidence is as for Kill.
+        """Incidents, without evidence or with it. For those with evidence, permissions as for Kill.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -229,21 +229,21 @@ class LighthouseServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Inject(self, request, context):
-        """Injects a fault into a replica group, and ends it with the call. Loopback, or a token of role chaos.
+        """Injects a fault into a replica group while the call is open. Permitted from loopback, or with a chaos token.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Ledger(self, request, context):
-        """How the replica groups spent their time, and which faults struck them, page by page.
+        """Times and faults of the replica groups, in pages.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Stacks(self, request, context):
-        """What ranks are doing now. Who may ask is as for Kill.
+        """Current stacks of ranks. Permissions as for Kill.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -111,21 +111,21 @@ class ManagerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request_iterator, context):
-        """Held open by each rank: its end is the rank's end for the manager, and the manager's for the rank.
+        """Kept open by each rank. To each side, the end of the stream means that the other process has ended.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """A rank that is about to end says why.
+        """Reports why a rank is about to exit.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Node(self, request_iterator, context):
-        """Held open by the supervisor of each further host of the group; the first one's orders come by it.
+        """Kept open by the supervisor of each host but the first, to receive the orders of the first host's supervisor.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

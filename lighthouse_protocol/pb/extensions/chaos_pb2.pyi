@@ -13,7 +13,7 @@ DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
 
 @typing.final
 class FaultOrder(google.protobuf.message.Message):
-    """To a manager, and from there to a rank's Agent for the faults that happen inside its process."""
+    """Sent to a manager, which forwards faults inside a rank's process to the rank's Agent."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -23,15 +23,15 @@ class FaultOrder(google.protobuf.message.Message):
     SECONDS_FIELD_NUMBER: builtins.int
     DELAY_S_FIELD_NUMBER: builtins.int
     number: builtins.int
-    """the report carries it"""
+    """repeated in the report"""
     kind: builtins.str
     """kill, stop, oom, cut, slow, nan or disk"""
     group_rank: builtins.int
     """absent: the whole group"""
     seconds: builtins.float
-    """how long the fault lasts; the manager ends it by itself"""
+    """duration of the fault; the manager ends the fault by itself"""
     delay_s: builtins.float
-    """slow: how late each message arrives"""
+    """slow: delay of each message"""
     def __init__(
         self,
         *,
@@ -49,7 +49,7 @@ global___FaultOrder = FaultOrder
 
 @typing.final
 class FaultCancelled(google.protobuf.message.Message):
-    """The command has ended, or its connection: end the fault now."""
+    """Ends the fault now, because the command or its connection has ended."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -66,7 +66,7 @@ global___FaultCancelled = FaultCancelled
 
 @typing.final
 class FaultReport(google.protobuf.message.Message):
-    """The fault begins, or the manager refuses it."""
+    """Reports that the fault begins or that the manager refuses it."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -75,10 +75,10 @@ class FaultReport(google.protobuf.message.Message):
     ERROR_FIELD_NUMBER: builtins.int
     number: builtins.int
     step: builtins.int
-    """that the group was working at"""
+    """step that the group was working on"""
     @property
     def error(self) -> lighthouse_protocol.pb.extensions.refusal_pb2.Refusal:
-        """absent: it begins"""
+        """absent: the fault begins"""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class InjectResponse(google.protobuf.message.Message):
 
     INCIDENT_FIELD_NUMBER: builtins.int
     incident: builtins.str
-    """its id"""
+    """id of the incident"""
     def __init__(
         self,
         *,

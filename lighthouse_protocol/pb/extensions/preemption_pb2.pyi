@@ -23,11 +23,11 @@ class PreemptionNotice(google.protobuf.message.Message):
     """aws, gcp, azure, slurm, kubernetes, file or http"""
     reason: builtins.str
     host: builtins.str
-    """that ends"""
+    """host that will be taken away"""
     ends_at_unix_s: builtins.float
-    """absent: not known"""
+    """absent: unknown"""
     is_advice: builtins.bool
-    """the host is likely to be taken away, and not yet known to be"""
+    """the host will probably be taken away, but this is not certain"""
     def __init__(
         self,
         *,
@@ -56,7 +56,7 @@ class PreemptionStatus(google.protobuf.message.Message):
     reason: builtins.str
     host: builtins.str
     left_s: builtins.float
-    """absent: not known"""
+    """absent: unknown"""
     is_advice: builtins.bool
     def __init__(
         self,
@@ -75,7 +75,7 @@ global___PreemptionStatus = PreemptionStatus
 
 @typing.final
 class PreemptionReport(google.protobuf.message.Message):
-    """From a manager to the lighthouse, and from a host's supervisor to that of host 0."""
+    """From a manager to the lighthouse, and from a host's supervisor to the supervisor of host 0."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -96,13 +96,13 @@ global___PreemptionReport = PreemptionReport
 
 @typing.final
 class PreemptionNoted(google.protobuf.message.Message):
-    """The lighthouse's answer to a PreemptionReport, repeated when the first other group stays or the last one goes."""
+    """The lighthouse's answer to a PreemptionReport, repeated when `others` changes to or from zero."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     OTHERS_FIELD_NUMBER: builtins.int
     others: builtins.int
-    """replica groups that stay"""
+    """number of other replica groups that stay"""
     def __init__(
         self,
         *,

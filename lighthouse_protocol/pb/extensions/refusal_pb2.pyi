@@ -17,7 +17,7 @@ class Refusal(google.protobuf.message.Message):
     KIND_FIELD_NUMBER: builtins.int
     TEXT_FIELD_NUMBER: builtins.int
     kind: builtins.str
-    """name of its class"""
+    """name of the error class"""
     text: builtins.str
     def __init__(
         self,

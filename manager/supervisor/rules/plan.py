@@ -53,9 +53,10 @@ def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torch
 
 
 def failure_behind(status: int, words: Sequence[str]) -> Failure | None:
-    """Return the failure of a rank that caused torchrun's exit, or None if torchrun's last lines do not contain one.
+    """Return the failure of a rank that caused torchrun's exit, or None if `words` do not contain one.
 
-    torchrun exits with code 1 after any failure of a rank. It prints all failures, and the earliest one last.
+    `words` are the last lines of torchrun's output. torchrun exits with code 1 after any failure of a rank. It prints
+    all failures, and the earliest one last.
     """
     found = _FAILURE.findall("\n".join(words)) if status == 1 else []
     return Failure(*map(int, found[-1])) if found else None

@@ -4,7 +4,7 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -69,15 +69,17 @@ class Receiver:
                 connection, _ = self._server.accept()
             except OSError:
                 return
-            text = b""
-            while b"\r\n\r\n" not in text or len(text.partition(b"\r\n\r\n")[2]) < _length(text):
-                text += connection.recv(65536)
-            self.bodies.put(json.loads(text.partition(b"\r\n\r\n")[2]))
+            try:
+                body = _read_body(connection)
+            except ConnectionError:  # the client was killed
+                connection.close()
+                continue
+            self.bodies.put(json.loads(body))
             if self._answer is None:
                 self._held.append(connection)
                 continue
-            connection.sendall(self._answer)
-            connection.close()
+            with connection, suppress(ConnectionError):  # the client was killed
+                connection.sendall(self._answer)
 
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
@@ -87,9 +89,16 @@ class Receiver:
             each.close()
 
 
-def _length(text: bytes) -> int:
-    [line] = [line for line in text.split(b"\r\n") if line.lower().startswith(b"content-length:")]
-    return int(line.partition(b":")[2])
+def _read_body(connection: socket.socket) -> bytes:
+    text, length = b"", 0
+    while b"\r\n\r\n" not in text or len(text.partition(b"\r\n\r\n")[2]) < length:
+        if not (received := connection.recv(65536)):
+            raise ConnectionAbortedError("the client closed the connection within its request")
+        text += received
+        for line in text.lower().split(b"\r\n"):
+            if line.startswith(b"content-length:"):
+                length = int(line.partition(b":")[2])
+    return text.partition(b"\r\n\r\n")[2]
 
 
 @contextmanager
