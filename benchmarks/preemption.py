@@ -83,7 +83,7 @@ class Host:
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
         raise WrongState("this group has no processes")
 
-    def kept(self) -> tuple[KeptState, ...]:
+    def kept_states(self) -> tuple[KeptState, ...]:
         return ()
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:

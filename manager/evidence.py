@@ -323,20 +323,20 @@ class EvidenceCollector:
         self._under_way: dict[int, asyncio.Task[RankEvidence]] = {}
         self._answers: set[asyncio.Task[None]] = set()
 
-    def opened(self, watch: Watch) -> None:
+    def add_watch(self, watch: Watch) -> None:
         self._newest[watch.hello.group_rank] = watch
 
-    def ended(self, watch: Watch) -> None:
+    def drop_watch(self, watch: Watch) -> None:
         for (asked, _), answer in self._asked.items():
             if asked is watch and not answer.done():
                 answer.set_exception(ConnectionError("its watch has ended"))
 
-    def answered(self, watch: Watch, own: SelfReport) -> None:
+    def take_self_report(self, watch: Watch, own: SelfReport) -> None:
         answer = self._asked.get((watch, own.number))
         if answer is not None and not answer.done():
             answer.set_result(own)
 
-    def collect(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect_evidence(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
         """Send each rank's evidence as soon as it is found, then the ranks' progress, which `view` returns.
 
         Concurrent requests share the work.

@@ -145,13 +145,13 @@ class Peers:
         """
         with self._lock:
             if self._quorum_id is not None and quorum_id in (None, self._quorum_id):
-                self._end(f"quorum {self._quorum_id} was revoked: {reason}")
+                self._fail_group(f"quorum {self._quorum_id} was revoked: {reason}")
 
     def drop(self) -> None:
         """Abort running collectives on this rank and its peers, and close the group for good."""
         with self._lock:
             if self._quorum_id is not None:
-                self._end(f"the process group of quorum {self._quorum_id} was abandoned")
+                self._fail_group(f"the process group of quorum {self._quorum_id} was abandoned")
 
     def close(self) -> None:
         """Drop the group and release all resources.
@@ -163,7 +163,7 @@ class Peers:
             self._connecting.join(self._connect_timeout_s)
         self._connector.close()
 
-    def _end(self, reason: str) -> None:
+    def _fail_group(self, reason: str) -> None:
         ended: Future[RankGroup | None] = Future()
         ended.set_exception(RuntimeError(reason))
         connected, self._connected = self._connected, ended

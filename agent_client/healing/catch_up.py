@@ -9,7 +9,7 @@ different steps, so the optimizer must not communicate.
 Schedulers belong to the state, but the script steps them in every training step. `ScheduleReplay` counts these calls,
 undoes them, and repeats them when the kept step is applied.
 
-`request_fields` and `answered` run on the Agent's background thread. All other methods run on the script's thread,
+`request_fields` and `prepare_step` run on the Agent's background thread. All other methods run on the script's thread,
 between two steps or at the end of a step.
 """
 
@@ -171,17 +171,17 @@ class CatchUpDriver:
             self._schedules.save()
         self._schedules.mark_begin()
 
-    def answered(self, assignment: Assignment) -> None:
+    def prepare_step(self, assignment: Assignment) -> None:
         """Prepare for the step of a new assignment: start or cancel a transfer, or stop catching up if it is over."""
         self._poll()
         owner, machine = self._owner, self.machine
         held, was_following = machine.held or owner.tag, machine.is_catching_up
-        first = machine.kept[:1] if machine.transfer is Transfer.DONE else ()
+        first = machine.kept_steps[:1] if machine.transfer is Transfer.DONE else ()
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
         plan = CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids)
         source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
         batches = self._batches if was_following else owner.batches_committed
-        action = machine.answered(plan, held, source)
+        action = machine.choose_action(plan, held, source)
         self._batches = batches
         if action is CatchUpAction.FETCH or machine.transfer is not Transfer.UNDER_WAY:
             self._drop_transfer("the quorum has changed")
@@ -210,7 +210,7 @@ class CatchUpDriver:
         if self.machine.is_catching_up and not self.machine.heals_blocking:  # log only the first time in a quorum
             log.error("catching up failed, healing by copying the state instead: %s", reason)
             self._drop_transfer(reason)
-            self.machine.failed(is_hopeless=True)
+            self.machine.record_failure(is_hopeless=True)
 
     def torn(self) -> None:
         """Record that a committed step was applied only in part or not at all. The state is unusable until a heal."""
@@ -228,7 +228,7 @@ class CatchUpDriver:
         error = transfer.received.exception()
         if error is not None:
             log.warning("catching up failed: %s", error)
-            self.machine.failed(is_hopeless=isinstance(error, StateMismatch))
+            self.machine.record_failure(is_hopeless=isinstance(error, StateMismatch))
             return
         self._snapshot = received = transfer.received.result()
         agent = received["agent"]
@@ -267,10 +267,10 @@ class CatchUpDriver:
             buffers = [buffer.detach().to("cpu", copy=True) for buffer in buffers]
             for parameter in parameters:
                 parameter.grad = None
-            kept = PendingStep(tag, owner.divisor, _Step(taken, buffers, moves, is_first=not machine.kept))
+            kept = PendingStep(tag, owner.divisor, _Step(taken, buffers, moves, is_first=not machine.kept_steps))
         elif machine.can_keep:
             log.warning("catching up: no memory for another step's gradients; healing by copying the state")
-        machine.committed(kept, tag)
+        machine.record_commit(kept, tag)
         if not machine.can_keep:
             self._drop_transfer("the gradients to apply after it are not kept")
 
@@ -286,7 +286,9 @@ class CatchUpDriver:
         owner.installed(*works_at, owner.batches_committed)
         self._batches, self._snapshot = received["agent"]["batches_committed"], None
         self.machine.installed()
-        log.info("catching up: installed step %d, %d more to apply", self.machine.begins.step, len(self.machine.kept))
+        log.info(
+            "catching up: installed step %d, %d more to apply", self.machine.begins.step, len(self.machine.kept_steps)
+        )
 
     @never_compiled
     def _select_steps(self) -> Sequence[PendingStep[_Step]]:

@@ -131,7 +131,7 @@ class Requests:
         """Sleep until `moment`, by time.monotonic(), or until the transfer is cancelled."""
         self._cancelled.wait(max(0.0, moment - time.monotonic()))
 
-    def forget(self, connection: "Connection") -> None:
+    def discard_connection(self, connection: "Connection") -> None:
         with self._lock:
             self._open.discard(connection)
 
@@ -176,7 +176,7 @@ class Connection:
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        self._requests.forget(self)
+        self._requests.discard_connection(self)
         if self._response is not None:
             self._response.close()
         self._socket.close()
@@ -442,7 +442,7 @@ class _Transfer:
         self._is_ended = False
         self._readers: list[threading.Thread] = []
         self._kinds: dict[str, type[Exception]] = {}
-        fetch.requests.on_cancel = self._wake
+        fetch.requests.on_cancel = self._notify_changed
 
     @property
     def is_done(self) -> bool:
@@ -484,7 +484,7 @@ class _Transfer:
             self._changed.notify_all()
             self.tensors, self._places = [], []
 
-    def _wake(self) -> None:
+    def _notify_changed(self) -> None:
         with self._changed:
             self._changed.notify_all()
 

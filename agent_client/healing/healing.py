@@ -320,12 +320,12 @@ class Healing:
             self._key(assignment),
             self._timeout_s,
             secret=assignment.secret,
-            accept=lambda received: self._check(assignment, received),
+            accept=lambda received: self._check_received(assignment, received),
             expect=self._check_layout,
             silence_s=self._timeout_s * SILENCE_SHARE,
             max_bytes=available_bytes(),
             is_background=is_background,
-            on_received=mark.received,
+            on_received=mark.record_bytes,
             # At step 0, all groups may have loaded the same weights, so compare before fetching.
             own=None if assignment.max_step else {"train": self._state.in_place(), "agent": {}},
         )
@@ -344,7 +344,7 @@ class Healing:
                 timeout_s=min(ADDRESS_TIMEOUT_S, self._timeout_s),
             )
 
-    def _check(self, assignment: Assignment, received: object) -> None:
+    def _check_received(self, assignment: Assignment, received: object) -> None:
         match received:
             case {
                 "train": dict() as train,

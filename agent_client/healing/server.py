@@ -275,7 +275,7 @@ class StateServer:
         """Key of the state that cannot be sent, the reason, and the secret of its quorum."""
         self._closed_to = (0, -1)
         self._is_closed = False
-        self._listener = Listener(bind_host, partial(_Handler, self), self._wake)
+        self._listener = Listener(bind_host, partial(_Handler, self), self._wake_requests)
         self.address = f"http://{Address(advertise.strip('[]'), self._listener.server_address[1])}"
 
     def publish(self, key: StateKey, state: State, secret: str = "") -> None:
@@ -415,7 +415,7 @@ class StateServer:
     def _find(self, key: StateKey) -> StateOffer | None:
         return self._held if self._held and self._held.key == key else self._kept.get(key)
 
-    def _wake(self) -> None:
+    def _wake_requests(self) -> None:
         # Wake the waiting requests, so that they check whether their connection was cut.
         with self._changed:
             self._changed.notify_all()

@@ -277,7 +277,7 @@ class RankWatch:
                     self._changed.notify_all()
             case EvidenceAsked(number):
                 stream.repeat_now()  # the decision about this rank needs its current position
-                self._reporter.answer(number, stream.send)
+                self._reporter.send_evidence(number, stream.send)
             case FaultOrder(_, kind, _, seconds):
                 log.warning("lighthouse chaos: %s %s", kind, f"for up to {seconds:g} s" if seconds else "ends")
                 self._faults[kind] = time.monotonic() + seconds

@@ -43,7 +43,7 @@ class HealMark:
         self._ended_at: float | None = None
         self._has_failed = False
 
-    def received(self, source: str, received: int, total: int) -> None:
+    def record_bytes(self, source: str, received: int, total: int) -> None:
         """Record that `received` of `total` bytes have arrived. `received` may restart at 0 when the source changes."""
         self._at = (source, received, total)
         self.moved_at = self._clock()
@@ -130,7 +130,7 @@ class Activity:
         _, is_inside, moved_at, before_s = self.collective
         return before_s + (now - moved_at if is_inside else 0.0)
 
-    def enter(self, newest: "TorchCollective") -> None:
+    def add_collective(self, newest: "TorchCollective") -> None:
         running = [each for each in self.torch_collectives if each.is_running(self.clock)]
         self.torch_collectives = (*running, newest)
 

@@ -155,7 +155,7 @@ class Progress:
     def enter_torch_collective(self, operation: str, shape: Shape) -> TorchCollective:
         """Mark the start of a collective that a torch module, such as DDP, runs. Its end is not reported or traced."""
         entered = TorchCollective(self.numbers.inside(), operation, shape, self.clock())
-        self.activity.enter(entered)
+        self.activity.add_collective(entered)
         if self.trace is not None:
             number = self.numbers.number_of(entered.entry, within_group=True)
             what = _describe(number, operation, shape, within_group=True)
@@ -189,9 +189,9 @@ class Progress:
             elif len(mark) == 2:
                 self._times.add_step(mark[1], mark[0])
             elif mark[2]:
-                self._times.enter(mark[1], mark[0])
+                self._times.enter_phase(mark[1], mark[0])
             else:
-                self._times.leave(mark[1], mark[0])
+                self._times.leave_phase(mark[1], mark[0])
 
 
 class Phase(Name):

@@ -100,13 +100,13 @@ class PhaseTimes:
         visit.move(now)
         visit.done += 1
 
-    def enter(self, of: Name, now: float) -> None:
+    def enter_phase(self, of: Name, now: float) -> None:
         self._open[-1].move(now)
         self._open.append(_Visit(of, now, now))
         if of not in self._records:
             self._records[of] = _Record()
 
-    def leave(self, of: Name, now: float) -> None:
+    def leave_phase(self, of: Name, now: float) -> None:
         """End the innermost visit of a phase, and all visits nested in that visit. Ignore a phase that is not open.
 
         Visits may end out of order, for example if a generator is closed late.

@@ -88,7 +88,7 @@ class SelfReporter:
         self._reading: threading.Thread | None = None
         self._read = "", ""
 
-    def answer(self, number: int, send: Callable[[SelfReport], None]) -> None:
+    def send_evidence(self, number: int, send: Callable[[SelfReport], None]) -> None:
         """Collect evidence for request `number` within about RECORDED_WITHIN_S, and `send` it from another thread."""
         threading.Thread(target=lambda: send(self._collect(number)), name="lighthouse evidence", daemon=True).start()
 

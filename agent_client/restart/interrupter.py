@@ -183,7 +183,7 @@ class ProcessGroups:
         self._lock = threading.Lock()
 
     @contextlib.contextmanager
-    def of(self, generation: int) -> Generator[None]:
+    def patched(self, generation: int) -> Generator[None]:
         if self._torch is None and "torch" in sys.modules and sys.modules["torch"].distributed.is_available():
             from agent_client.restart.torch_scope import TorchScope
 

@@ -53,11 +53,14 @@ class Launch:
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Launch":
         reader = Variables(variables)
-        supervised, slot = reader.text("LIGHTHOUSE_INCARNATION"), reader.number("LIGHTHOUSE_SLOT", "RANK") or 0
-        offset, restarts = reader.number("LIGHTHOUSE_SLOT_OFFSET"), reader.number("TORCHELASTIC_RESTART_COUNT")
+        supervised, slot = reader.text("LIGHTHOUSE_INCARNATION"), reader.read_number("LIGHTHOUSE_SLOT", "RANK") or 0
+        offset, restarts = (
+            reader.read_number("LIGHTHOUSE_SLOT_OFFSET"),
+            reader.read_number("TORCHELASTIC_RESTART_COUNT"),
+        )
         incarnation, stride = supervised or uuid.uuid4().hex, 1
         if offset is not None:  # torchrun under a supervisor
-            incarnation, slot = f"{supervised}.{os.getpid()}", offset + (reader.number("RANK") or 0)
+            incarnation, slot = f"{supervised}.{os.getpid()}", offset + (reader.read_number("RANK") or 0)
         elif not supervised and restarts is not None:  # torchrun restarts its ranks together
             incarnation, stride = f"{incarnation}.torchrun-{restarts}", DEFAULT_STRIDE
         return cls(
@@ -65,14 +68,14 @@ class Launch:
             job=reader.text("LIGHTHOUSE_JOB") or DEFAULT_JOB,
             run=run_of(variables),
             slot=slot,
-            slots=reader.number("LIGHTHOUSE_WORLD_SIZE", "WORLD_SIZE", least=1) or 1,
+            slots=reader.read_number("LIGHTHOUSE_WORLD_SIZE", "WORLD_SIZE", least=1) or 1,
             incarnation=incarnation,
-            attempt=reader.number("LIGHTHOUSE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT") or 0,
-            stride=reader.number("LIGHTHOUSE_STRIDE", least=1) or stride,
-            active=reader.number("LIGHTHOUSE_ACTIVE_RANKS", least=1),
-            min_active=reader.number("LIGHTHOUSE_MIN_ACTIVE_RANKS", least=1),
+            attempt=reader.read_number("LIGHTHOUSE_ATTEMPT", "TORCHELASTIC_RESTART_COUNT") or 0,
+            stride=reader.read_number("LIGHTHOUSE_STRIDE", least=1) or stride,
+            active=reader.read_number("LIGHTHOUSE_ACTIVE_RANKS", least=1),
+            min_active=reader.read_number("LIGHTHOUSE_MIN_ACTIVE_RANKS", least=1),
             is_supervised=bool(supervised),
-            store_port=reader.number("LIGHTHOUSE_STORE_PORT"),
+            store_port=reader.read_number("LIGHTHOUSE_STORE_PORT"),
             secret=reader.text("LIGHTHOUSE_RUN_SECRET") or secrets.token_hex(SECRET_BYTES),
         )
 
@@ -88,8 +91,8 @@ class Launch:
         replica_id = reader.text("LIGHTHOUSE_MANAGER_REPLICA_ID", "REPLICA_GROUP_ID")
         if not replica_id:
             raise ConfigurationError('REPLICA_GROUP_ID is not set; restart_scope="group" needs a replica group')
-        slot = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
-        slots = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
+        slot = reader.read_number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
+        slots = reader.read_number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
         return dataclasses.replace(self, run=group_run(self.run, replica_id), slot=slot, slots=slots)
 
     def entry(self, terms: RunTerms) -> RankHello:
@@ -105,7 +108,7 @@ def run_of(variables: Mapping[str, str]) -> str:
         return run
     error_file = PurePath(reader.text("TORCHELASTIC_ERROR_FILE"))
     if (
-        reader.number("GROUP_WORLD_SIZE") == 1 and len(error_file.parents) > 3
+        reader.read_number("GROUP_WORLD_SIZE") == 1 and len(error_file.parents) > 3
     ):  # FOLDER/none_UNIQUE/attempt_0/0/error.json
         return f"torchrun-{socket.gethostname()}-{error_file.parents[2].name.removeprefix('none_')}"
     return f"torchrun-{reader.text('MASTER_ADDR')}-{reader.text('MASTER_PORT')}"
@@ -198,7 +201,7 @@ class Options:
     run."""
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> "Options":
+    def from_given(cls, given: Mapping[str, Any]) -> "Options":
         known = [each.name for each in dataclasses.fields(cls)]
         unknown = sorted(set(given) - set(known))
         if unknown:

@@ -71,13 +71,13 @@ class DriverThread(Process):
         threading.Thread(target=self._read, args=(session, stream), name="lighthouse-stream", daemon=True).start()
         return stream
 
-    def failed(self, error: InternalError) -> None:
+    def end_with_error(self, error: InternalError) -> None:
         self.end_run(events.Ended(error))
 
-    def received(self, message: ToRunRank, stream: Stream) -> None:
+    def preview_message(self, message: ToRunRank, stream: Stream) -> None:
         """Handle a message on the thread that reads the stream, before the driver receives it."""
         if isinstance(message, EvidenceAsked):
-            self._reporter.answer(message.number, stream.send)
+            self._reporter.send_evidence(message.number, stream.send)
 
     def before_event(self) -> None:
         pass
@@ -99,7 +99,7 @@ class DriverThread(Process):
                 self.driver.feed(event)
         except Exception as e:
             log.exception("the thread of this rank failed")
-            self.failed(InternalError(f"the rank's thread has failed: {e}"))
+            self.end_with_error(InternalError(f"the rank's thread has failed: {e}"))
         finally:
             self.driver.close()
 
@@ -107,7 +107,7 @@ class DriverThread(Process):
         error: LighthouseError | None = None
         try:
             for message in stream:
-                self.received(message, stream)
+                self.preview_message(message, stream)
                 self._inbox.put(events.MessageReceived(session, message))
         except LighthouseError as e:
             error = e
@@ -250,8 +250,8 @@ class RankThread(DriverThread):
 
     # -- called on the driver's thread and on the streams' threads
 
-    def failed(self, error: InternalError) -> None:
-        super().failed(error)
+    def end_with_error(self, error: InternalError) -> None:
+        super().end_with_error(error)
         self.interrupt(str(error))
 
     def before_event(self) -> None:
@@ -259,10 +259,10 @@ class RankThread(DriverThread):
             self._steps_reported = self._step
             self.driver.feed(events.StepDone(self._step))
 
-    def received(self, message: ToRunRank, stream: Stream) -> None:
+    def preview_message(self, message: ToRunRank, stream: Stream) -> None:
         if isinstance(message, EvidenceAsked):
             stream.send(RankHeartbeat(progress=self._progress.sample()))  # the verdict needs the current position
-        super().received(message, stream)
+        super().preview_message(message, stream)
 
     def run_generation(self, run: events.Run) -> None:
         self._running = run.number

@@ -191,7 +191,7 @@ class WrappedCall(Generic[T]):
     def _attempt(self, run: Run) -> bool:
         self._result, self._last_error = None, ""
         self._open_before = at_exit.opened()
-        with _restored("RANK", "WORLD_SIZE"), self._groups.of(run.number):
+        with _restored("RANK", "WORLD_SIZE"), self._groups.patched(run.number):
             self._attempts.begin_generation(run)
             self._interrupter.arm()
             try:
@@ -288,7 +288,7 @@ def serve_store(options: Options, launch: Launch) -> None:
     given: dict[str, Any] = {"wait_for_workers": False, **options.store_kwargs}
     variables = Variables(os.environ)
     given.setdefault("host_name", variables.text("MASTER_ADDR").strip("[]") or "127.0.0.1")
-    given.setdefault("port", (variables.number("MASTER_PORT") or MASTER_PORT) + STORE_PORT_OFFSET)
+    given.setdefault("port", (variables.read_number("MASTER_PORT") or MASTER_PORT) + STORE_PORT_OFFSET)
     port = given["port"]
     if port == launch.store_port or port in _served or not given.setdefault("is_master", launch.slot == 0):
         return
@@ -342,7 +342,7 @@ class Wrapper:
         Raises:
             ConfigurationError: An option is unknown or has an invalid value.
         """
-        self.options = Options.of(options)
+        self.options = Options.from_given(options)
 
     def __call__(self, function: Callable[P, T]) -> Callable[..., T | None]:
         signature = inspect.signature(function)

@@ -310,5 +310,5 @@ class Scalers:
         for name, begun in self._begun.items():
             self.state.others[name].load_state_dict(begun)
 
-    def forget(self) -> None:
+    def forget_begun(self) -> None:
         self._begun = {}

@@ -366,7 +366,7 @@ class Agent:
         """
         self.internals.begin_step()
         self.internals.wait_quorum()
-        return self._machine.share.slots(self.group_rank, self.group_world_size)
+        return self._machine.share.slots_of_rank(self.group_rank, self.group_world_size)
 
     def slot(self) -> tuple[int, int]:
         """Return the single entry of `slots()`.

@@ -117,7 +117,7 @@ class StepAttempt:
     def fail(self, what: str, reason: str) -> None:
         log.debug("step %d: %s failed: %s", self.machine.step, what, reason)
         self.failed_at = time.monotonic() if self.failed_at is None else self.failed_at
-        self.machine.failed(f"{what}: {reason}")
+        self.machine.fail_step(f"{what}: {reason}")
         self.peers.drop()
 
     @property
@@ -260,7 +260,7 @@ class Comparison:
                 self.mismatch = ScriptMismatch(f"{text}{again}: the script is the cause; {LIKELY_CAUSES}")
                 self.manager.report(f"ScriptMismatch: {text}{again}", ends_group=True)
         else:
-            machine.failed(text)
+            machine.fail_step(text)
 
     @property
     def compares_gradients(self) -> bool:
@@ -381,7 +381,7 @@ class Comparison:
             self.peers.exchange((0,), BARRIER_TIMEOUT_S)
         if is_own:
             self.mismatch = ScriptMismatch(f"{what}: {REMEDY}")
-        self.machine.failed(what, is_blamed=not is_own)
+        self.machine.fail_step(what, is_blamed=not is_own)
         self.peers.drop()
         if is_own:
             self.manager.report(f"ScriptMismatch: {what}", ends_group=True)

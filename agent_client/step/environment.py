@@ -31,7 +31,7 @@ class Variables:
     def text(self, *names: str) -> str:
         return next((self.variables[name] for name in names if self.variables.get(name)), "")
 
-    def number(self, *names: str, least: int = 0) -> int | None:
+    def read_number(self, *names: str, least: int = 0) -> int | None:
         """Return the value as an integer, or None if none of the variables is set.
 
         Raises:
@@ -69,8 +69,8 @@ class Environment:
     @classmethod
     def read(cls, variables: Mapping[str, str] = os.environ) -> "Environment":
         reader = Variables(variables)
-        size = reader.number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
-        rank = reader.number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
+        size = reader.read_number("LIGHTHOUSE_GROUP_WORLD_SIZE", "WORLD_SIZE", least=1) or 1
+        rank = reader.read_number("LIGHTHOUSE_GROUP_RANK", "RANK") or 0
         if rank >= size:
             raise ConfigurationError(f"RANK={rank} is not below WORLD_SIZE={size}; both count in the group")
         found = cls(
@@ -118,12 +118,12 @@ def own_host(peer: str, advertise: str | None, variables: Mapping[str, str] = os
 
 
 def _keeper(reader: Variables, rank: int, ranks: int) -> KeeperPlace | None:
-    every = reader.number("LIGHTHOUSE_KEEP_EVERY") or 0
+    every = reader.read_number("LIGHTHOUSE_KEEP_EVERY") or 0
     if not every:
         return None
     paths = reader.text("LIGHTHOUSE_KEEPER").split(":")
     # Under torchrun, the variable lists the slots of all ranks of this host.
-    local = (reader.number("LOCAL_RANK") or 0) if len(paths) > SLOTS else 0
+    local = (reader.read_number("LOCAL_RANK") or 0) if len(paths) > SLOTS else 0
     incarnation = reader.text("LIGHTHOUSE_INCARNATION").partition(".")[0]
     owner = owner_name(reader.text("LIGHTHOUSE_JOB"), reader.text("REPLICA_GROUP_ID"), incarnation, rank, ranks)
     return KeeperPlace(every, tuple(paths[SLOTS * local : SLOTS * local + SLOTS]), owner)

@@ -288,7 +288,7 @@ class Internals:
         return not left_out
 
     def data_report(self) -> dict[str, int | bool]:
-        return self.data_uses.report(self.machine.batches_committed * self.place.group_world_size)
+        return self.data_uses.summary(self.machine.batches_committed * self.place.group_world_size)
 
     def data_use(self) -> DataUse | None:
         report = self.data_report()
@@ -365,7 +365,7 @@ class Internals:
     def move_to(self, position: Mapping[str, Any]) -> None:
         """Continue training at a position that position() returned earlier. Load the state before this call."""
         self.machine.installed(position["step"], position["tag_quorum_id"], position["batches_committed"])
-        self.scalers.forget()
+        self.scalers.forget_begun()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
         """Sum a tensor over the ranks of this replica group, in place. Raises RuntimeError if a rank was lost."""
@@ -548,13 +548,13 @@ class Internals:
             self.keeper.finish()
         is_committed = self.runner.finish_step()
         if is_committed:
-            self.applying.committed(machine.step - 1)
+            self.applying.note_commit(machine.step - 1)
         return is_committed
 
     def _note_data(self) -> None:
         machine, assignment = self.machine, self.runner.last
         if machine.share.counts:
-            self.data_uses.committed(machine.step - 1, self.quorum_id)
+            self.data_uses.count_commit(machine.step - 1, self.quorum_id)
         groups = assignment.replica_world_size if assignment is not None else 0
         if not self._has_looked_at_samplers and groups > 1 and machine.ended > 1:
             self._has_looked_at_samplers = True

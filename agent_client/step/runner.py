@@ -92,7 +92,7 @@ class StepRunner:
         self._log_for_group(self._news.pop_overdue(time.monotonic()))
         if isinstance(assignment, LighthouseError):
             return machine.got_no_quorum(str(assignment))
-        machine.answered(assignment)
+        machine.accept_assignment(assignment)
         self.progress.numbers.begin_quorum(assignment.quorum_id, reductions_before)
         log_quorum(self.last, assignment)
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
@@ -100,15 +100,15 @@ class StepRunner:
         self.last = assignment
         comparison.begin_step(assignment, is_first=is_first)
         if self.catch_up is not None:
-            self.catch_up.answered(assignment)
+            self.catch_up.prepare_step(assignment)
             self.manager.asks_ahead = not assignment.catches_up
         if (reason := self._find_revocation(assignment)) is not None:
-            return machine.failed(reason)
+            return machine.fail_step(reason)
         if machine.cannot_heal and machine.distrust is not None:
             raise AgentError(f"{machine.distrust.text}; no other group has a state to heal from: {RESTART}")
         if machine.is_unhealed and machine.distrust is not None:
             # The other ranks of the group have already begun this step, so finish it and vote no.
-            machine.failed(machine.distrust.text)
+            machine.fail_step(machine.distrust.text)
             self.peers.drop()
             self.healing.withdraw()
             return None
@@ -145,7 +145,7 @@ class StepRunner:
         while True:
             try:
                 assignment = self._request_once()
-                patience.answered()
+                patience.reset()
                 return assignment
             except LighthouseError as e:
                 if reason := patience.refused(e, time.monotonic()):
@@ -249,7 +249,7 @@ class StepRunner:
             packed.zero_()
         self._reduce_over_peers(packed, entry, BUFFERS, is_mean=False)
         if machine.failure is None and int(packed[0]) != 1:
-            machine.failed(f"{int(packed[0])} participants spoke as the first")
+            machine.fail_step(f"{int(packed[0])} participants spoke as the first")
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
@@ -362,7 +362,7 @@ class StepRunner:
                 raise AgentError(f"step {machine.step}: {self._nonfinite} (on_nonfinite is 'raise')")
         elif machine.assignment is not None:
             step, participants = machine.assignment.max_step, machine.assignment.replica_ids
-            for line in self._news.committed(step, participants, time.monotonic()):
+            for line in self._news.describe_commit(step, participants, time.monotonic()):
                 self._log_for_group(line, logging.INFO)
         return commit
 

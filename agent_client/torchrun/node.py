@@ -145,8 +145,8 @@ class Node(DriverThread):
     def kill(self, reason: str) -> None:
         """Do nothing, because torchrun itself stops the workers."""
 
-    def received(self, message: ToRunRank, stream: Stream) -> None:
-        super().received(message, stream)
+    def preview_message(self, message: ToRunRank, stream: Stream) -> None:
+        super().preview_message(message, stream)
         if isinstance(message, GenerationEnded):
             with self._changed:
                 self._failure = max(self._failure, message.number if message.is_failure else -1)

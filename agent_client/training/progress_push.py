@@ -92,7 +92,7 @@ class ProgressPush:
         else:
             self._rates.add(commit)
         if now >= self._next_at:
-            self._begin(self._rates, now)
+            self._start_push(self._rates, now)
 
     def close(self) -> None:
         """Push the last values. Wait for each push, but not longer than a receiver may take to answer."""
@@ -100,15 +100,15 @@ class ProgressPush:
             if self._push is not None:
                 self._push.join(ANSWERED_WITHIN_S)
             if self._rates is not None and self._rates.last != self._pushed:
-                self._begin(self._rates, time.monotonic())
+                self._start_push(self._rates, time.monotonic())
 
-    def _begin(self, rates: StepRates, now: float) -> None:
+    def _start_push(self, rates: StepRates, now: float) -> None:
         quorum = self._agent.internals.runner.last
         if self._agent.group_rank != 0 or quorum is None or quorum.replica_rank != 0:
             return
         if self._push is not None and self._push.is_alive():
             if now >= self._next_at + STUCK_AFTER_S:
-                self._note(f"the last push has not ended after {STUCK_AFTER_S:g} s")
+                self._log_push_error(f"the last push has not ended after {STUCK_AFTER_S:g} s")
             return
         self._next_at = now + self._every_s
         rate, mean = rates.last.rate_since(self._pushed or rates.first), rates.last.rate_since(rates.first)
@@ -120,7 +120,7 @@ class ProgressPush:
         try:
             send = self._receiver(quorum.replica_ids[0])
         except Exception as e:  # noqa: BLE001  no error of a receiver may fail a step
-            self._note(f"{type(e).__name__}: {first_line(e)}")
+            self._log_push_error(f"{type(e).__name__}: {first_line(e)}")
             return
         self._pushed = rates.last
         self._push = threading.Thread(target=self._send, args=(send, values), name="progress push", daemon=True)
@@ -145,11 +145,11 @@ class ProgressPush:
     def _send(self, send: Send, values: Values) -> None:
         try:
             send(values)
-            self._note("")
+            self._log_push_error("")
         except Exception as e:  # noqa: BLE001  logged
-            self._note(f"{type(e).__name__}: {first_line(e)}")
+            self._log_push_error(f"{type(e).__name__}: {first_line(e)}")
 
-    def _note(self, error: str) -> None:
+    def _log_push_error(self, error: str) -> None:
         """Log the error of a push, unless the previous push failed with the same error. Empty means success."""
         before, self._error = self._error, error
         if error and error != before:

@@ -73,7 +73,7 @@ class Drawn:
     """Index of this batch in `offsets`."""
 
     @property
-    def number(self) -> int:
+    def sample_number(self) -> int:
         return self.first + self.offsets[self.index]
 
     @property
@@ -170,7 +170,7 @@ class StepSampler:
             ConfigurationError: The mode is CONSTANT_BATCH, in which a rank may have several microbatches per step (use
                 `microbatches`), or another batch is requested before the script has used the last batch.
         """
-        return (self.batch(drawn.number) for drawn in self.draws())
+        return (self.batch(drawn.sample_number) for drawn in self.draws())
 
     def draws(self, *, several: bool = False) -> Iterator[Drawn]:
         """Yield the numbers of this rank's batches, step by step.
@@ -187,7 +187,9 @@ class StepSampler:
             ended, moves, accumulates = internals.draw_counts()
             index = draws.draw(len(drawn.offsets), ended=ended, moves=moves, accumulates=accumulates)
             drawn = replace(drawn, index=index)
-            if several or internals.record_draw(drawn.number, functools.partial(self.batch, drawn.number)):
+            if several or internals.record_draw(
+                drawn.sample_number, functools.partial(self.batch, drawn.sample_number)
+            ):
                 yield drawn
 
     def microbatches(self) -> Iterator[list[torch.Tensor]]:
@@ -200,7 +202,7 @@ class StepSampler:
         Returns:
             An iterator over lists of at least one tensor of sample indices, int64 of shape (batch_size,).
         """
-        drawn = ((each, self.batch(each.number)) for each in self.draws(several=True))
+        drawn = ((each, self.batch(each.sample_number)) for each in self.draws(several=True))
         return in_microbatches(drawn, self.data.accumulate)
 
     def batch(self, number: int) -> torch.Tensor:

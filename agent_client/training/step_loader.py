@@ -117,11 +117,11 @@ class StepLoader:
             if loaded is None:
                 ahead.restart(wanted)
                 loaded = iter(self._loader)
-            if wanted.number not in ahead.given:
+            if wanted.sample_number not in ahead.given:
                 ahead.next = wanted
             while True:
                 batch = next(loaded)
-                if ahead.given.popleft() == wanted.number:
+                if ahead.given.popleft() == wanted.sample_number:
                     break
             yield wanted, batch
 
@@ -160,7 +160,7 @@ class _Ahead:
         return self
 
     def __next__(self) -> list[int]:
-        number, self.next = self.next.number, self.next.following()
+        number, self.next = self.next.sample_number, self.next.following()
         self.given.append(number)
         return self._sampler.batch(number).tolist()
 

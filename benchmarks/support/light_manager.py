@@ -92,7 +92,7 @@ class LightManager:
         """Complete the collective of the current step, and commit it."""
         assert self.quorum is not None
         self._computes, self._failures = False, 0
-        self._requests.committed(self.quorum.quorum_id, self._step)
+        self._requests.record_committed_step(self.quorum.quorum_id, self._step)
         self._tag, self._step = self.quorum.quorum_id, self._step + 1
         self._crowd.tally.commits += 1
         self._ask()
@@ -101,7 +101,7 @@ class LightManager:
     # -- the lighthouse
 
     def _opened(self) -> None:
-        self._send(self._session.opened(self._participant(), self._report(), self._clock()))
+        self._send(self._session.open_session(self._participant(), self._report(), self._clock()))
         self._flush()
 
     def _closed(self) -> None:
@@ -137,7 +137,7 @@ class LightManager:
                         self._send(self._session.request_full(self._clock()))
             case JoinRejected(join):
                 self._crowd.tally.refusals += 1
-                self._waits = self._waits or self._session.answered(join)
+                self._waits = self._waits or self._session.end_join(join)
             case QuorumOrder():
                 self._obey(message)
             case _:
@@ -157,7 +157,7 @@ class LightManager:
                 self._discard()
         handed = self._handed
         if handed is not None and order.phase is QuorumPhase.REVOKED and order.quorum_id == handed.quorum.quorum_id:
-            self._session.answered(handed.join)
+            self._session.end_join(handed.join)
             self._handed, self._waits = None, True
 
     def _discard(self) -> None:
@@ -195,7 +195,7 @@ class LightManager:
             return
         if not handed.stands:
             raise RuntimeError(f"quorum {handed.quorum.quorum_id} does not stand")
-        self._session.answered(handed.join)
+        self._session.end_join(handed.join)
         self._handed = None
         self.quorum, self._step = handed.quorum, self._crowd.max_step(handed.quorum)
         self._requests.hold(handed.quorum, self._step)

@@ -47,7 +47,7 @@ class OurRank:
         assignment = self._ask()
         quorum_id, step, size = assignment.quorum_id, assignment.max_step, assignment.replica_world_size
         machine.ask()
-        machine.answered(assignment)
+        machine.accept_assignment(assignment)
         tell("quorum", quorum_id, step, size)
         time.sleep(self._step_s)
         if self._all_reduce.run(quorum_id, step, assignment.replica_ids):

@@ -116,14 +116,16 @@ class _Run:
             asyncio.get_running_loop().add_signal_handler(number, self._stop.set)
         watcher = self._watcher
         try:
-            await asyncio.gather(*map(self._check, sorted({fault.target.replica_id for fault in faults})))
+            await asyncio.gather(
+                *map(self._check_faults_allowed, sorted({fault.target.replica_id for fault in faults}))
+            )
             await self._watch_until(time.monotonic() + baseline_s)
             started_at = time.monotonic()
             watcher.mark(started_at)
             for fault in faults:
                 if await self._watch_until(started_at + fault.at_s):
                     break
-                self._begin(fault)
+                self._begin_fault(fault)
             is_stopped = await self._watch_until(started_at + duration_s)
             watcher.mark(time.monotonic())
             if not is_stopped:
@@ -157,7 +159,7 @@ class _Run:
                 await asyncio.wait_for(self._stop.wait(), max(0.0, min(WATCHED_EVERY_S, at - time.monotonic())))
         return self._stop.is_set()
 
-    def _begin(self, fault: PlannedFault) -> None:
+    def _begin_fault(self, fault: PlannedFault) -> None:
         watcher = self._watcher
         outcome = Outcome(fault, watcher.step)
         if not has_others(watcher.job, fault.target.replica_id, watcher.at_risk):
@@ -176,7 +178,7 @@ class _Run:
         except LighthouseError as e:  # such as a target that is restarting
             outcome.refused = str(e)
 
-    async def _check(self, replica_id: str) -> None:
+    async def _check_faults_allowed(self, replica_id: str) -> None:
         """Raise LighthouseError if the lighthouse or the manager of the group does not allow faults."""
         await self._call(FaultKind.SLOW, Target(replica_id), 0.0, 0.0)
 

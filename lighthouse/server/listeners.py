@@ -143,19 +143,23 @@ class ListenerSecurity:
                 if credentials.ca_pin and renew_if_due(credentials, self._names()):
                     log.info("new server certificate in %s", credentials.folder, extra=event("certificate_made"))
                 if self._config.tls_cert is not None:
-                    self._note("certificate_expires", _expiry(self._config.tls_cert))
+                    self._log_new_error("certificate_expires", _expiry(self._config.tls_cert))
             except (OSError, ValueError) as e:
-                self._note("certificate_not_renewed", f"the server certificate cannot be renewed: {e}")
+                self._log_new_error("certificate_not_renewed", f"the server certificate cannot be renewed: {e}")
             else:
-                self._note("certificate_not_renewed", "")
+                self._log_new_error("certificate_not_renewed", "")
             files.reload_if_changed()
-            self._note("certificate_unreadable", files.error and f"keeping the previous certificates: {files.error}")
+            self._log_new_error(
+                "certificate_unreadable", files.error and f"keeping the previous certificates: {files.error}"
+            )
         for watched, name in ((self._tokens, "tokens"), (self._identities, "identities")):
             if watched is not None:
                 watched.reload_if_changed()
-                self._note(f"{name}_unreadable", watched.error and f"keeping the previous {name}: {watched.error}")
+                self._log_new_error(
+                    f"{name}_unreadable", watched.error and f"keeping the previous {name}: {watched.error}"
+                )
 
-    def _note(self, what: str, error: str) -> None:
+    def _log_new_error(self, what: str, error: str) -> None:
         if error and self._errors.get(what) != error:
             log.error("%s", error, extra=event(what))
         self._errors[what] = error

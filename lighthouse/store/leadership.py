@@ -331,9 +331,9 @@ class Candidate:
             case RequestFailed(number, reason):
                 return self._failed(number, reason, now)
             case WriteRefused(reason):
-                return self._end(reason, now)
+                return self._step_down(reason, now)
             case Resigned():
-                effects = self._end("this lighthouse is shutting down", now)
+                effects = self._step_down("this lighthouse is shutting down", now)
                 self._is_over = True
                 return effects
             case LeaseRenewed(number, ttl_s):
@@ -344,7 +344,7 @@ class Candidate:
                 return ()
             case LeaseEnded(number):
                 self._answered(now)
-                return self._end("its lease in the store expired", now) if number in self._renewals else ()
+                return self._step_down("its lease in the store expired", now) if number in self._renewals else ()
             case _:
                 self._answered(now)
                 if event.number != self._asked:
@@ -370,13 +370,13 @@ class Candidate:
                 self._fence_at = self._asked_at + FENCE_SHARE * ttl_s
                 self._next_at = now + ttl_s / RENEWALS_PER_LEASE
                 if now >= self._fence_at:
-                    return self._end("the lease came too late", now)
+                    return self._step_down("the lease came too late", now)
                 return (Claim(self._ask(now), lease),)
             case ClaimWon(_, revision, term):
                 self._revision, self._term, self._has_claimed = revision, term, True
                 return (*self._set_leader(None), LoadRecords(self._ask(now)))
             case ClaimLost(_, leader):
-                return (*self._end("another lighthouse was first", now), *self._set_leader(leader))
+                return (*self._step_down("another lighthouse was first", now), *self._set_leader(leader))
             case RecordsLoaded():
                 self._role = Role.LEADING
                 return (LeadershipBegan(self._term, self._revision),)
@@ -408,7 +408,7 @@ class Candidate:
         if number == self._asked:
             self._asked = None
             if self._lease is not None:
-                effects = self._end(reason, now)
+                effects = self._step_down(reason, now)
                 if self._has_claimed:  # if the records cannot be read, leave the next attempt to another
                     self._next_at = now + self._config.ttl_s
                 return effects
@@ -421,9 +421,9 @@ class Candidate:
         if self._lease is None or now < self._fence_at:
             return ()
         why = f"; {self._store_error}" if self._store_error else ""
-        return self._end(f"its lease was not renewed for {FENCE_SHARE:.0%} of its time{why}", now)
+        return self._step_down(f"its lease was not renewed for {FENCE_SHARE:.0%} of its time{why}", now)
 
-    def _end(self, reason: str, now: float) -> Sequence[Effect]:
+    def _step_down(self, reason: str, now: float) -> Sequence[Effect]:
         """Become a follower. Revoke the lease, so that another leader can be elected before it expires."""
         lease, self._lease = self._lease, None
         self._ended_lease = lease if lease is not None else self._ended_lease

@@ -103,13 +103,13 @@ class GroupHeal:
         """
         known = self._ranks.get(group_rank)
         if heal is None:
-            self._end(group_rank, at)
+            self._abort_heal(group_rank, at)
         elif self._finished.get(group_rank) == (process, heal.number):
             pass
         elif known is not None and known.is_continued_by(process, heal):
             known.update(heal, at)
         else:
-            self._begin(group_rank, _RankHeal(process, heal, at))
+            self._begin_heal(group_rank, _RankHeal(process, heal, at))
         if heal is not None and heal.is_over:
             self._finished[group_rank] = (process, heal.number)
         self._over_at = None if self._under_way() or not self._ranks else at if self._over_at is None else self._over_at
@@ -119,14 +119,14 @@ class GroupHeal:
         for group_rank in [rank for rank in self._ranks if rank not in group_ranks]:
             self.add_report(group_rank, "", None, at)
 
-    def _begin(self, group_rank: int, rank: _RankHeal) -> None:
+    def _begin_heal(self, group_rank: int, rank: _RankHeal) -> None:
         # A heal to a later step replaces an earlier heal, finished or not.
         if all(rank.heal.step > other.heal.step for other in self._ranks.values()):
             self._ranks.clear()
             self._aborted = None
         self._ranks[group_rank] = rank
 
-    def _end(self, group_rank: int, at: float) -> None:
+    def _abort_heal(self, group_rank: int, at: float) -> None:
         # A finished heal is kept until the group's heal is over. An unfinished heal has failed.
         known = self._ranks.get(group_rank)
         if known is not None and not known.heal.is_over:

@@ -189,7 +189,7 @@ class Sender:
                 f"more than {MAX_QUEUED_MESSAGES} messages or {MAX_QUEUED_BYTES >> 20} MiB wait to be read; read faster"
             )
             self._outbox.clear()
-            self._end(Ending.SLOW)
+            self._set_ending(Ending.SLOW)
 
     def end(self, error: LighthouseError | None = None) -> None:
         """Close the stream after the queued messages, with the status of `error` if given.
@@ -206,7 +206,7 @@ class Sender:
     def _end_with(self, error: LighthouseError | None) -> None:
         if self.ending is None:
             self.error = error
-            self._end(Ending.OURS)
+            self._set_ending(Ending.OURS)
 
     # Used by the server.
     async def read(self) -> bytes | None:
@@ -225,7 +225,7 @@ class Sender:
         finally:
             self._is_reading = False
         if body is grpc.aio.EOF:
-            self._end(Ending.PEER)
+            self._set_ending(Ending.PEER)
             return None
         if self._meter is not None:
             try:
@@ -245,7 +245,7 @@ class Sender:
         Raises:
             CancelledError: The peer has disconnected.
         """
-        self._end(Ending.OURS)
+        self._set_ending(Ending.OURS)
         self._outbox.close()
         is_read = not self._is_lost and self.ending is not Ending.SLOW
         try:
@@ -270,7 +270,7 @@ class Sender:
         except TimeoutError:
             self.error = LimitReached(f"a large message was not read within {LARGE_WRITTEN_WITHIN_S:g} s; read faster")
             self._outbox.clear()
-            self._end(Ending.SLOW)
+            self._set_ending(Ending.SLOW)
 
     def _note_cancelled(self) -> None:
         # Either our own end() or a lost peer cancelled the task; `ending` is the reason.
@@ -281,9 +281,9 @@ class Sender:
 
     def _lose(self) -> None:
         self._is_lost = True
-        self._end(Ending.BROKEN)
+        self._set_ending(Ending.BROKEN)
 
-    def _end(self, ending: Ending) -> None:
+    def _set_ending(self, ending: Ending) -> None:
         if self.ending is not None:
             return
         self.ending = ending

@@ -78,7 +78,7 @@ class _Frame:
     deflated: bytes
 
     @classmethod
-    def of(cls, number: int, snapshot: object) -> "_Frame":
+    def render(cls, number: int, snapshot: object) -> "_Frame":
         plain = b"event: status\nid: %d\nretry: %d\ndata: %b\n\n" % (number, RETRY_MS, to_json(snapshot))
         deflate = zlib.compressobj(1, wbits=-zlib.MAX_WBITS)
         return cls(number, plain, deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH))
@@ -153,7 +153,7 @@ class StatusFeed:
         for client in self._clients:
             if client.writing_paused:
                 cut(client)
-        self._wake()
+        self._wake_readers()
 
     def has_client(self, connection: web.RequestHandler) -> bool:
         return connection in self._clients
@@ -197,14 +197,14 @@ class StatusFeed:
             try:
                 snapshot = self._status()
                 took_s = loop.time() - began_at
-                self._newest = await asyncio.to_thread(_Frame.of, number, snapshot)
+                self._newest = await asyncio.to_thread(_Frame.render, number, snapshot)
             except Exception:  # a bug must not stop the feed
                 log.exception("cannot build the status", extra=event("status_failed"))
                 took_s = self._every_s
-            self._wake()
+            self._wake_readers()
             await asyncio.sleep(max(self._every_s, took_s / FEED_SHARE))
 
-    def _wake(self) -> None:
+    def _wake_readers(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 

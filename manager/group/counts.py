@@ -51,10 +51,10 @@ class StepCounts:
         if is_group_lost:
             self._lost_id = quorum_id
 
-    def committed(self, now: float) -> None:
+    def count_step(self, now: float) -> None:
         self._settle()
         self.commits += 1
-        self._step_s += self._end(now)
+        self._step_s += self._end_step(now)
         self._note_totals()
 
     def discarded(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
@@ -67,9 +67,9 @@ class StepCounts:
         self._settle()
         is_revoked = quorum_id == self._revoked_id
         self._unsettled = quorum_id, RANK_LOST if is_rank_lost else REVOKED if is_revoked else VOTED_NO
-        self._discarded_s += self._end(now)
+        self._discarded_s += self._end_step(now)
 
-    def _end(self, now: float) -> float:
+    def _end_step(self, now: float) -> float:
         """Stop measuring the step. Return how many seconds it took, or 0 if its time is not counted."""
         began_at, self._began_at = self._began_at, None
         return 0.0 if began_at is None else max(0.0, now - began_at)

@@ -103,7 +103,7 @@ class RankNotices:
         self._timer = DeadlineTimer(self._check_wait, timers)
         self._incomplete = SustainedNotice(timers, self._report_missing, INCOMPLETE_LOGGED_AFTER_S)
 
-    def opened(self, watch: Watch) -> None:
+    def send_notices(self, watch: Watch) -> None:
         if self.world is not None:
             watch.peer.send(self.world)
         if self._reason:
@@ -127,7 +127,7 @@ class RankNotices:
         """Set the description of the missing ranks, which is empty if no rank or every rank is missing."""
         self._incomplete.set(incomplete)
 
-    def answered(self) -> None:
+    def end_wait(self) -> None:
         """Record that a request was answered. If the wait for a quorum was long, log how long it took."""
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
@@ -199,7 +199,7 @@ class GroupProgressDriver:
         self._check_lag = lag.check
         self._watch = StallWatch(timers, log, "", self, limits.floor_s)
 
-    def answered(self, assignment: Assignment) -> None:
+    def record_assignment(self, assignment: Assignment) -> None:
         """Record whether this group is alone in the quorum. Called with each assignment that a rank receives."""
         self._is_alone = assignment.replica_world_size == 1
 
@@ -211,7 +211,7 @@ class GroupProgressDriver:
             self._progress.add_sample(hello.group_rank, process, sample, self._clock())
             self._watch.wake()
 
-    def ended(self, watch: Watch) -> None:
+    def remove_watch(self, watch: Watch) -> None:
         if watch.is_newest:
             watch.is_newest = False
             self._progress.remove_rank(watch.hello.group_rank)
@@ -249,7 +249,8 @@ def _is_within_group(sample: ProgressSample) -> bool:
 class LighthousePort(Protocol):
     """Interface to the session with the lighthouse and its connection.
 
-    The implementation calls the driver's `opened`, `received` and `closed`, and opens a new session when one ends.
+    The implementation calls the driver's `begin_session`, `handle_message` and `closed`. It opens a new session when
+    one ends.
     """
 
     @property
@@ -277,13 +278,13 @@ class LighthousePort(Protocol):
 class EvidenceSource(Protocol):
     """Interface to the collector of evidence of what the ranks are doing."""
 
-    def opened(self, watch: Watch) -> None: ...
+    def add_watch(self, watch: Watch) -> None: ...
 
-    def ended(self, watch: Watch) -> None: ...
+    def drop_watch(self, watch: Watch) -> None: ...
 
-    def answered(self, watch: Watch, own: SelfReport) -> None: ...
+    def take_self_report(self, watch: Watch, own: SelfReport) -> None: ...
 
-    def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect_evidence(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         """Collect and send the requested evidence, then send the ranks' progress, which `view` returns."""
         ...
 
@@ -305,7 +306,7 @@ class _Call:
     expiry: Timer | None = None
     event: QuorumRequest | PendingVote | None = None
 
-    def answer(self, value: Any) -> None:
+    def send_answer(self, value: Any) -> None:
         """Send `value` as the answer, or as a refusal if it is an error."""
         if self.expiry is not None:
             self.expiry.cancel()
@@ -316,8 +317,9 @@ class _Call:
 
 
 class GroupDriver:
-    """Driver of one group. Ranks call `ask`, `vote` and `open_watch`. The link calls `opened`, `received` and `closed`.
+    """Driver of one group.
 
+    Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `closed`.
     `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are the arguments of GroupMachine.
 
     Args:
@@ -400,12 +402,12 @@ class GroupDriver:
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
-        return self._begin(_Call(reply), ask, within_s)
+        return self._submit_call(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
         """Handle a rank's vote. See `ask` for the arguments and the result. `fields` are those of PendingVote."""
         vote = PendingVote(call=next(self._numbers), **fields)
-        return self._begin(_Call(reply), vote, _answer_within_s(time_left_s))
+        return self._submit_call(_Call(reply), vote, _answer_within_s(time_left_s))
 
     def end_call(self, call: int) -> None:
         """End a call because its caller has disconnected. Do nothing if it was already answered."""
@@ -414,7 +416,7 @@ class GroupDriver:
                 ended.expiry.cancel()
             self._feed(events.CallEnded(call))
 
-    def report(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
+    def report_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
         """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
@@ -464,9 +466,9 @@ class GroupDriver:
             if older.hello.group_rank == hello.group_rank:
                 older.is_newest = False
         self._watches[number] = watch
-        self._evidence.opened(watch)
+        self._evidence.add_watch(watch)
         peer.send(WatchOpened())
-        self._notices.opened(watch)
+        self._notices.send_notices(watch)
         if not hello.is_observer:
             self._feed(events.WatchOpened(number, hello.group_rank, hello.rank_incarnation))
         return number
@@ -481,9 +483,9 @@ class GroupDriver:
             case Vote(number, step, should_commit, quorum_id, wants_next, time_left_s):
                 rank = watch.hello.group_rank
                 vote = PendingVote(next(self._numbers), rank, step, should_commit, quorum_id, wants_next)
-                self._begin(_Call(None, watch, number), vote, _answer_within_s(time_left_s))
+                self._submit_call(_Call(None, watch, number), vote, _answer_within_s(time_left_s))
             case Leaving() if watch.hello.is_observer:
-                self._progress.ended(watch)
+                self._progress.remove_watch(watch)
             case Leaving(step):
                 self._feed(events.RankLeaves(number, step))
             case ProgressSample():
@@ -492,7 +494,7 @@ class GroupDriver:
                     watch.healed, hello = message.healed, watch.hello
                     self._feed(events.RankHealed(hello.group_rank, hello.rank_incarnation, message.healed))
             case SelfReport():
-                self._evidence.answered(watch, message)
+                self._evidence.take_self_report(watch, message)
             case WatchHello():
                 raise InvalidRequest("is only the first message of a watch", field="hello")
             case None:
@@ -513,21 +515,21 @@ class GroupDriver:
             return
         watch.is_open = False
         watch.peer.end()
-        self._evidence.ended(watch)
+        self._evidence.drop_watch(watch)
         if not watch.hello.is_observer:  # an observed rank that has not left stays in the view with its last sample
-            self._progress.ended(watch)
+            self._progress.remove_watch(watch)
             self._feed(events.WatchEnded(number))
         for call in [call for call, waiting in self._calls.items() if waiting.watch is watch]:
             self.end_call(call)
 
     # -- the lighthouse
 
-    def opened(self) -> None:
+    def begin_session(self) -> None:
         self._feed(events.SessionOpened())
         if self._preemption is not None:
             self._link.send(self._preemption)
 
-    def received(self, message: ToManager) -> None:
+    def handle_message(self, message: ToManager) -> None:
         if isinstance(message, PreemptionNoted):
             self._report(message)
         else:
@@ -576,11 +578,11 @@ class GroupDriver:
 
     # -- waiting
 
-    def _begin(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
+    def _submit_call(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
         """Pass a call to the machine, and refuse the call if it is not answered within `within_s` seconds."""
         number = event.call
         if self._closed is not None:
-            call.answer(self._closed)
+            call.send_answer(self._closed)
             return number
         call.event = event
         self._calls[number] = call
@@ -623,8 +625,8 @@ class GroupDriver:
             match effect:
                 case events.QuorumAnswered(call, assignment, quorum):
                     if not assignment.revoked:  # if it is, other ranks may already be waiting for the next quorum
-                        self._notices.answered()
-                    self._progress.answered(assignment)
+                        self._notices.end_wait()
+                    self._progress.record_assignment(assignment)
                     self._log_quorum(assignment)
                     self._answer(call, (replace(self._with_secret(assignment), world=self._notices.world), quorum))
                 case VoteAnswer(call, outcome):
@@ -677,7 +679,7 @@ class GroupDriver:
                 case events.WorldChanged(world):
                     self._notices.update_world(world)
                 case events.EvidenceWanted(request):
-                    self._evidence.collect(request, lambda: self._progress.view(self._clock()))
+                    self._evidence.collect_evidence(request, lambda: self._progress.view(self._clock()))
                 case events.HasLeft(reason):
                     log.info("left the job: %s", reason, extra=event("left"))
                     self._report(effect)
@@ -701,7 +703,7 @@ class GroupDriver:
 
     def _answer(self, call: int, value: object) -> None:
         if (answered := self._calls.pop(call, None)) is not None:
-            answered.answer(value)
+            answered.send_answer(value)
 
 
 def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:

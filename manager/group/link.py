@@ -60,7 +60,7 @@ class Absence:
         self._remind_at = now + self._remind_s
         return f"{error}; for {now - self._since:.0f} s now" if is_repeated else error
 
-    def ended(self) -> None:
+    def clear_error(self) -> None:
         self._error = ""
 
 
@@ -248,7 +248,7 @@ class LighthouseLink:
                 )
                 log.warning("%s: %s", what, text, extra=event(f"lighthouse_{name}", lighthouse=self.address))
         elif self.error:
-            self._absence.ended()
+            self._absence.clear_error()
             fields = event("lighthouse_answers", lighthouse=self.address)
             log.info("connected to the lighthouse at %s", self.address, extra=fields)
         self._was_reachable = is_reachable or not error

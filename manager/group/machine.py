@@ -90,7 +90,7 @@ class GroupMachine:
     def incarnation(self) -> str:
         return f"{self._life}.{self.group.incarnation}"
 
-    def report(self) -> session.GroupReport:
+    def group_report(self) -> session.GroupReport:
         """Return the group's report for heartbeats. Return the same object until its content changes."""
         standing = self.group.standing
         held = standing and (standing.quorum.quorum_id, standing.mode, standing.granted, standing.wants_next)
@@ -164,7 +164,7 @@ class GroupMachine:
         if self.session.is_given_up(now):
             self.session.closed()
             self._add(events.SessionGivenUp(f"the lighthouse has answered no heartbeat for {self.session.lease_s:g} s"))
-            self._note_changes(self.report().missing)
+            self._note_changes(self.group_report().missing)
             return self.group.effects
         return self._finish(now)
 
@@ -177,7 +177,7 @@ class GroupMachine:
         match event:
             case events.SessionOpened():
                 if not self._has_left:
-                    self._send(self.session.opened(self._participant(), self.report(), now))
+                    self._send(self.session.open_session(self._participant(), self.group_report(), now))
             case events.SessionClosed():
                 self.session.closed()
                 self._awaited = ""
@@ -207,7 +207,7 @@ class GroupMachine:
         self._release()
         if self.group.drains and not self.watches.has_ranks:
             self._leave()
-        report = self.report()
+        report = self.group_report()
         if messages := self.session.tick(report, now):
             self._send(messages)
         if (is_silent := self.session.silence_change(now)) is not None:
@@ -237,10 +237,10 @@ class GroupMachine:
             case events.CallEnded(call, error):
                 self._end_call(call, error)
             case events.WatchOpened(watch, group_rank, rank_incarnation):
-                if self.watches.opened(watch, group_rank, rank_incarnation):
+                if self.watches.open_watch(watch, group_rank, rank_incarnation):
                     self._give_up_quorum(f"rank {group_rank} has restarted", now)
             case events.WatchEnded(watch):
-                rank = self.watches.ended(watch, now)
+                rank = self.watches.end_watch(watch, now)
                 if rank is not None:
                     self._handle_loss(rank, now)
             case events.RankLeaves(watch, step):
@@ -252,7 +252,7 @@ class GroupMachine:
             case events.RankHealed(group_rank, rank_incarnation, totals):
                 self.counts.healed(group_rank, rank_incarnation, totals)
             case events.RankFailed(group_rank, rank_incarnation, reason, ends_group):
-                is_known = self.watches.failed(group_rank, rank_incarnation, reason, now)
+                is_known = self.watches.record_rank_failure(group_rank, rank_incarnation, reason, now)
                 self._add(events.FailureReported(group_rank, reason, is_known))
                 if not is_known:
                     return
@@ -332,7 +332,7 @@ class GroupMachine:
 
         `stands` means that the quorum is a standing one.
         """
-        answers = self.requests.enter(quorum, stands=stands)
+        answers = self.requests.enter_quorum(quorum, stands=stands)
         if isinstance(answers, LighthouseError):
             self._refuse_all(answers)
             return
@@ -375,8 +375,8 @@ class GroupMachine:
         votes = self.votes.decide(commit)
         has_grant = False
         if commit:
-            self.counts.committed(now)
-            self.requests.committed(attempt.quorum_id, attempt.step)
+            self.counts.count_step(now)
+            self.requests.record_committed_step(attempt.quorum_id, attempt.step)
             wants = all(rank.wants_next for rank in self.group.ranks)
             has_grant = wants and not self.group.drains and self.requests.offer(now)
             if has_grant:
@@ -496,7 +496,7 @@ class GroupMachine:
                 else:
                     self._send(self.session.request_full(now))
             case session.JoinRejected(join, error):
-                is_ours = self.session.answered(join) if join else self.session.is_joining
+                is_ours = self.session.end_join(join) if join else self.session.is_joining
                 if is_ours and isinstance(error, Drained) and not self.group.drains:  # the job has ended for this group
                     self._draining, self._why_over, self.group.drains = str(error), str(error), True
                     self._is_drain_revocable = False
@@ -535,7 +535,7 @@ class GroupMachine:
         if accepted is None or not is_revoked or order.quorum_id != accepted.quorum.quorum_id:
             return
         self._unopened = None
-        if self.session.answered(accepted.join):
+        if self.session.end_join(accepted.join):
             self._refuse_all(WrongState(f"quorum {order.quorum_id} was revoked: {order.reason}; ask again"))
 
     def _open(self, now: float) -> None:
@@ -544,7 +544,7 @@ class GroupMachine:
         if accepted is None or (accepted.stands and now >= self.group.renewed_until):
             return
         self._unopened = None
-        if not self.session.answered(accepted.join):  # the join was withdrawn in the meantime
+        if not self.session.end_join(accepted.join):  # the join was withdrawn in the meantime
             return
         self._secrets[accepted.quorum.quorum_id] = accepted.secret
         for older in sorted(self._secrets)[:-SECRETS_KEPT]:

@@ -101,7 +101,7 @@ class RankPresence:
             self.remove_mate(group_rank)
             rank.loss = None
 
-    def opened(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
+    def open_watch(self, number: int, group_rank: int, rank_incarnation: str) -> bool:
         """Add a watch. Return True if it replaces an open watch of another process, which now counts as lost."""
         rank = self._group.ranks[group_rank]
         old = rank.watch
@@ -146,7 +146,7 @@ class RankPresence:
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 
-    def ended(self, number: int, now: float) -> int | None:
+    def end_watch(self, number: int, now: float) -> int | None:
         """Remove a watch. Return its rank, which is now lost, or None if this was not the rank's current watch."""
         watch = self._group.watches.pop(number, None)
         if watch is None or self._group.ranks[watch.group_rank].watch is not watch:
@@ -155,7 +155,7 @@ class RankPresence:
         self._mark_lost(rank, f"rank {watch.group_rank} has ended", now, has_left=watch.has_left)
         return watch.group_rank
 
-    def failed(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
+    def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
         """Record that a process reports its own failure. If the process is not watched, return False and do nothing."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False

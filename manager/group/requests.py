@@ -399,7 +399,7 @@ class QuorumRequests:
             heals_first=None if None in heals_first else all(heals_first),
         )
 
-    def enter(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
+    def enter_quorum(self, quorum: Quorum, *, stands: bool) -> list[QuorumAnswered] | LighthouseError:
         """Record the quorum that answers the group's join. `stands` means that it is a standing quorum.
 
         Return the answers to the ranks' requests, or the error with which to refuse all of them.
@@ -470,7 +470,7 @@ class QuorumRequests:
         self._group.renewed_until = until
         self._group.lease_until = max(self._group.lease_until, until)
 
-    def committed(self, quorum_id: int, step: int) -> None:
+    def record_committed_step(self, quorum_id: int, step: int) -> None:
         """Record that all ranks of the group have committed a step."""
         standing = self._group.standing
         if standing is not None and standing.quorum.quorum_id == quorum_id:

@@ -107,7 +107,7 @@ class SessionMachine:
         """Return whether a join is waiting for its answer."""
         return self._join is not None
 
-    def opened(self, me: Participant, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
+    def open_session(self, me: Participant, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
         self.is_open = True
         self._sent_at = {}
         self._received_at = now
@@ -190,7 +190,7 @@ class SessionMachine:
     def is_waiting(self, number: int) -> bool:
         return self._join is not None and self._join.number == number
 
-    def answered(self, number: int) -> bool:
+    def end_join(self, number: int) -> bool:
         """End the pending join with this number. Return False if no join with this number is pending."""
         is_ours = self.is_waiting(number)
         if is_ours:

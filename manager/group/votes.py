@@ -63,7 +63,7 @@ class Votes:
             self._refuse_all(
                 WrongState(f"step: the attempt at step {old.step} was given up for a quorum for step {step}")
             )
-        self._begin(Attempt(quorum_id, step, is_opened=True))
+        self._begin_attempt(Attempt(quorum_id, step, is_opened=True))
 
     def withdraw(self, call: int) -> None:
         """Remove the vote that arrived with a call that has ended, unless the vote names its quorum."""
@@ -177,7 +177,7 @@ class Votes:
                 commits = False
         return commits
 
-    def _begin(self, attempt: Attempt) -> Attempt:
+    def _begin_attempt(self, attempt: Attempt) -> Attempt:
         self._group.attempt = attempt
         for rank in self._group.ranks:
             rank.vote, rank.knows_decision, rank.is_without_step = None, False, False
@@ -190,13 +190,13 @@ class Votes:
         """
         attempt, decided = self._group.attempt, self._group.decided
         if attempt is None:
-            return self._begin(Attempt(vote.quorum_id or 0, vote.step, is_opened=False))
+            return self._begin_attempt(Attempt(vote.quorum_id or 0, vote.step, is_opened=False))
         quorum_id = attempt.quorum_id if vote.quorum_id is None else vote.quorum_id
         if quorum_id == attempt.quorum_id and vote.step == attempt.step:
             if vote.quorum_id is not None or not self._is_over(attempt):
                 return attempt
             decided.pop((quorum_id, vote.step), None)
-            return self._begin(Attempt(quorum_id, vote.step, attempt.is_opened))
+            return self._begin_attempt(Attempt(quorum_id, vote.step, attempt.is_opened))
         if (quorum_id, vote.step) in decided:
             return decided[quorum_id, vote.step]
         is_in_force = attempt.is_opened or self.is_voting
@@ -206,7 +206,7 @@ class Votes:
             raise WrongState(f"step: the vote is for step {vote.step}, the step in flight is {attempt.step}")
         if attempt.decision is not None and vote.quorum_id == attempt.quorum_id and vote.step < attempt.step:
             raise WrongState(f"step: the vote is for step {vote.step}, and step {attempt.step} is decided")
-        return self._begin(Attempt(quorum_id, vote.step, is_opened=False))
+        return self._begin_attempt(Attempt(quorum_id, vote.step, is_opened=False))
 
     def _is_over(self, attempt: Attempt) -> bool:
         """Return whether all ranks have received the discard, so that the next vote belongs to the retry."""

@@ -167,7 +167,7 @@ class Child:
         os.set_blocking(ours, False)
         self.pid, self.output = self.popen.pid, ours
 
-    def ended(self, status: int) -> None:
+    def record_exit(self, status: int) -> None:
         self.status = status
         if self.popen is not None:
             self.popen.returncode = status

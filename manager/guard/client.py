@@ -107,7 +107,7 @@ class GuardClient:
 
         If the guard does not do this within another END_TIMEOUT_S, it is killed with all its processes.
         """
-        self._wake()
+        self._resume_guard()
         self._send(halt=number, grace_s=grace_s)
         asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
@@ -169,9 +169,9 @@ class GuardClient:
                 log.warning(
                     "the guard (pid %d) was stopped by a signal; continuing it", self.pid, extra=event("guard_woken")
                 )
-                self._wake()
+                self._resume_guard()
 
-    def _wake(self) -> None:
+    def _resume_guard(self) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGCONT)
 
@@ -196,7 +196,7 @@ class GuardClient:
             self._writer.write(line)
 
     async def _wait(self) -> int:
-        self._wake()
+        self._resume_guard()
         ends_at = asyncio.get_running_loop().time() + END_TIMEOUT_S
         while (status := self._process.poll()) is None:
             if asyncio.get_running_loop().time() >= ends_at:

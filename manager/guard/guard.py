@@ -70,7 +70,7 @@ class Guard:
                 for key, _ in self._selector.select(self._select_timeout_s()):
                     key.data()
                 self._reap()
-                self._finish()
+                self._finish_children()
                 self._apply_backpressure()
         finally:
             self._end_all()
@@ -163,9 +163,9 @@ class Guard:
                 if child is not None:
                     child.stopped_at = time.monotonic() if os.WIFSTOPPED(status) else None
             elif child is not None:
-                child.ended(os.waitstatus_to_exitcode(status))
+                child.record_exit(os.waitstatus_to_exitcode(status))
 
-    def _finish(self) -> None:
+    def _finish_children(self) -> None:
         now = time.monotonic()
         for child in list(self._children.values()):
             if child.status is not None and child.kill_at is None:
@@ -180,7 +180,7 @@ class Guard:
             if _is_due(child, now):
                 process_tree.kill(left)
             if child.status is not None and (not left or now >= (child.kill_at or now) + _UNKILLABLE_S):
-                self._ended(child, child.status, left)
+                self._report_end(child, child.status, left)
         self._end_strays()
 
     def _end_strays(self) -> None:
@@ -196,7 +196,7 @@ class Guard:
         if not due or time.monotonic() >= self._strays_until:
             self._strays_until = None
 
-    def _ended(self, child: Child, status: int, left: list[int]) -> None:
+    def _report_end(self, child: Child, status: int, left: list[int]) -> None:
         del self._children[child.number]
         self._strays_until = time.monotonic() + _UNKILLABLE_S
         while self._read_output(child):

@@ -55,7 +55,7 @@ class PreemptionWatch:
         if notice is not None:  # its texts come from a file or a server
             clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))
             self._notices[host, source] = clean
-        self._note(most_urgent(self._notices.values()))
+        self._set_notice(most_urgent(self._notices.values()))
 
     def lose_host(self, host: int) -> None:
         for source in [source for of, source in self._notices if of == host]:
@@ -69,7 +69,7 @@ class PreemptionWatch:
     def close(self) -> None:
         self._timer.cancel()
 
-    def _note(self, notice: PreemptionNotice | None) -> None:
+    def _set_notice(self, notice: PreemptionNotice | None) -> None:
         if notice == self.notice:
             return
         if notice is None:

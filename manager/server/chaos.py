@@ -82,27 +82,27 @@ class FaultInjector:
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session
-            driver.opened()
+            driver.begin_session()
 
         def received(message: ToManager) -> None:
             match message:
                 case FaultOrder():
-                    self._begin(message, driver)
+                    self._inject_fault(message, driver)
                 case FaultCancelled(number):
-                    self._end(number)
+                    self._end_fault(number)
                 case _:
-                    self._pass(driver.received, message)
+                    self._pass(driver.handle_message, message)
 
         def closed() -> None:
             for number in [number for number, fault in self._faults.items() if fault.kind is not FaultKind.CUT]:
-                self._end(number)
+                self._end_fault(number)
             driver.closed()
 
         return opened, received, closed
 
     def close(self) -> None:
         for number in list(self._faults):
-            self._end(number)
+            self._end_fault(number)
 
     def _pass(self, deliver: Callable[[Any], None], message: Any) -> None:
         if self._is_cut:
@@ -120,7 +120,7 @@ class FaultInjector:
 
     # -- faults
 
-    def _begin(self, order: FaultOrder, driver: GroupDriver) -> None:
+    def _inject_fault(self, order: FaultOrder, driver: GroupDriver) -> None:
         report = FaultReport(order.number, driver.status().step)
         try:
             end = self._start(order, driver)
@@ -131,10 +131,10 @@ class FaultInjector:
         fields = event("fault", kind=order.kind.value, target=target, seconds=order.seconds)
         log.warning("lighthouse chaos: %s %s for %.3g s", order.kind, target, order.seconds, extra=fields)
         self._link.send(report)  # a cut or a delay does not affect it
-        timer = self._timers.call_later(order.seconds, self._end, order.number)
+        timer = self._timers.call_later(order.seconds, self._end_fault, order.number)
         self._faults[order.number] = _Fault(order.kind, end, timer)
 
-    def _end(self, number: int) -> None:
+    def _end_fault(self, number: int) -> None:
         if (fault := self._faults.pop(number, None)) is not None:
             fault.timer.cancel()
             fault.end()

@@ -112,7 +112,7 @@ class Supervisor(Ranks, Protocol):
 
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
 
-    def kept(self) -> tuple[KeptState, ...]:
+    def kept_states(self) -> tuple[KeptState, ...]:
         """Return which states the ranks of the group keep in the memory of their supervisors, on all hosts."""
         ...
 
@@ -297,7 +297,7 @@ class ManagerDaemon:
             discards=group.discards,
             mode=group.held.mode.value if group.held is not None else "none",
             grants=group.grants,
-            kept=self._supervisor.kept() if self._supervisor is not None else (),
+            kept=self._supervisor.kept_states() if self._supervisor is not None else (),
         )
 
     async def _start_store(self) -> str:

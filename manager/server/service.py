@@ -191,7 +191,7 @@ class ManagerService:
         if request.drains:
             self._driver.drain_for(request.rank, rank_incarnation, reason)
         else:
-            self._driver.report(request.rank, rank_incarnation, reason, ends_group=request.ends_group)
+            self._driver.report_rank_failure(request.rank, rank_incarnation, reason, ends_group=request.ends_group)
         return manager_pb2.ReportResponse()
 
     async def watch(self, requests: Requests[FromRank], call: Call, sender: Sender) -> None:

@@ -172,18 +172,18 @@ class SupervisorConfig:
             raise ValueError(f"--node-rank {self.node_rank} is not below --nnodes {self.nnodes}; the first is 0")
         if self.node_rank > 0 and self.head is None:
             raise ValueError("--head is missing: every host but host 0 needs the address of host 0's manager")
-        if self.active_ranks is not None and self.active_ranks > self.slots:
-            raise ValueError(f"--active-ranks {self.active_ranks} is more than the {self.slots} ranks of the run")
-        if self.min_active_ranks > (self.active_ranks or self.slots):
-            most = self.active_ranks or self.slots
+        if self.active_ranks is not None and self.active_ranks > self.slot_count:
+            raise ValueError(f"--active-ranks {self.active_ranks} is more than the {self.slot_count} ranks of the run")
+        if self.min_active_ranks > (self.active_ranks or self.slot_count):
+            most = self.active_ranks or self.slot_count
             raise ValueError(f"--min-active-ranks {self.min_active_ranks} is more than the {most} ranks that train")
         if self.tee and self.log_dir is None:
             raise ValueError("--tee needs --log-dir; without it the output is shown anyway")
-        if self.slot_offset + self.layout.world_size > self.slots:
+        if self.slot_offset + self.layout.world_size > self.slot_count:
             last = self.slot_offset + self.layout.world_size
             raise ValueError(
-                f"--run-world-size {self.slots} is too small: with --slot-offset {self.slot_offset} this replica group "
-                f"has slots below {last}"
+                f"--run-world-size {self.slot_count} is too small: with --slot-offset {self.slot_offset} this replica "
+                f"group has slots below {last}"
             )
         if self.master_addr is not None and self.layout.world_size > 1:
             raise ValueError("--master-addr is for a supervisor of one rank, which has its RANK already")
@@ -195,7 +195,7 @@ class SupervisorConfig:
         return Layout(self.nnodes, self.nproc_per_node)
 
     @property
-    def slots(self) -> int:
+    def slot_count(self) -> int:
         return self.run_world_size if self.run_world_size is not None else self.slot_offset + self.layout.world_size
 
     @property

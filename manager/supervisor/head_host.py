@@ -78,7 +78,7 @@ class WorkerHosts:
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
-    def kept(self) -> tuple[hosts.KeptState, ...]:
+    def kept_states(self) -> tuple[hosts.KeptState, ...]:
         return tuple(each for connected in self._hosts.values() for each in connected.kept)
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
@@ -108,7 +108,7 @@ class WorkerHosts:
         entry = await requests.read_hello(hosts.HostHello, FIRST_WITHIN_S)
         if entry is None:
             return
-        self._check(entry)
+        self._check_hello(entry)
         host = entry.node_rank
         connected = self._enter(host, sender)
         heartbeats = asyncio.create_task(_send_heartbeats(host, connected))
@@ -125,7 +125,7 @@ class WorkerHosts:
                 self._head.lose_notices(host)
                 self._head.feed(HostLost(host, "its supervisor disconnected"))
 
-    def _check(self, entry: hosts.HostHello) -> None:
+    def _check_hello(self, entry: hosts.HostHello) -> None:
         plan = self._head.plan
         ours = (plan.replica_id, plan.run, plan.layout.hosts, plan.layout.nproc, self._head.keep_every)
         its = (entry.replica_id, entry.run, entry.nnodes, entry.nproc, entry.keep_every)
@@ -212,13 +212,13 @@ class SupervisedStore:
 
     def start(self) -> None:
         self._started_at = asyncio.get_running_loop().time()
-        self._guard.start(self._command, self._ended)
+        self._guard.start(self._command, self._handle_end)
 
     def stop(self) -> None:
         """Disable restarts. The store's process exits together with the guard."""
         self._is_over = True
 
-    def _ended(self, ended: Ended) -> None:
+    def _handle_end(self, ended: Ended) -> None:
         if self._is_over:
             return
         self._has_served |= any(line.startswith("store ") for line in ended.output)
@@ -330,9 +330,9 @@ class HeadHost(HostSupervisor):
 
     # -- Supervisor, for the manager
 
-    def kept(self) -> tuple[hosts.KeptState, ...]:
-        own = self._local.keepers.kept() if self._local is not None else ()
-        return (*own, *self._workers.kept())
+    def kept_states(self) -> tuple[hosts.KeptState, ...]:
+        own = self._local.keepers.newest_states() if self._local is not None else ()
+        return (*own, *self._workers.kept_states())
 
     def entries(self) -> Mapping[str, Entry]:
         return {"Node": Stream(NODE_REQUESTS, self._workers.serve)}
@@ -409,12 +409,12 @@ class HeadHost(HostSupervisor):
         why = f"{signal.Signals(status - 128).name} to the supervisor"
         if self._leaving is None:
             self.feed(events.EndAsked(status, why, is_leaving=True))
-            self._leaving = asyncio.create_task(self._leave(events.EndAsked(status, why)), name="leave")
+            self._leaving = asyncio.create_task(self._leave_job(events.EndAsked(status, why)), name="leave")
         elif self._signals[host] > 1:
             self._leaving.cancel()
             self.feed(events.EndAsked(status, why, is_urgent=True))
 
-    async def _leave(self, then: events.EndAsked) -> None:
+    async def _leave_job(self, then: events.EndAsked) -> None:
         if self._daemon is not None and not self._driver.machine.is_over:
             await self._daemon.leave(then.why)
         while (left_s := self._save_left_s) > 0 and not self._over.done():

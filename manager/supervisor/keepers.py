@@ -29,7 +29,7 @@ class Keepers:
         paths = [slot_path(slot) for slots in chosen for slot in slots]
         return {"LIGHTHOUSE_KEEP_EVERY": str(self._every), "LIGHTHOUSE_KEEPER": ":".join(paths)}
 
-    def kept(self) -> tuple[KeptState, ...]:
+    def newest_states(self) -> tuple[KeptState, ...]:
         """Return the newest state of each rank, from the headers of its slots."""
         return tuple(_newest(rank, slots) for rank, slots in self._slots.items())
 

@@ -132,7 +132,7 @@ class SupervisorLink:
                     self._receive(stream, run.HelloRejected(e))
                 finally:
                     self._stream = None
-                    self._report.ended(self._clock())
+                    self._report.end_stream(self._clock())
             if self._search.mark_failed(error or Unreachable("it closed the stream")):
                 await backoff.wait()
 
@@ -168,6 +168,6 @@ class SupervisorLink:
         else:
             if self._is_away:
                 log.info("lighthouse reachable again", extra=event("lighthouse_answers"))
-            self._absence.ended()
+            self._absence.clear_error()
             self._has_answered = True
         self._is_away = bool(error)

@@ -187,7 +187,7 @@ class LocalHost:
                 None if folder is None else str(folder / self.plan.log_name(rank, live.attempt)),
                 is_shown=folder is None or self._settings.tee,
             )
-            live.process = self._guard.start(command, functools.partial(self._ended, rank))
+            live.process = self._guard.start(command, functools.partial(self._handle_rank_end, rank))
         if ranks:
             attempt = self._live[ranks[0]].attempt
             fields = event("ranks_started", ranks=list(ranks), attempt=attempt)
@@ -199,7 +199,7 @@ class LocalHost:
             self._is_idle.set()
         return live
 
-    def _ended(self, rank: int, ended: Ended) -> None:
+    def _handle_rank_end(self, rank: int, ended: Ended) -> None:
         live = self._pop(rank)
         status, process = ended.status, RankId(self.plan.slot_of(rank), live.incarnation)
         failure = failure_behind(status, ended.output) if self.plan.torchrun is not None else None

@@ -224,7 +224,7 @@ class WorkerHost(HostSupervisor):
 
     def _send_heartbeat(self, stream: HostStream) -> None:
         if self._stream is stream:
-            kept = self._local.keepers.kept() if self._local is not None else ()
+            kept = self._local.keepers.newest_states() if self._local is not None else ()
             stream.send(hosts.HostHeartbeat(kept))
             self._loop.call_later(HEARTBEAT_S, self._send_heartbeat, stream)
 

@@ -30,7 +30,7 @@ def test_a_heal_is_shown_while_it_goes_on_and_told_when_it_is_over() -> None:
 
             link.ask(0, "", tag_quorum_id=0, commit_failures=0, timeout_s=PATIENCE_S)
             mark = progress.activity.heal_begins("a", 17)
-            mark.received("a", 300 * MIB, 1000 * MIB)
+            mark.record_bytes("a", 300 * MIB, 1000 * MIB)
             eventually(lambda: member().state is MemberState.HEALING, "it heals")
             heal = member().heal
             assert heal is not None
@@ -48,7 +48,7 @@ def test_a_heal_is_shown_while_it_goes_on_and_told_when_it_is_over() -> None:
             assert 'lighthouse_heal_remaining_bytes{job="default"} 7.340032e+08' in metrics  # 700 MiB
             assert 'lighthouse_members{job="default",state="healing"} 1.0' in metrics
 
-            mark.received("a", 1000 * MIB, 1000 * MIB)
+            mark.record_bytes("a", 1000 * MIB, 1000 * MIB)
             mark.mark_done()
             lighthouse.wait_for_log(r"b: healing from a at step 17$")
             lighthouse.wait_for_log(r"b: healed from a at step 17: 1000 MiB in .* s \(.*/s\)$")

@@ -77,13 +77,13 @@ class Stage:
         )
         is_leaving = held is not None and held.mode is HoldState.LEAVING
         is_down = is_leaving or any(rank.watch is None for rank in self.ranks)
-        assert not self.watched or bool(self.machine.report().down) == is_down
+        assert not self.watched or bool(self.machine.group_report().down) == is_down
         unreleased = {watch for watch, is_released in self.leaving.items() if not is_released}
         assert is_leaving or all(self.needed[watch] for watch in unreleased), "a rank that leaves is not released"
         waiting = tuple(sorted(c.rank.number for n, c in self.calls.items() if c.rank.call == n))
         assert self.machine.waiting == waiting, "a call waits that nobody will answer"
         if self.is_open and not self.machine._has_left:  # it may have left while it had nobody to tell
-            self.check_told(self.machine.report())
+            self.check_told(self.machine.group_report())
 
     def check_told(self, levels: session.GroupReport) -> None:
         """What the lighthouse waits for is told at once."""

@@ -91,7 +91,7 @@ class CatchUpMachine(Generic[T]):
         return self._kept[-1].tag if self._kept else self.begins
 
     @property
-    def kept(self) -> Sequence[PendingStep[T]]:
+    def kept_steps(self) -> Sequence[PendingStep[T]]:
         return tuple(self._kept)
 
     @property
@@ -100,7 +100,7 @@ class CatchUpMachine(Generic[T]):
 
     # -- events
 
-    def answered(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
+    def choose_action(self, plan: CatchUpPlan, holds: Tag, source: str = "") -> CatchUpAction:
         """Decide what to do in a step, given the answer to the request for its quorum.
 
         Args:
@@ -117,12 +117,12 @@ class CatchUpMachine(Generic[T]):
             self.held = holds
             return self._start(plan, source)
         if self.transfer is Transfer.UNDER_WAY and self.source not in plan.names:
-            self.failed()
+            self.record_failure()
         if self.transfer is Transfer.FAILED or not self._cut(plan.begins):
             return self._start(plan, source)
         return self._return() if self.transfer is Transfer.DONE and not self._kept else CatchUpAction.GO_ON
 
-    def committed(self, kept: PendingStep[T] | None, tag: Tag) -> None:
+    def record_commit(self, kept: PendingStep[T] | None, tag: Tag) -> None:
         """Record that the current step was committed.
 
         Args:
@@ -133,7 +133,7 @@ class CatchUpMachine(Generic[T]):
             self._kept.append(kept)
             return
         if self.has_source:
-            self.failed(is_hopeless=True)
+            self.record_failure(is_hopeless=True)
         self.begins = tag
 
     def arrived(self, tag: Tag) -> None:
@@ -141,7 +141,7 @@ class CatchUpMachine(Generic[T]):
         if self.transfer is Transfer.UNDER_WAY:
             self.transfer, self.begins = Transfer.ARRIVED, tag
 
-    def failed(self, *, is_hopeless: bool = False) -> None:
+    def record_failure(self, *, is_hopeless: bool = False) -> None:
         """Record that the transfer failed. If `is_hopeless`, heal in blocking mode next instead of trying again."""
         self._failures += 1
         self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
@@ -153,7 +153,7 @@ class CatchUpMachine(Generic[T]):
         """Record that the held state was only partly updated and therefore has no valid tag."""
         if self.held is not None:
             self.held = Tag(self.held.step, None)
-        self.failed(is_hopeless=True)
+        self.record_failure(is_hopeless=True)
 
     def installed(self) -> None:
         self.held, self.transfer = self.begins, Transfer.DONE

@@ -181,7 +181,7 @@ class RankMachine:
             case events.Waiting():
                 effects = self._wait()
             case events.Raised(reason):
-                effects = self._leave(FailureReport(self.generation or 0, reason))
+                effects = self._become_idle(FailureReport(self.generation or 0, reason))
                 if not self.has_ended:
                     self._leaving.start_cleanup(now)
             case events.Returned():
@@ -248,7 +248,7 @@ class RankMachine:
         if not self._is_current(session):
             return []
         if error is not None and self._stream.is_final(error, now):
-            return self._end(error, now)
+            return self._end_run(error, now)
         if isinstance(error, DuplicateReplica):
             notice = events.Notice(f"the lighthouse does not admit this rank yet: {error}")
             return [notice] if self._stream.refuse(now, jitter) else []
@@ -259,7 +259,7 @@ class RankMachine:
         gives_up_at = self._give_up_at()
         if gives_up_at is not None and now >= gives_up_at:
             waited_s = self.config.lighthouse_timeout_s
-            return self._end(Unreachable(f"the lighthouse was not reached for {waited_s:g} s; is it running?"), now)
+            return self._end_run(Unreachable(f"the lighthouse was not reached for {waited_s:g} s; is it running?"), now)
         if not self._stream.is_due(now):
             return []
         if not self._stream.is_open:
@@ -294,9 +294,9 @@ class RankMachine:
             case GenerationFormed():
                 return self._formed(message, now)
             case GenerationEnded(number, reason, _):
-                return self._ended(number, reason, now)
+                return self._handle_generation_end(number, reason, now)
             case RunStopped() | RunCompleted():
-                return self._end(message, now)
+                return self._end_run(message, now)
             case EvidenceAsked():  # the thread that reads the stream answers
                 return []
 
@@ -306,7 +306,11 @@ class RankMachine:
             return []
         self.seen = max(number, -1 if self.seen is None else self.seen)
         if self.phase not in _WAITS:
-            return [] if self.generation is None else self._ended(self.generation, f"generation {number} runs", now)
+            return (
+                []
+                if self.generation is None
+                else self._handle_generation_end(self.generation, f"generation {number} runs", now)
+            )
         self._failure = None
         if self.slot not in formed.slots:
             was_spare, self.phase = self.phase is RankPhase.SPARE, RankPhase.SPARE
@@ -315,7 +319,7 @@ class RankMachine:
         self.generation, self.phase, self._stepped_at = number, RankPhase.RUNNING, None
         return [events.Run(formed.counters, formed.slots.index(self.slot), len(formed.slots))]
 
-    def _ended(self, number: int, reason: str, now: float) -> list[events.RankEffect]:
+    def _handle_generation_end(self, number: int, reason: str, now: float) -> list[events.RankEffect]:
         if number != self.generation:
             return []
         self._failure = None
@@ -325,7 +329,7 @@ class RankMachine:
         self._interrupt(reason, now)
         return []
 
-    def _end(self, outcome: RunCompleted | RunStopped | LighthouseError, now: float) -> list[events.RankEffect]:
+    def _end_run(self, outcome: RunCompleted | RunStopped | LighthouseError, now: float) -> list[events.RankEffect]:
         self.outcome = outcome
         effects: list[events.RankEffect] = [events.Disconnect(self._stream.session)] if self._stream.is_open else []
         self._stream.give_up()
@@ -342,7 +346,7 @@ class RankMachine:
         self._leaving.stop()
         return self._send(ReadyReport(self.generation))
 
-    def _leave(self, failure: FailureReport | None) -> list[events.RankEffect]:
+    def _become_idle(self, failure: FailureReport | None) -> list[events.RankEffect]:
         """Become idle. Report `failure`, if any, unless the function was interrupted."""
         has_failed = self.phase is RankPhase.RUNNING and failure is not None
         self.phase = RankPhase.IDLE
@@ -356,7 +360,7 @@ class RankMachine:
         if self.phase is RankPhase.LEAVING:  # an interrupted function has returned: wait for the next generation
             return self._wait()
         if self.phase is not RankPhase.RUNNING or self.generation is None:
-            return self._leave(None)
+            return self._become_idle(None)
         self.phase = RankPhase.FINISHED
         return self._send(FinishReport(self.generation))
 

@@ -243,12 +243,12 @@ class DataUses:
         self.has_changed |= self.choice not in (None, choice)
         self.choice, self._drawn = choice, (step, quorum_id)
 
-    def committed(self, step: int, quorum_id: int) -> None:
+    def count_commit(self, step: int, quorum_id: int) -> None:
         """Record a committed step in which this rank's batches counted."""
         if self.choice is not None and self._drawn != (step, quorum_id):
             self.irregular += 1
 
-    def report(self, rank_batches: int) -> dict[str, int | bool]:
+    def summary(self, rank_batches: int) -> dict[str, int | bool]:
         """Return the result of Agent.data_report, or an empty dict before the first batch.
 
         `rank_batches` is the number of microbatches in all committed steps, summed over all ranks.

@@ -130,8 +130,8 @@ class StepMachine:
         self.skipped_weight = 0
         self.must_install = False
 
-    def answered(self, assignment: Assignment) -> None:
-        self._move("answered", Phase.ASKED, to=Phase.COMPUTING)
+    def accept_assignment(self, assignment: Assignment) -> None:
+        self._move("accept_assignment", Phase.ASKED, to=Phase.COMPUTING)
         self.assignment = assignment
         self.share = self.world_size.share(assignment, self.shares)
         self.must_install = (assignment.heals or assignment.place is None) and not assignment.catches_up
@@ -150,13 +150,13 @@ class StepMachine:
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
-            self.failed(reason)
+            self.fail_step(reason)
 
     def erred(self, reason: str) -> None:
         self.has_erred = True
-        self.failed(reason)
+        self.fail_step(reason)
 
-    def failed(self, reason: str, *, is_blamed: bool = False) -> None:
+    def fail_step(self, reason: str, *, is_blamed: bool = False) -> None:
         """Record that the step has failed, and whether another group is to blame. Only the first failure is kept."""
         if self.failure is None:
             self.failure, self.is_blamed = reason, is_blamed
@@ -206,7 +206,7 @@ class StepMachine:
         self.is_torn = True
         self.torn_under = self.assignment.quorum_id if self.assignment is not None else None
         if self.phase is not Phase.IDLE:
-            self.failed(text)
+            self.fail_step(text)
         elif self.is_alone:
             # Force another quorum. With several ranks this is impossible: the others may already be in the next step.
             self.discards += 1
@@ -231,13 +231,13 @@ class StepMachine:
         """Return this rank's vote. A yes requires a quorum, a completed all-reduce and an up-to-date state."""
         self._move("vote", Phase.COMPUTING, to=Phase.VOTED)
         if self.failure is None and not self.has_reduced:
-            self.failed("no collective over all participants completed")
+            self.fail_step("no collective over all participants completed")
         if self.is_installing:
-            self.failed("the state of a peer was installed in part")
+            self.fail_step("the state of a peer was installed in part")
         if self.is_torn and self.distrust is not None:
-            self.failed(f"no peer's state was installed, and this rank has none: {self.distrust.text}")
+            self.fail_step(f"no peer's state was installed, and this rank has none: {self.distrust.text}")
         if self.failure is None and self.must_install:
-            self.failed("this group holds another state than its peers; it heals before its next step")
+            self.fail_step("this group holds another state than its peers; it heals before its next step")
         return self.failure is None
 
     @property
@@ -304,7 +304,7 @@ class Applying:
     _takes_local_steps: bool = False
     _may_skip: bool = False
 
-    def committed(self, step: int) -> None:
+    def note_commit(self, step: int) -> None:
         self._committed = step
         self._under_way, self._stepped = Counter(), set()
 

@@ -61,7 +61,7 @@ class StepNews:
         self._healing = names, step, now
         return f"step {step} waits for {names} to heal"
 
-    def committed(self, step: int, participants: Sequence[str], now: float) -> list[str]:
+    def describe_commit(self, step: int, participants: Sequence[str], now: float) -> list[str]:
         (loss, self._loss), (healing, self._healing) = (self._loss, None), (self._healing, None)
         lines = list[str]()
         if loss is not None:
@@ -97,7 +97,7 @@ class Patience:
         self._began_at = self._logged_at = 0.0
         self.backoff_s = 0.0
 
-    def answered(self) -> None:
+    def reset(self) -> None:
         self._tries = self._refusals = 0
 
     def refused(self, error: LighthouseError, now: float) -> str:

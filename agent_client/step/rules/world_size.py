@@ -49,7 +49,7 @@ class Share:
     def weight(self) -> int:
         return len(self.microbatches) if self.counts else 0
 
-    def slots(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
+    def slots_of_rank(self, group_rank: int, group_world_size: int) -> list[tuple[int, int]]:
         """Return (index, count) for each microbatch of a rank. `index` numbers the microbatches of all ranks from 0."""
         places = self.divisor * group_world_size
         return [(number * group_world_size + group_rank, places) for number in self.microbatches]

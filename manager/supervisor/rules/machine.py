@@ -188,7 +188,7 @@ class SupervisorMachine:
                 self._kill(reason, now)
             case events.EndAsked(status, why, is_leaving, is_urgent):
                 has_grace = self._ending is None or self._ending.is_leaving or not is_urgent
-                self._end(status, why, math.inf if is_leaving else self._grace_s if has_grace else 0.0, now)
+                self._end_group(status, why, math.inf if is_leaving else self._grace_s if has_grace else 0.0, now)
 
     def _rank_ended(self, ended: events.RankEnded, now: float) -> None:
         unit = self._unit_of[ended.rank]
@@ -243,7 +243,7 @@ class SupervisorMachine:
 
     def _kill(self, reason: str, now: float) -> None:
         if self._ending is not None or not self._policy.restart_after_kill:
-            self._end(1, f"killed: {reason}", 0.0, now)
+            self._end_group(1, f"killed: {reason}", 0.0, now)
             return
         self._log(f"killed: {reason}; the ranks restart")
         for unit in self.units:
@@ -256,7 +256,7 @@ class SupervisorMachine:
         self._stop(why, now)
 
     def _stop(self, why: str, now: float) -> None:
-        self._end(STOPPED_STATUS, why, min(self._grace_s, STOP_GRACE_S), now)
+        self._end_group(STOPPED_STATUS, why, min(self._grace_s, STOP_GRACE_S), now)
 
     def _exclude(self, exclusion: Exclude, now: float) -> None:
         if self._ending is None:
@@ -264,9 +264,9 @@ class SupervisorMachine:
             self._fail(f"host {exclusion.host} is excluded: {exclusion.reason}", now)
 
     def _fail(self, why: str, now: float) -> None:
-        self._end(1, why, self._grace_s, now)
+        self._end_group(1, why, self._grace_s, now)
 
-    def _end(self, status: int, why: str, grace_s: float, now: float) -> None:
+    def _end_group(self, status: int, why: str, grace_s: float, now: float) -> None:
         """End the group, or shorten the grace period if it is already ending.
 
         With an infinite grace period, the ranks are not stopped yet, so that they can complete their step.
@@ -298,10 +298,10 @@ class SupervisorMachine:
                 unit.phase = Phase.DONE
         if self._ending is not None:
             if not self.running:
-                self._finish(self._ending.status, self._ending.why)
+                self._end_supervision(self._ending.status, self._ending.why)
             return
         if all(unit.phase is Phase.DONE for unit in self.units):
-            self._finish(0, self._completed or "all ranks are done")
+            self._end_supervision(0, self._completed or "all ranks are done")
             return
         for unit in self.units:
             if unit.phase is Phase.WAITING and now >= unit.starts_at and self._has_hosts(unit):
@@ -318,7 +318,7 @@ class SupervisorMachine:
         hosts = sorted({self._layout.host_of(rank) for rank in among})
         return [(host, tuple(rank for rank in self._layout.ranks_of(host) if rank in among)) for host in hosts]
 
-    def _finish(self, status: int, why: str) -> None:
+    def _end_supervision(self, status: int, why: str) -> None:
         self.is_over = True
         self._effects.append(events.SupervisionEnded(status, why))
 

@@ -164,7 +164,7 @@ class Report:
 
     A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event. It is
     sent again if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called only
-    between `welcomed` and `ended`.
+    between `welcomed` and `end_stream`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
@@ -194,7 +194,7 @@ class Report:
                 self._send(level)
         self._send_losses(now)
 
-    def ended(self, now: float) -> None:
+    def end_stream(self, now: float) -> None:
         """Record that the stream has closed. Queue again the losses that may not have arrived."""
         self.is_open = False
         doubtful = [lost for sent_at, lost in self._sent if sent_at >= now - DOUBT_S]

@@ -58,12 +58,14 @@ def test_a_rank_that_catches_up_is_known_by_what_it_holds_and_writes_no_checkpoi
         catch_up = agent.internals.catch_up_for(agent.state.optimizer)
         assert catch_up is not None
         lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b"))
-        catch_up.machine.answered(lead, Tag(0, 0), "a")
+        catch_up.machine.choose_action(lead, Tag(0, 0), "a")
         agent.internals.machine.work_at(7, 3)
         folder = CheckpointFolder(tmp_path, agent)
         assert (agent.catches_up, agent.current_step, folder.save()) == (True, 7, None)
         assert agent.state_dict() == {"step": 0, "tag_quorum_id": 0, "batches_committed": 0}
-        catch_up.machine.answered(CatchUpPlan(Tag(0, 0), catches_up=False, has_source=False, names=("a",)), Tag(0, 0))
+        catch_up.machine.choose_action(
+            CatchUpPlan(Tag(0, 0), catches_up=False, has_source=False, names=("a",)), Tag(0, 0)
+        )
         agent.internals.machine.work_at(0, 0)
         assert folder.save() is not None
 
@@ -74,10 +76,10 @@ def test_a_batch_that_a_peer_skips_does_not_count_in_the_step_that_is_applied_la
         assert catch_up is not None
         catch_up.begin_step()
         lead = CatchUpPlan(Tag(7, 3), catches_up=True, has_source=True, names=("a", "b", "c"))
-        catch_up.machine.answered(lead, Tag(0, 0), "a")
+        catch_up.machine.choose_action(lead, Tag(0, 0), "a")
         machine.share, machine.skipped_weight = Share((0,), 3, counts=False), 1
         catch_up.apply()
-        assert [kept.batches for kept in catch_up.machine.kept] == [2]
+        assert [kept.batches for kept in catch_up.machine.kept_steps] == [2]
 
 
 def test_who_is_refused_leaves_nothing_behind() -> None:

@@ -30,18 +30,18 @@ def lead(begins: Tag = BEGINS, *, catches_up: bool = True, has_source: bool = Tr
 def following(steps: int = 0, quorum_id: int = 4) -> CatchUpMachine[Tag]:
     """Quorum 4 has dealt it a as its source, and committed so many steps."""
     machine: CatchUpMachine[Tag] = CatchUpMachine()
-    assert machine.answered(lead(), HOLDS, "a") is CatchUpAction.FETCH
+    assert machine.choose_action(lead(), HOLDS, "a") is CatchUpAction.FETCH
     for step in range(steps):
         commit(machine, Tag(BEGINS.step + step + 1, quorum_id))
     return machine
 
 
 def commit(machine: CatchUpMachine[Tag], tag: Tag) -> None:
-    machine.committed(PendingStep(tag, 1, tag), tag)
+    machine.record_commit(PendingStep(tag, 1, tag), tag)
 
 
 def tags(machine: CatchUpMachine[Tag]) -> list[Tag]:
-    return [kept.tag for kept in machine.kept]
+    return [kept.tag for kept in machine.kept_steps]
 
 
 class TestFollowing:
@@ -53,16 +53,16 @@ class TestFollowing:
 
     def test_one_whose_group_is_behind_and_is_not_itself_does_nothing(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
-        assert machine.answered(lead(), BEGINS) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(), BEGINS) is CatchUpAction.GO_ON
         assert (machine.is_catching_up, machine.has_source) == (False, True)
 
     def test_a_state_without_a_known_tag_is_no_other_s(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
-        assert machine.answered(lead(Tag(10, None)), Tag(10, None), "a") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(Tag(10, None)), Tag(10, None), "a") is CatchUpAction.FETCH
 
     def test_where_the_group_does_not_catch_up_nothing_is_followed(self):
         machine: CatchUpMachine[Tag] = CatchUpMachine()
-        assert machine.answered(lead(catches_up=False), HOLDS) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(catches_up=False), HOLDS) is CatchUpAction.GO_ON
         assert not machine.is_catching_up
 
 
@@ -90,7 +90,7 @@ class TestApplying:
 
     def test_an_arrival_that_nobody_waits_for_is_nothing(self):
         machine = following(1)
-        machine.failed()
+        machine.record_failure()
         machine.arrived(BEGINS)
         assert machine.transfer is Transfer.FAILED
 
@@ -98,86 +98,86 @@ class TestApplying:
 class TestAnotherQuorum:
     def test_that_begins_where_it_is_goes_on_with_the_same_snapshot(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(12, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(12, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
         commit(machine, Tag(13, 6))
         assert (tags(machine), machine.transfer) == ([Tag(11, 4), Tag(12, 4), Tag(13, 6)], Transfer.UNDER_WAY)
 
     def test_what_others_have_not_committed_is_forgotten(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(11, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(11, 4), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
         assert (tags(machine), machine.followed) == ([Tag(11, 4)], Tag(11, 4))
 
     @pytest.mark.parametrize("begins", [Tag(12, 5), Tag(13, 4), Tag(12, None), Tag(9, 3)])
     def test_that_begins_anywhere_else_starts_anew(self, begins: Tag):
         machine = following(2)
-        assert machine.answered(lead(begins), Tag(12, 4), "b") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(begins), Tag(12, 4), "b") is CatchUpAction.FETCH
         assert (tags(machine), machine.followed, machine.held, machine.source) == ([], begins, HOLDS, "b")
 
     def test_and_fails_where_no_source_is_dealt(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(20, 5), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(20, 5), has_source=False), Tag(12, 4)) is CatchUpAction.GO_ON
         assert (machine.transfer, machine.followed, machine.has_source) == (Transfer.FAILED, Tag(20, 5), False)
 
     def test_without_the_source_starts_anew(self):
         machine = following(2)
-        assert machine.answered(lead(Tag(12, 4), names="bc"), Tag(12, 4), "b") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(Tag(12, 4), names="bc"), Tag(12, 4), "b") is CatchUpAction.FETCH
         assert (tags(machine), machine.source) == ([], "b")
 
     def test_the_source_may_go_once_the_snapshot_is_here(self):
         machine = following(2)
         machine.arrived(BEGINS)
-        assert machine.answered(lead(Tag(12, 4), has_source=False, names="bc"), Tag(12, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(12, 4), has_source=False, names="bc"), Tag(12, 4)) is CatchUpAction.GO_ON
         assert machine.has_source
 
     def test_in_which_it_is_not_behind_leaves_it_with_what_it_holds(self):
         machine = following(2)
-        assert machine.answered(lead(HOLDS, catches_up=False), Tag(12, 4)) is CatchUpAction.RETURN
+        assert machine.choose_action(lead(HOLDS, catches_up=False), Tag(12, 4)) is CatchUpAction.RETURN
         assert (machine.is_catching_up, tags(machine), machine.has_source) == (False, [], False)
 
     def test_so_does_one_that_begins_with_what_it_holds(self):
         machine = following(2)
         machine.arrived(BEGINS)
         machine.installed()
-        assert machine.answered(lead(BEGINS), Tag(12, 4), "b") is CatchUpAction.RETURN
+        assert machine.choose_action(lead(BEGINS), Tag(12, 4), "b") is CatchUpAction.RETURN
         assert (machine.is_catching_up, machine.has_source) == (False, True)
 
 
 class TestFailing:
     def test_starts_anew_in_the_next_quorum(self):
         machine = following(2)
-        machine.failed()
+        machine.record_failure()
         assert (machine.has_source, machine.can_keep, machine.followed) == (False, False, Tag(12, 4))
         commit(machine, Tag(13, 4))
         assert (tags(machine), machine.followed, machine.held) == ([], Tag(13, 4), HOLDS)
-        assert machine.answered(lead(Tag(13, 4), has_source=False), Tag(13, 4)) is CatchUpAction.GO_ON
-        assert machine.answered(lead(Tag(13, 4)), Tag(13, 4), "b") is CatchUpAction.FETCH
+        assert machine.choose_action(lead(Tag(13, 4), has_source=False), Tag(13, 4)) is CatchUpAction.GO_ON
+        assert machine.choose_action(lead(Tag(13, 4)), Tag(13, 4), "b") is CatchUpAction.FETCH
 
     def test_too_often_it_heals_plainly(self):
         machine = following()
         for number in range(1, MAX_TRIES + 1):
-            machine.failed()
+            machine.record_failure()
             assert machine.heals_blocking is (number == MAX_TRIES)
-            machine.answered(lead(), BEGINS, "a")
-        machine.answered(lead(catches_up=False), BEGINS)
+            machine.choose_action(lead(), BEGINS, "a")
+        machine.choose_action(lead(catches_up=False), BEGINS)
         assert not machine.heals_blocking, "and then it may catch up again"
 
     def test_one_that_got_there_has_all_its_tries_again(self):
         machine = following()
         for _ in range(2):
             for _ in range(MAX_TRIES - 1):
-                machine.failed()
-                assert machine.answered(lead(), BEGINS, "a") is CatchUpAction.FETCH
+                machine.record_failure()
+                assert machine.choose_action(lead(), BEGINS, "a") is CatchUpAction.FETCH
             machine.arrived(BEGINS)
             machine.installed()
             assert not machine.is_catching_up
-            assert machine.answered(lead(), HOLDS, "a") is CatchUpAction.FETCH
+            assert machine.choose_action(lead(), HOLDS, "a") is CatchUpAction.FETCH
         assert not machine.heals_blocking
 
     @pytest.mark.parametrize(
         "fail",
         [
-            lambda machine: machine.failed(is_hopeless=True),
-            lambda machine: machine.committed(None, Tag(11, 4)),
+            lambda machine: machine.record_failure(is_hopeless=True),
+            lambda machine: machine.record_commit(None, Tag(11, 4)),
         ],
         ids=["useless", "no room"],
     )
@@ -188,9 +188,9 @@ class TestFailing:
 
     def test_steps_are_not_kept_without_end(self):
         machine = following(MAX_KEPT_STEPS)
-        assert len(machine.kept) == MAX_KEPT_STEPS
+        assert len(machine.kept_steps) == MAX_KEPT_STEPS
         commit(machine, Tag(BEGINS.step + MAX_KEPT_STEPS + 1, 4))
-        assert (machine.kept, machine.heals_blocking) == ((), True)
+        assert (machine.kept_steps, machine.heals_blocking) == ((), True)
 
 
 # -- against the true states
@@ -231,7 +231,7 @@ class World:
         shown = begins if is_known else Tag(begins.step, None)
         held = self.machine.held or self.works_at
         told = CatchUpPlan(shown, catches_up, has_source, tuple(names))
-        action = self.machine.answered(told, self.works_at, names[0])
+        action = self.machine.choose_action(told, self.works_at, names[0])
         self.works_at = begins
         if action is CatchUpAction.FETCH:
             self.fetches = begins
@@ -251,7 +251,7 @@ class World:
         if not machine.is_catching_up:
             self.weights += (tag,)
             return
-        machine.committed(PendingStep(tag, 1, tag) if keeps and machine.can_keep else None, tag)
+        machine.record_commit(PendingStep(tag, 1, tag) if keeps and machine.can_keep else None, tag)
         if machine.transfer is Transfer.ARRIVED:
             assert self.fetches is not None
             self.weights = self.states[self.fetches]
@@ -269,16 +269,16 @@ class World:
 
     def fail(self) -> None:
         if self.machine.transfer is Transfer.UNDER_WAY:
-            self.machine.failed()
+            self.machine.record_failure()
 
     def check(self) -> None:
         machine = self.machine
         assert self.weights == self.states[machine.held or self.works_at], "what is held has its name"
-        steps = [machine.begins.step, *(kept.tag.step for kept in machine.kept)]
+        steps = [machine.begins.step, *(kept.tag.step for kept in machine.kept_steps)]
         assert not machine.is_catching_up or steps == list(range(steps[0], steps[0] + len(steps))), (
             "no step is left out"
         )
-        assert machine.transfer is not Transfer.FAILED or not machine.kept
+        assert machine.transfer is not Transfer.FAILED or not machine.kept_steps
 
 
 @settings(max_examples=500)

@@ -69,7 +69,7 @@ class TestServing:
         own = Activity(time.monotonic)
         pair = Pair(stack, activity=own)
         seen: list[HealProgress] = []
-        check = pair.target._check
+        check = pair.target._check_received
 
         def checked(assignment: Assignment, received: object) -> None:
             heal = own.take_sample().sample.heal
@@ -77,7 +77,7 @@ class TestServing:
             seen.append(heal)
             check(assignment, received)
 
-        pair.target._check = checked  # type: ignore[method-assign]
+        pair.target._check_received = checked  # type: ignore[method-assign]
         with caplog.at_level(logging.INFO):
             pair.serve()
             pair.fetch()

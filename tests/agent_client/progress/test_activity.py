@@ -19,10 +19,10 @@ def test_a_heal_is_told_while_it_goes_on_and_for_a_while_after():
     mark = own.heal_begins("a", 17)
     assert own.take_sample().sample.heal == HealProgress(1, "a", 17)
     clock.now += 2
-    mark.received("a", 30, 100)
+    mark.record_bytes("a", 30, 100)
     clock.now += 1
     assert own.take_sample().sample.heal == HealProgress(1, "a", 17, 30, 100, 3.0)
-    mark.received("a", 100, 100)
+    mark.record_bytes("a", 100, 100)
     mark.mark_done()
     clock.now += KEPT_S - 0.1
     assert own.take_sample().sample.heal == HealProgress(1, "a", 17, 100, 100, 3.0, is_over=True)
@@ -36,7 +36,7 @@ def test_bytes_are_progress():
     own = Activity(clock)
     mark = own.heal_begins("a", 17)
     clock.now += 50
-    mark.received("a", 30, 100)
+    mark.record_bytes("a", 30, 100)
     clock.now += 5
     assert own.take_sample().since == clock.now - 5
 

@@ -266,7 +266,7 @@ class TestOwnEvidence:
 
 def answered(number: int, looks: SelfReporter | None = None) -> SelfReport:
     sent = queue.SimpleQueue[SelfReport]()
-    (looks or SelfReporter()).answer(number, sent.put)
+    (looks or SelfReporter()).send_evidence(number, sent.put)
     return sent.get(timeout=PATIENCE_S)
 
 

@@ -104,7 +104,7 @@ def test_torch_s_groups_are_aborted_together(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(distributed_c10d, "_abort_process_group", abort)
     groups = ProcessGroups("")
-    with groups.of(0):
+    with groups.patched(0):
         torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         made = torch.distributed.new_group([0])
         assert isinstance(made, InterruptibleGroup)
@@ -126,11 +126,11 @@ def test_an_init_process_group_that_has_failed_leaves_no_count_behind(monkeypatc
     with monkeypatch.context() as interrupted:
         interrupted.setattr(distributed_c10d, "rendezvous", break_off)
         groups = ProcessGroups("")
-        with groups.of(0), pytest.raises(RuntimeError, match="interrupted"):
+        with groups.patched(0), pytest.raises(RuntimeError, match="interrupted"):
             torch.distributed.init_process_group("gloo", rank=0, world_size=2)
         groups.recover()
         assert distributed_c10d._world.group_count > 0, "torch's count still needs us"
-        with groups.of(1):
+        with groups.patched(1):
             assert distributed_c10d._world.group_count == 0
             torch.distributed.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
             groups.abort()

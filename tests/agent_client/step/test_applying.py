@@ -22,7 +22,7 @@ def trained(steps: int = 3) -> Applying:
     it = Applying()
     for number in range(steps):
         assert it.begins(never) == ""
-        it.committed(number)
+        it.note_commit(number)
         step(it)
     return it
 
@@ -65,7 +65,7 @@ def by_script(it: Applying) -> None:
 def test_what_is_said_once_of_a_commit(act: Callable[[Applying], None], said: str) -> None:
     it = trained()
     it.begins(never)
-    it.committed(3)
+    it.note_commit(3)
     act(it)
     assert it.begins(never) == said
     assert it.begins(never) == ""
@@ -74,7 +74,7 @@ def test_what_is_said_once_of_a_commit(act: Callable[[Applying], None], said: st
 def test_that_a_gradient_scaler_may_skip_is_found_out_once() -> None:
     it, asked = trained(), list[int]()
     for number in range(3, 6):
-        it.committed(number)
+        it.note_commit(number)
         assert it.begins(lambda number=number: not asked.append(number)) == ""
     assert asked == [3]
 
@@ -84,7 +84,7 @@ def test_optimizers_may_take_turns_registered_or_not(is_registered: bool) -> Non
     it = Applying()
     for number in range(6):
         assert it.begins(never) == ""
-        it.committed(number)
+        it.note_commit(number)
         step(it, number % 2, is_registered=is_registered or number % 2 == 0)
     assert it.begins(never) == ""
 
@@ -93,7 +93,7 @@ def test_updates_by_hand_are_nobodys_business() -> None:
     it = Applying()
     for number in range(3):
         assert it.begins(never) == ""
-        it.committed(number)
+        it.note_commit(number)
 
 
 def test_local_steps_of_a_script_are_its_own() -> None:
@@ -101,7 +101,7 @@ def test_local_steps_of_a_script_are_its_own() -> None:
     it = Applying()
     for steps in (3, 2, 0, 0, 1, 0):
         assert it.begins(never) == ""
-        it.committed(steps)
+        it.note_commit(steps)
         for _ in range(steps):
             step(it)
         step(it, ends=False) if steps else None
@@ -113,9 +113,9 @@ def test_local_steps_of_a_script_are_its_own() -> None:
 def test_what_was_not_applied_says_nothing_of_the_next_commit() -> None:
     it = trained()
     it.begins(never)
-    it.committed(3)
+    it.note_commit(3)
     step(it, ends=False)
     assert it.begins(never) != ""
-    it.committed(4)
+    it.note_commit(4)
     step(it)
     assert it.begins(never) == ""

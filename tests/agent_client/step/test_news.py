@@ -46,7 +46,7 @@ def test_only_refusals_in_a_row_are_counted(between: LighthouseError | None):
     for now in range(20):
         assert patience.refused(WrongState("a quorum was revoked"), 2 * now) == ""
         if between is None:
-            patience.answered()
+            patience.reset()
         else:
             assert patience.refused(between, 2 * now + 1) == ""
 
@@ -72,7 +72,7 @@ def test_a_quorum_is_the_end_of_it():
     patience = Patience(3)
     for now in range(5):
         patience.refused(DeadlinePassed("x"), now)
-    patience.answered()
+    patience.reset()
     assert patience.refused(DeadlinePassed("x"), 9) == patience.pop_news(DeadlinePassed("x"), 9) == ""
     assert patience.backoff_s < 0.1
 
@@ -84,16 +84,16 @@ def test_a_loss_is_told_with_the_step_that_is_redone():
     news = StepNews()
     assert news.lost(LOST_B) == ""
     assert news.pop_overdue(100.1) == ""
-    assert news.committed(1541, ["a", "c"], 100.05) == [
+    assert news.describe_commit(1541, ["a", "c"], 100.05) == [
         "lost b (rank 1 has ended); step 1541 redone without it after 50 ms"
     ]
-    assert news.committed(1542, ["a", "c"], 101.0) == []
+    assert news.describe_commit(1542, ["a", "c"], 101.0) == []
 
 
 def test_a_group_that_is_back_at_once_is_in_the_redone_step():
     news = StepNews()
     news.lost(LOST_B)
-    assert news.committed(1541, ["a", "b"], 101.5) == ["lost b (rank 1 has ended); step 1541 redone after 1.5 s"]
+    assert news.describe_commit(1541, ["a", "b"], 101.5) == ["lost b (rank 1 has ended); step 1541 redone after 1.5 s"]
 
 
 def test_a_loss_does_not_wait_for_a_quorum_that_takes_long():
@@ -101,7 +101,7 @@ def test_a_loss_does_not_wait_for_a_quorum_that_takes_long():
     news.lost(LOST_B)
     assert news.pop_overdue(100.0 + LOSS_HELD_S) == "step 1541 discarded: lost b (rank 1 has ended)"
     assert news.pop_overdue(100.0 + LOSS_HELD_S) == ""
-    assert news.committed(1541, ["a"], 110.0) == []
+    assert news.describe_commit(1541, ["a"], 110.0) == []
 
 
 def test_each_of_two_losses_is_told():
@@ -115,16 +115,16 @@ def test_each_of_two_losses_is_told():
 def test_a_step_that_waits_for_a_heal_says_so_and_what_that_took():
     news = StepNews()
     assert news.heal_begins(17, ["b", "c"], 10.0) == "step 17 waits for b, c to heal"
-    assert news.committed(17, ["a", "b", "c"], 51.0) == ["b, c healed; step 17 took 41 s"]
+    assert news.describe_commit(17, ["a", "b", "c"], 51.0) == ["b, c healed; step 17 took 41 s"]
 
 
 def test_a_heal_whose_step_failed_is_not_told_as_done():
     news = StepNews()
     news.heal_begins(17, ["b"], 10.0)
     news.flush()
-    assert news.committed(17, ["a", "b"], 51.0) == []
+    assert news.describe_commit(17, ["a", "b"], 51.0) == []
     news.heal_begins(17, ["b"], 60.0)
     news.lost(Loss("b", "its connection was lost", 17, 71.0))
-    assert news.committed(17, ["a"], 71.029) == [
+    assert news.describe_commit(17, ["a"], 71.029) == [
         "lost b (its connection was lost); step 17 redone without it after 29 ms"
     ]

@@ -27,7 +27,7 @@ class Transition:
 
 TRANSITIONS = {
     "ask": Transition(lambda m: m.ask(), Phase.IDLE, Phase.ASKED),
-    "answered": Transition(lambda m: m.answered(TRAINING), Phase.ASKED, Phase.COMPUTING),
+    "accept_assignment": Transition(lambda m: m.accept_assignment(TRAINING), Phase.ASKED, Phase.COMPUTING),
     "no_quorum": Transition(lambda m: m.got_no_quorum("nobody answers"), Phase.ASKED, Phase.COMPUTING),
     "vote": Transition(lambda m: m.vote(), Phase.COMPUTING, Phase.VOTED),
     "commit": Transition(lambda m: m.decided(True), Phase.VOTED, Phase.IDLE),
@@ -36,8 +36,8 @@ TRANSITIONS = {
 WAY_TO = {
     Phase.IDLE: [],
     Phase.ASKED: ["ask"],
-    Phase.COMPUTING: ["ask", "answered"],
-    Phase.VOTED: ["ask", "answered", "vote"],
+    Phase.COMPUTING: ["ask", "accept_assignment"],
+    Phase.VOTED: ["ask", "accept_assignment", "vote"],
 }
 
 
@@ -52,7 +52,7 @@ def machine_in(phase: Phase) -> StepMachine:
 def told(machine: StepMachine, assignment: Assignment = TRAINING) -> StepMachine:
     """In its next step, under that quorum."""
     machine.ask()
-    machine.answered(assignment)
+    machine.accept_assignment(assignment)
     return machine
 
 
@@ -92,7 +92,7 @@ def test_an_impossible_transition_tells_the_story_that_led_to_it() -> None:
     machine.reduced()
     ended(machine, commit=True)
     machine.ask()
-    with pytest.raises(InvalidTransition, match=r"so far: ask@0 answered@0 vote@0 commit@0 ask@1 vote@1$"):
+    with pytest.raises(InvalidTransition, match=r"so far: ask@0 accept_assignment@0 vote@0 commit@0 ask@1 vote@1$"):
         machine.vote()
 
 
@@ -116,7 +116,7 @@ def test_only_a_yes_of_a_rank_that_is_alone_is_the_decision(is_alone: bool, fail
     machine = computing(is_alone=is_alone)
     machine.reduced()
     if fails:
-        machine.failed("the peer is gone")
+        machine.fail_step("the peer is gone")
     assert not machine.has_decided, "before it has voted"
     machine.vote()
     assert machine.has_decided is (is_alone and not fails)
@@ -153,7 +153,7 @@ def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_he
     machine = computing(HEALING, step=4, tag_quorum_id=3)
     machine.reduced()
     machine.installing()
-    machine.failed("broke off")
+    machine.fail_step("broke off")
     assert ended(machine, commit=False) is False
     assert (machine.step, machine.tag_quorum_id) == (4, None)
 
@@ -171,7 +171,7 @@ def test_an_interrupted_installation_leaves_a_rank_without_a_tag_until_it_has_he
 @pytest.mark.parametrize(
     ("act", "is_salvageable"),
     [
-        (lambda machine: machine.failed("a peer is gone"), True),
+        (lambda machine: machine.fail_step("a peer is gone"), True),
         (lambda machine: machine.erred("the loss is not finite"), False),
         (lambda machine: machine.abandon_backward(), False),
     ],
@@ -190,7 +190,7 @@ def test_optimized_another_state_are_not_reduced_again() -> None:
     """At another step, or at the same one of another quorum, which need not hold the same bits."""
     machine = StepMachine(step=4, tag_quorum_id=3)
     machine.begin()
-    told(machine, HEALING).failed("a peer is gone")
+    told(machine, HEALING).fail_step("a peer is gone")
     ended(machine, commit=False)
     assert not machine.is_salvageable, "it is still to install the state of its peer"
     for step, tag in ((9, 3), (4, 6)):
@@ -219,7 +219,7 @@ def test_nothing_of_a_step_is_left_when_the_next_one_asks() -> None:
     machine = computing(HEALING)
     machine.computes()
     machine.reduced()
-    machine.failed("b is lost", is_blamed=True)
+    machine.fail_step("b is lost", is_blamed=True)
     machine.abandon_backward()
     machine.is_in_backward = machine.skips_batch = True
     machine.skipped_weight = 1
@@ -285,7 +285,7 @@ def test_a_torn_state_that_is_told_too_late_heals_in_the_next_step() -> None:
     """Another rank of its group had begun to compute. There is a peer that can heal it."""
     machine = torn()
     machine.ask(heals_first=True)
-    machine.answered(HEALS_NEXT)
+    machine.accept_assignment(HEALS_NEXT)
     assert (machine.is_unhealed, machine.cannot_heal, machine.contributes) == (False, False, False)
     machine.reduced()
     assert ended(machine, commit=False) is False
@@ -344,7 +344,7 @@ class Stories(RuleBasedStateMachine):
     @precondition(lambda self: self.in_phase(Phase.ASKED))
     @rule(assignment=assignments)
     def answered(self, assignment: Assignment) -> None:
-        self.machine.answered(assignment)
+        self.machine.accept_assignment(assignment)
         self.quorum = assignment
 
     @precondition(lambda self: self.in_phase(Phase.ASKED))
@@ -364,7 +364,7 @@ class Stories(RuleBasedStateMachine):
     def failed(self, reason: str, is_blamed: bool) -> None:
         """The first reason stays, and who is to blame for it."""
         before = self.machine.is_blamed
-        self.machine.failed(reason, is_blamed=is_blamed)
+        self.machine.fail_step(reason, is_blamed=is_blamed)
         assert self.machine.is_blamed is (is_blamed if self.failure is None else before)
         self.failure = self.failure or reason
 
@@ -377,7 +377,7 @@ class Stories(RuleBasedStateMachine):
         self.is_installing = True
         self.check_tag()
         if is_interrupted:
-            self.machine.failed("broke off")
+            self.machine.fail_step("broke off")
             self.failure = self.failure or "broke off"
             return
         self.machine.installed(step, quorum_id, 3)

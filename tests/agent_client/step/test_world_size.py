@@ -184,7 +184,7 @@ def test_a_spare_is_in_the_step_and_adds_nothing(place: int, contributes: bool) 
     machine = StepMachine(step=5, world_size=WorldSize(FIXED, 2))
     machine.ask()
     assert not machine.contributes
-    machine.answered(assignments(3, 0)[place])
+    machine.accept_assignment(assignments(3, 0)[place])
     machine.reduced()
     assert machine.contributes is contributes
     assert machine.vote()

@@ -112,7 +112,7 @@ class Rank:
     batches_committed = property(lambda self: self.machine.batches_committed)
 
     def slots(self) -> list[tuple[int, int]]:
-        return self.machine.share.slots(self.group_rank, self.ranks)
+        return self.machine.share.slots_of_rank(self.group_rank, self.ranks)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,9 @@ def test_each_sample_is_used_once_an_epoch_over_200_kills_and_joins(
                 rank.machine.installed(held.step, 0, held.batches_committed)
                 rank.machine.ask()
                 own = contributors.index(name) if name in contributors else None
-                rank.machine.answered(assignment(place, len(members), contributors=len(contributors), place=own))
+                rank.machine.accept_assignment(
+                    assignment(place, len(members), contributors=len(contributors), place=own)
+                )
                 microbatches = [batch for _ in range(accumulate) for batch in next(batches)]
                 assert len(microbatches) == accumulate * len(rank.machine.share.microbatches)
                 used += microbatches if rank.machine.share.counts else []

@@ -28,7 +28,7 @@ class Rank:
         offer = None if old else session.EvidenceOffer(44, 3)
         hello = session.WatchHello(rank, f"w{rank}", 70 + rank, "boot", 1, f"host-{rank}", offer=offer)
         self.watch = Watch(hello, self, is_local, heard_at=0.0)
-        desk.opened(self.watch)
+        desk.add_watch(self.watch)
 
     def send(self, message: session.ToRank) -> None:
         assert isinstance(message, EvidenceAsked)
@@ -37,13 +37,13 @@ class Rank:
     def end(self, error: object = None) -> None:
         """As the driver does."""
         self.watch.is_open = False
-        self.desk.ended(self.watch)
+        self.desk.drop_watch(self.watch)
 
     def says_something(self) -> None:
         self.watch.heard_at = asyncio.get_running_loop().time()
 
     async def answer(self, stacks: str = "own", recorded: str = "[]", *missing: str) -> None:
-        self.desk.answered(self.watch, SelfReport(await self.asked.get(), stacks, recorded, missing))
+        self.desk.take_self_report(self.watch, SelfReport(await self.asked.get(), stacks, recorded, missing))
 
 
 class Group:
@@ -80,7 +80,7 @@ class Group:
 
     def request(self, number: int = 1) -> "asyncio.Task[RankEvidence]":
         """That of rank 1."""
-        self.desk.collect(session.EvidenceRequest(number, (1,)), self.view)
+        self.desk.collect_evidence(session.EvidenceRequest(number, (1,)), self.view)
 
         async def given() -> RankEvidence:
             return (await self.given(number))[1]
@@ -103,7 +103,7 @@ NONE = "all of it: it has opened no watch"
     [((), {0: NONE, 1: NONE, 2: NONE}), ((2, 2, 7), {2: NONE, 7: "all of it: the group is smaller"})],
 )
 async def test_all_ranks_or_those_that_were_named(group: Group, named: tuple[int, ...], missing: dict[int, str]):
-    group.desk.collect(session.EvidenceRequest(1, named), group.view)
+    group.desk.collect_evidence(session.EvidenceRequest(1, named), group.view)
     assert {n: rank.missing for n, rank in (await group.given()).items()} == {n: (why,) for n, why in missing.items()}
 
 
@@ -152,7 +152,7 @@ async def test_a_rank_that_runs_no_python(group: Group, monkeypatch: pytest.Monk
     monkeypatch.setattr(evidence, "ANSWERED_WITHIN_S", 0.05)
     silent = Rank(group.desk, is_local=True)
     Rank(group.desk, 2)
-    group.desk.collect(session.EvidenceRequest(1, (1, 2)), group.view)
+    group.desk.collect_evidence(session.EvidenceRequest(1, (1, 2)), group.view)
     silent.says_something()
     found = await group.given()
     why = "no answer within 0.05 s; something keeps it from running Python"
@@ -196,17 +196,17 @@ async def test_the_answer_of_another_process_or_to_another_question_is_none(grou
     old, rank_1 = Rank(group.desk), Rank(group.desk)
     asked = group.request()
     number = await rank_1.asked.get()
-    group.desk.answered(old.watch, SelfReport(number, "of the old one"))
-    group.desk.answered(rank_1.watch, SelfReport(number + 1, "of another time"))
+    group.desk.take_self_report(old.watch, SelfReport(number, "of the old one"))
+    group.desk.take_self_report(rank_1.watch, SelfReport(number + 1, "of another time"))
     old.end()
-    group.desk.answered(rank_1.watch, SelfReport(number, "its own"))
+    group.desk.take_self_report(rank_1.watch, SelfReport(number, "its own"))
     assert (await asked).stacks == "its own"
 
 
 async def test_who_asks_twice_at_a_time_is_told_the_same(group: Group):
     rank_1 = Rank(group.desk)
     for _ in range(2):
-        group.desk.collect(session.EvidenceRequest(1, (1,)), group.view)
+        group.desk.collect_evidence(session.EvidenceRequest(1, (1,)), group.view)
     await rank_1.answer("once")
     assert [(await group.given())[1].stacks for _ in range(2)] == ["once", "once"]
     assert rank_1.asked.empty()
@@ -228,7 +228,7 @@ async def test_a_look_that_fails_or_takes_too_long_is_named(
     group.desk = EvidenceCollector(3, group.sent.put_nowait, look)
     for number in (1, 2):
         Rank(group.desk, number, old=True)
-    group.desk.collect(session.EvidenceRequest(1, (1, 2)), group.view)
+    group.desk.collect_evidence(session.EvidenceRequest(1, (1, 2)), group.view)
     missing = {n: rank.missing for n, rank in (await group.given()).items()}
     assert missing == {1: ("all of it: ZeroDivisionError('1 False')",), 2: ("all of it: not found within 0.05 s",)}
     assert "cannot find out what rank 1 is doing" in caplog.text

@@ -15,14 +15,14 @@ from tests.manager.groups import echo, holding, order, told, vote
 def counts_of(machine: GroupMachine) -> GroupCounts:
     """With what is settled by the next step."""
     machine.counts.began(99.0, has_healing=False)
-    assert machine.report().counts is not None
-    return machine.report().counts
+    assert machine.group_report().counts is not None
+    return machine.group_report().counts
 
 
 def test_the_time_of_a_step_runs_from_when_its_ranks_are_let_in_until_it_is_committed():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
     counts.began(10.0, has_healing=False)
-    counts.committed(12.5)
+    counts.count_step(12.5)
     assert counts.totals == GroupCounts(commits=1, step_s=2.5)
 
 
@@ -30,13 +30,13 @@ def test_a_discarded_step_has_a_time_of_its_own_and_one_in_which_a_group_heals_h
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
     counts.began(0.0, has_healing=False)
     counts.discarded(1, 3.0, is_rank_lost=False)
-    counts.committed(4.0)  # a step that was opened by a vote: nobody was let in
+    counts.count_step(4.0)  # a step that was opened by a vote: nobody was let in
     counts.began(5.0, has_healing=True)
-    counts.committed(9.0)
-    counts.committed(20.0)
+    counts.count_step(9.0)
+    counts.count_step(20.0)
     counts.began(21.0, has_healing=True)
     counts.discarded(2, 22.0, is_rank_lost=False)
-    counts.committed(23.0)
+    counts.count_step(23.0)
     totals = counts.totals
     assert (totals.step_s, totals.discarded_s, totals.commits, counts.discards) == (0.0, 3.0, 4, 2)
 
@@ -85,7 +85,7 @@ def test_what_is_told_is_made_anew_only_when_a_number_changes():
     counts = StepCounts(ReplicaGroup(Participant("a", group_world_size=2)))
     assert counts.totals is counts.totals
     before = counts.totals
-    counts.committed(1.0)
+    counts.count_step(1.0)
     assert before == GroupCounts() != counts.totals
 
 

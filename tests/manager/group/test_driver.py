@@ -38,12 +38,12 @@ class Group:
 
     def open_session(self) -> None:
         """With a valid lease."""
-        self.driver.opened()
+        self.driver.begin_session()
         self.hear(session.Welcome(1.0, 60.0), session.HeartbeatAck(1, 1.0))
 
     def hear(self, *messages: session.ToManager) -> None:
         for message in messages:
-            self.driver.received(message)
+            self.driver.handle_message(message)
 
     def ask(self, rank: int, step: int = 0, within_s: float = 1000.0, **fields: Any) -> Outcome:
         outcome = Outcome()
@@ -178,10 +178,10 @@ class TestWatches:
         with pytest.raises(InvalidRequest, match="rank"):
             group.watch(2)
         with pytest.raises(InvalidRequest, match="rank"):
-            group.driver.report(2, "w2", "why", ends_group=False)
+            group.driver.report_rank_failure(2, "w2", "why", ends_group=False)
 
     def test_a_report_by_a_stranger_is_no_error_of_the_rank(self, group: Group, caplog: pytest.LogCaptureFixture):
-        group.driver.report(0, "a stranger", "the loss is odd", ends_group=False)
+        group.driver.report_rank_failure(0, "a stranger", "the loss is odd", ends_group=False)
         [record] = caplog.records
         assert record.levelname == "INFO"
         assert "an unknown process reported that rank 0 failed: the loss is odd" in record.getMessage()

@@ -59,7 +59,8 @@ class Told:
         self.shown = self.state
         self.words = WORDS | {
             **{phase.value: partial(self.obey, phase) for phase in QuorumPhase},
-            **{name: getattr(machine, name) for name in ("committed", "renew", "leave")},
+            **{name: getattr(machine, name) for name in ("renew", "leave")},
+            "committed": machine.record_committed_step,
             "take": lambda quorum_id, step: machine.hold(formed(quorum_id, step, "abc"), step),
             "ask": self.ask,
             "voted": lambda *vote: "all have voted" if machine.voted(cast(*vote)) else "",
@@ -116,7 +117,7 @@ def begin(line: str) -> Told | None:
         return None
     machine = holds(formed(1, int(of)), int(of))
     if what == "past":
-        machine.committed(1, int(of))
+        machine.record_committed_step(1, int(of))
     return Told(machine)
 
 
@@ -165,7 +166,7 @@ def test_after_the_first_step_nobody_heals_and_all_contribute_but_those_that_cat
     first = machine.assignment(0, True)
     assert first == assign(Quorum(4, members), name, 0, init_sync=True, stands=True)
     for step in (6, 7):
-        machine.committed(4, step - 1)
+        machine.record_committed_step(4, step - 1)
         assert machine.offer(1)
         assert machine.assignment(0, True) == replace(
             first,

@@ -52,10 +52,10 @@ def test_a_lost_rank_is_gone_and_an_old_watch_says_nothing_of_a_new_one(group: G
     assert group.places.view(group.loop.now).ranks[0].sample.collective is not None
     group.places.add_sample(again, VALIDATES)
     group.places.add_sample(group.rank_1, REDUCES)
-    group.places.ended(group.rank_1)
+    group.places.remove_watch(group.rank_1)
     [rank] = group.places.view(group.loop.now).ranks
     assert (rank.rank_incarnation, rank.sample.collective) == ("w1-again", None)
-    group.places.ended(again)
+    group.places.remove_watch(again)
     assert group.shown() == []
 
 
@@ -89,7 +89,7 @@ def test_whoever_waits_for_other_groups_is_not_judged_here(group: Group, caplog:
     group.places.add_sample(group.rank_1, over_groups)
     group.loop.go(300)
     assert caplog.messages == []
-    group.places.answered(Assignment(1, 0, 1, ("a",), "", 0, None, 1, 1, ""))
+    group.places.record_assignment(Assignment(1, 0, 1, ("a",), "", 0, None, 1, 1, ""))
     group.loop.go(60)
     assert "network or collective: a/0-1 in all_reduce, nobody behind" in caplog.messages[0]
     group.places.close()

@@ -85,5 +85,5 @@ def test_an_absence_is_said_at_once_and_then_less_and_less_often() -> None:
     assert said == [110, 130, 170, 230, 290, 350]
     assert absence.next_line("another reason", 400.0) == "another reason"
     assert absence.next_line("another reason", 460.0) == "another reason; for 360 s now"
-    absence.ended()
+    absence.clear_error()
     assert absence.next_line("refused", 500.0) == "refused"

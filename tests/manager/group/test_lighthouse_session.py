@@ -29,7 +29,7 @@ class Session(SessionMachine):
     def __init__(self, now: float = 0.0, *, is_welcomed: bool = True) -> None:
         self.levels = GroupReport()
         super().__init__()
-        assert self.opened(ME, self.levels, now) == [Hello(ME, GroupReport()), Heartbeat(1, GroupReport())]
+        assert self.open_session(ME, self.levels, now) == [Hello(ME, GroupReport()), Heartbeat(1, GroupReport())]
         if is_welcomed:
             self.welcomed(Welcome(1.0, 5.0), now)
 
@@ -102,7 +102,7 @@ class TestEchoes:
     def test_of_the_connection_before_is_none(self, session: Session):
         """A beat that was lost with its connection renewed nothing."""
         session.closed()
-        session.opened(ME, session.levels, 2)
+        session.open_session(ME, session.levels, 2)
         assert [session.echo(number, 2.1) for number in (1, 2)] == [None, 2]
 
     def test_what_is_never_echoed_is_bounded_by_the_patience(self, session: Session):
@@ -145,12 +145,12 @@ class TestSilence:
     def test_a_lighthouse_that_answers_on_no_connection_is_given_longer_each_time(self, session: Session):
         now = 10.0
         for patience_s in (1.5, 3, 6, 12):
-            session.opened(ME, session.levels, now)
+            session.open_session(ME, session.levels, now)
             now += patience_s
             assert session._silent_at == now
             assert session.silence_change(now) is True
         session.welcomed(Welcome(1.0, 5.0), now)
-        session.opened(ME, session.levels, now)
+        session.open_session(ME, session.levels, now)
         assert session._silent_at == now + 1.5
 
 
@@ -160,7 +160,7 @@ def test_it_is_given_up_without_an_echo_for_a_whole_lease(session: Session, leas
     session.echo(1, 2)
     assert [session.is_given_up(now) for now in (1.99 + lease_s, 2 + lease_s)] == [False, True]
     session.closed()
-    session.opened(ME, session.levels, 100)
+    session.open_session(ME, session.levels, 100)
     assert not session.is_given_up(104), "a new one begins anew"
 
 
@@ -173,13 +173,13 @@ class TestJoins:
     def test_only_the_newest_is_answered_and_once(self, session: Session):
         assert session.join(ME, deadline_at=30, now=2) == [JoinRequest(1, ME, 28)]
         assert session.join(ME, 30, 3) == [JoinRequest(2, ME, 27)]
-        assert [session.answered(number) for number in (1, 2, 2)] == [False, True, False]
-        assert session.withdraw() == session.opened(ME, session.levels, 1)[2:] == []
+        assert [session.end_join(number) for number in (1, 2, 2)] == [False, True, False]
+        assert session.withdraw() == session.open_session(ME, session.levels, 1)[2:] == []
 
     def test_is_asked_again_on_the_next_connection_and_has_some_time_left(self, session: Session):
         session.closed()
         assert session.join(ME, 3, 0) == []
-        [request] = session.opened(ME, session.levels, 5)[2:]
+        [request] = session.open_session(ME, session.levels, 5)[2:]
         assert (request.number, request.time_left_s > 0) == (1, True)
 
     @pytest.mark.parametrize("is_away", [True, False])
@@ -188,8 +188,8 @@ class TestJoins:
         if is_away:
             session.closed()
         assert session.withdraw() == ([] if is_away else [WithdrawRequest(1)]), "said where somebody hears it"
-        assert not session.answered(1)
-        assert session.withdraw() == session.opened(ME, session.levels, 1)[2:] == []
+        assert not session.end_join(1)
+        assert session.withdraw() == session.open_session(ME, session.levels, 1)[2:] == []
 
     def test_a_leave_is_said_where_somebody_hears_it(self, session: Session):
         assert session.leave("done") == [Leave("done")]
@@ -214,7 +214,7 @@ class TestQuorumsByWhatHasChanged:
         assert session.full_answer(self.change(2, self.ONE, self.TWO)) == told
         assert session.join(ME, 30, 0) == [JoinRequest(3, ME, 30, self.TWO.digest)]
         session.closed()
-        assert session.opened(ME, session.levels, 5)[2:] == [JoinRequest(3, ME, 25, self.TWO.digest)], (
+        assert session.open_session(ME, session.levels, 5)[2:] == [JoinRequest(3, ME, 25, self.TWO.digest)], (
             "on the next session, too"
         )
 

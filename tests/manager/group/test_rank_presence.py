@@ -30,7 +30,7 @@ def watched(size: int = 2) -> RankPresence:
     for rank in range(size):
         assert is_starting(watches)
         assert not watches.is_complete
-        assert not watches.opened(rank + 1, rank, f"w{rank}")
+        assert not watches.open_watch(rank + 1, rank, f"w{rank}")
     assert (watches.is_complete, is_starting(watches), lost(watches)) == (True, False, [])
     assert watches.staying_watches() == tuple(range(1, size + 1))
     return watches
@@ -38,14 +38,14 @@ def watched(size: int = 2) -> RankPresence:
 
 def test_one_rank_twice_is_one_rank():
     watches = RankPresence(records(2))
-    watches.opened(1, 0, "w0")
-    assert not watches.opened(2, 0, "w0")
+    watches.open_watch(1, 0, "w0")
+    assert not watches.open_watch(2, 0, "w0")
     assert (watches.is_complete, is_starting(watches)) == (False, True)
 
 
 def test_the_end_of_its_watch_is_the_loss_of_the_rank():
     watches = watched(3)
-    assert [watches.ended(watch, 0.0) for watch in (3, 1, 3, 99)] == [2, 0, None, None]
+    assert [watches.end_watch(watch, 0.0) for watch in (3, 1, 3, 99)] == [2, 0, None, None]
     assert (lost(watches), watches.is_complete, watches.staying_watches()) == ([0, 2], False, (2,))
     assert not is_starting(watches), "it has been there"
 
@@ -54,55 +54,55 @@ def test_all_that_are_lost_are_started_again_until_they_are_back_or_lost_anew():
     watches = watched()
     watches.started()
     assert not is_restarting(watches), "none was lost"
-    watches.ended(1, 0.0)
+    watches.end_watch(1, 0.0)
     assert not is_restarting(watches)
     watches.started()
     assert is_restarting(watches)
-    watches.ended(2, 1.0)
+    watches.end_watch(2, 1.0)
     assert not is_restarting(watches), "rank 1 is not started yet"
     watches.started()
-    watches.opened(3, 0, "w0'")
+    watches.open_watch(3, 0, "w0'")
     assert is_restarting(watches)
-    watches.ended(3, 2.0)
+    watches.end_watch(3, 2.0)
     assert not is_restarting(watches), "it has ended again"
     watches.started()
-    watches.opened(4, 0, "w0''")
-    watches.opened(5, 1, "w1'")
+    watches.open_watch(4, 0, "w0''")
+    watches.open_watch(5, 1, "w1'")
     assert (is_restarting(watches), lost(watches)) == (False, [])
 
 
 def test_the_end_of_an_old_watch_never_touches_the_newer_one():
     watches = watched()
-    assert not watches.opened(3, 1, "w1")
+    assert not watches.open_watch(3, 1, "w1")
     assert watches.staying_watches() == (1, 2, 3), "both are told what is pushed"
-    assert watches.ended(2, 0.0) is None
+    assert watches.end_watch(2, 0.0) is None
     assert (lost(watches), watches.is_complete) == ([], True)
-    assert watches.ended(3, 0.0) == 1
+    assert watches.end_watch(3, 0.0) == 1
 
 
 def test_another_process_of_a_watched_rank_is_the_loss_of_the_old_one():
     watches = watched()
-    assert watches.opened(3, 1, "w1-again")
-    assert watches.ended(2, 0.0) is None
+    assert watches.open_watch(3, 1, "w1-again")
+    assert watches.end_watch(2, 0.0) is None
     assert lost(watches) == []
-    assert watches.ended(3, 0.0) == 1
-    assert not watches.opened(4, 1, "w1-again-again"), "the old one was lost before"
+    assert watches.end_watch(3, 0.0) == 1
+    assert not watches.open_watch(4, 1, "w1-again-again"), "the old one was lost before"
 
 
 def test_one_that_leaves_stays_for_its_mates_until_each_has_moved_on():
     watches = watched(4)
     assert watches.leaves(1, watches.staying_ranks)
-    watches.opened(5, 1, "w1")
+    watches.open_watch(5, 1, "w1")
     watches.record_request(2)
-    watches.ended(4, 0.0)
+    watches.end_watch(4, 0.0)
     assert watches.release() == (), "rank 1 has only opened another watch"
-    assert watches.opened(6, 1, "w1-again")
+    assert watches.open_watch(6, 1, "w1-again")
     assert (watches.release(), watches.release()) == ((1,), ())
 
 
 def test_an_old_process_of_a_rank_stays_for_nobody():
     watches = watched(2)
-    watches.opened(3, 0, "w0-again")
+    watches.open_watch(3, 0, "w0-again")
     assert not watches.leaves(1, watches.staying_ranks)
     assert watches.release() == (1,)
 
@@ -120,18 +120,18 @@ def test_coming_and_going_leaves_nothing_behind():
     group = records(2)
     watches = RankPresence(group)
     for n in range(100):
-        watches.opened(n, n % 2, f"w{n}")
+        watches.open_watch(n, n % 2, f"w{n}")
         if n > 1:
-            watches.ended(n - 2, 0.0)
+            watches.end_watch(n - 2, 0.0)
     assert len(group.watches) == 2
 
 
 def test_a_rank_that_says_why_it_ends_is_lost_once_and_an_older_process_says_nothing():
     watches = watched()
-    assert not watches.failed(1, "w1-before", "x", 0.0)
-    assert not watches.failed(7, "w1", "x", 0.0)
-    assert watches.failed(1, "w1", "ValueError: x", 0.0)
-    assert watches.ended(2, 0.0) is None
+    assert not watches.record_rank_failure(1, "w1-before", "x", 0.0)
+    assert not watches.record_rank_failure(7, "w1", "x", 0.0)
+    assert watches.record_rank_failure(1, "w1", "ValueError: x", 0.0)
+    assert watches.end_watch(2, 0.0) is None
     assert (lost(watches), watches.is_complete) == ([1], False)
     assert watches.loss_of(1).reason == "rank 1 has failed: ValueError: x"
 
@@ -154,7 +154,7 @@ class TestRankTimeout:
             RankPresence(records(1), rank_timeout_s=10),
             RankPresence(records(1)),
         )
-        seen.opened(1, 0, "w")
+        seen.open_watch(1, 0, "w")
         for watches in (seen, endless):
             watches.record_request(0)
             watches.restart_timeout([0], 5)
@@ -163,8 +163,8 @@ class TestRankTimeout:
 
 def test_a_manager_that_was_paused_gives_its_ranks_that_time():
     watches = RankPresence(records(2), rank_timeout_s=10)
-    watches.opened(1, 1, "w1")
-    watches.ended(1, 4.0)
+    watches.open_watch(1, 1, "w1")
+    watches.end_watch(1, 4.0)
     watches.record_request(0)
     watches.restart_timeout([0], 5.0)
     watches.shift(3600.0)
@@ -177,8 +177,8 @@ def test_a_manager_that_was_paused_gives_its_ranks_that_time():
 class TestWhoIsNotBack:
     def test_is_given_up_once_with_its_mates_of_then(self):
         watches = watched(3)
-        assert watches.ended(2, 100.0) == 1
-        watches.opened(4, 2, "w2-again")
+        assert watches.end_watch(2, 100.0) == 1
+        watches.open_watch(4, 2, "w2-again")
         assert (watches.deadline(), watches.given_up(109.9)) == (110.0, [])
         [absence] = watches.given_up(110.0)
         assert absence == LostRank(1, 100.0, frozenset({"w0", "w2"}), has_left=False)
@@ -187,18 +187,18 @@ class TestWhoIsNotBack:
 
     def test_a_mate_whose_watch_is_between_two_counts(self):
         watches = watched(3)
-        watches.ended(1, 100.0)
-        watches.ended(2, 100.0)
-        watches.opened(4, 0, "w0")
+        watches.end_watch(1, 100.0)
+        watches.end_watch(2, 100.0)
+        watches.open_watch(4, 0, "w0")
         [absence] = watches.given_up(110.0)
         assert absence.group_rank == 1
         assert watches.watches_of(absence.mates) == (3, 4)
 
     def test_who_has_a_watch_or_asks_is_back(self):
         watches = watched()
-        watches.ended(1, 0.0)
-        watches.ended(2, 0.0)
-        watches.opened(3, 0, "w0")
+        watches.end_watch(1, 0.0)
+        watches.end_watch(2, 0.0)
+        watches.open_watch(3, 0, "w0")
         watches.record_request(1)
         assert (lost(watches), watches.deadline(), watches.given_up(99.0)) == ([], None, [])
         assert not watches.is_complete, "rank 1 has no watch"
@@ -207,8 +207,8 @@ class TestWhoIsNotBack:
         watches = watched(3)
         watches.leaves(1)
         watches.leaves(77)
-        watches.ended(1, 0.0)
-        watches.ended(2, 4.0)
+        watches.end_watch(1, 0.0)
+        watches.end_watch(2, 4.0)
         assert [(absence.group_rank, absence.has_left) for absence in watches.given_up(10.0)] == [(0, True)]
         assert watches.deadline() == 14.0
         assert [absence.has_left for absence in watches.given_up(14.0)] == [False]
@@ -216,11 +216,11 @@ class TestWhoIsNotBack:
 
 def test_the_missing_ones_are_those_that_have_not_come_or_have_gone():
     watches = RankPresence(records(4))
-    watches.opened(1, 0, "w0")
+    watches.open_watch(1, 0, "w0")
     watches.record_request(2)
     watches.record_request(9)
     assert missing(watches) == {1, 3}
-    watches.ended(1, 0.0)
+    watches.end_watch(1, 0.0)
     assert missing(watches) == {0, 1, 3}
     watches.record_request(0)
     assert missing(watches) == {1, 3}

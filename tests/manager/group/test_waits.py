@@ -20,7 +20,7 @@ class Manager:
     def open(self, number: int) -> Heard:
         heard = Heard()
         self.watches[number] = watch(peer=heard)
-        self.waits.opened(watch(peer=heard))
+        self.waits.send_notices(watch(peer=heard))
         return heard
 
 
@@ -36,7 +36,7 @@ def test_rounds_are_no_wait(manager: Manager, caplog: pytest.LogCaptureFixture, 
     for _ in range(100):
         manager.waits.set_waiting(True)
         manager.loop.go(0.9)
-        manager.waits.answered()
+        manager.waits.end_wait()
         if has_pauses:
             manager.waits.set_waiting(False)
     assert (manager.rank.messages, caplog.messages, manager.loop.timers) == ([], [], int(not has_pauses))
@@ -50,7 +50,7 @@ def test_a_wait_is_told_to_the_ranks_and_then_to_the_log(manager: Manager, caplo
     manager.loop.go(4.5)
     manager.waiting_for = "c"
     manager.loop.go(20)
-    manager.waits.answered()
+    manager.waits.end_wait()
     manager.waits.set_waiting(False)
     assert manager.rank.messages == [Waiting("b"), Waiting("c"), Waiting("")]
     assert caplog.messages == [

@@ -21,7 +21,7 @@ def test_every_watch_is_told_as_long_as_it_is_open():
     def open_watch(rank: int) -> None:
         opened = watch(rank, ranks[rank])
         watches[rank] = opened
-        worlds.opened(opened)
+        worlds.send_notices(opened)
 
     open_watch(0)
     worlds.update_world(WORLD)

@@ -89,7 +89,7 @@ async def test_a_process_that_stays_stopped_is_killed(monkeypatch: pytest.Monkey
 async def test_one_that_is_stopped_again_and_again_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its ranks end with it, and run() tells."""
     monkeypatch.setattr(client, "END_TIMEOUT_S", 1.0)
-    monkeypatch.setattr(client.GuardClient, "_wake", lambda self: None)  # in vain
+    monkeypatch.setattr(client.GuardClient, "_resume_guard", lambda self: None)  # in vain
     started = GuardClient()
     task = asyncio.create_task(started.run())
     number = started.start(Command(("sleep", "600"), {}, "a/0", is_shown=False), lambda ended: None)

@@ -46,13 +46,13 @@ class Driver:
     def status(self) -> "Driver":
         return self
 
-    def opened(self) -> None:
+    def begin_session(self) -> None:
         self.told.append("opened")
 
     def closed(self) -> None:
         self.told.append("closed")
 
-    def received(self, message: Any) -> None:
+    def handle_message(self, message: Any) -> None:
         self.told.append(message)
 
     def send_to_rank(self, group_rank: int, message: Any) -> bool:

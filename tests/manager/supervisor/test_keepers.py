@@ -48,25 +48,25 @@ def test_torchrun_gets_the_memory_of_all_its_ranks_in_their_order() -> None:
     found = paths(keepers, 1)
     assert len(found) == 4 * SLOTS
     kept(found[2 * SLOTS], SlotHeader("it", 5, 1, 10))
-    assert [each.rank for each in keepers.kept() if each.step] == [6]
+    assert [each.rank for each in keepers.newest_states() if each.step] == [6]
 
 
 def test_nothing_is_set_up_unless_it_is_asked_for() -> None:
     keepers = Keepers(PLAN, 0)
-    assert (keepers.environment(2), keepers.kept()) == ({}, ())
+    assert (keepers.environment(2), keepers.newest_states()) == ({}, ())
 
 
 def test_the_status_shows_the_newest_complete_state_and_why_there_is_none() -> None:
     keepers = Keepers(PLAN, 1)
-    assert keepers.kept() == (KeptState(2), KeptState(3))
+    assert keepers.newest_states() == (KeptState(2), KeptState(3))
     one, other = paths(keepers, 2)
     kept(one, SlotHeader("it", 8, 3, 1000))
     kept(other, SlotHeader("it", 9, 3, 1001))
-    assert keepers.kept()[0] == KeptState(2, 9, 1001)
+    assert keepers.newest_states()[0] == KeptState(2, 9, 1001)
     os.truncate(other, HEADER_BYTES + 1000)
-    assert keepers.kept()[0] == KeptState(2, 8, 1000)
+    assert keepers.newest_states()[0] == KeptState(2, 8, 1000)
     kept(other, SlotHeader("it", problem="no memory"))
-    assert keepers.kept()[0] == KeptState(2, 8, 1000, "no memory")
+    assert keepers.newest_states()[0] == KeptState(2, 8, 1000, "no memory")
 
 
 def test_the_memory_belongs_to_no_child() -> None:

@@ -147,5 +147,5 @@ def test_a_welcome_begins_that_time_anew():
     report = silent()
     assert not report.is_final(TAKEN, 0.0)
     report.welcomed(1.0)
-    report.ended(2.0)
+    report.end_stream(2.0)
     assert not report.is_final(TAKEN, 1.0 + DUPLICATE_TIMEOUT_S)

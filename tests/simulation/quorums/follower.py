@@ -45,7 +45,7 @@ class Follower:
         held = catch_up.held or Tag(*rank.machine.tag)
         begins = Tag(assignment.max_step, assignment.tag_quorum_id)
         source = assignment.replica_ids[assignment.heal_from_rank] if assignment.heal_from_rank is not None else ""
-        action = catch_up.answered(
+        action = catch_up.choose_action(
             CatchUpPlan(begins, assignment.catches_up, assignment.heals, assignment.replica_ids), held, source
         )
         if action is CatchUpAction.FETCH or catch_up.transfer is not Transfer.UNDER_WAY:
@@ -62,7 +62,7 @@ class Follower:
         rank, catch_up = self._rank, self.catch_up
         tag = Tag(*rank.machine.tag)
         is_full = rank.happens("no room for a step", FULL_SHARE if rank.plan.breaks else 0.0)
-        catch_up.committed(PendingStep(tag, 1, step) if catch_up.can_keep and not is_full else None, tag)
+        catch_up.record_commit(PendingStep(tag, 1, step) if catch_up.can_keep and not is_full else None, tag)
         if catch_up.transfer is Transfer.ARRIVED:
             return self._install()
         for kept in catch_up.due():
@@ -120,4 +120,4 @@ class Follower:
     def _fail(self, reason: str) -> None:
         self._rank.log(f"cannot catch up: {reason}")
         self._transfers += 1
-        self.catch_up.failed()
+        self.catch_up.record_failure()

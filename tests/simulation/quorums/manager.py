@@ -301,7 +301,7 @@ class ManagerLink:
         self.end = end
         end.on_message = lambda message: self._receive(end, message)
         end.on_end = lambda: self._ended(end)
-        self._manager.driver.opened()
+        self._manager.driver.begin_session()
 
     def _receive(self, end: End, message: Any) -> None:
         if end is not self.end:
@@ -324,7 +324,7 @@ class ManagerLink:
         if isinstance(message, QuorumChanged):
             self._receive_change(message)
         else:
-            self._manager.driver.received(message)
+            self._manager.driver.handle_message(message)
 
     def _answer_back(self, message: JoinAccepted | QuorumChanged) -> None:
         """Receive an answer with a lower quorum_id before the real one."""
@@ -333,13 +333,13 @@ class ManagerLink:
         if manager.site.is_answered_back and manager.told_id and quorum is not None:
             manager.site.is_answered_back = False
             lower = replace(quorum, quorum_id=manager.told_id - 1)
-            manager.driver.received(JoinAccepted(message.join, lower, message.stands, message.secret))
+            manager.driver.handle_message(JoinAccepted(message.join, lower, message.stands, message.secret))
 
     def _receive_change(self, message: QuorumChanged) -> None:
         """Note the quorum that the manager computes from a change, if its join still waits."""
         session = self._manager.machine.session
         before = session.known
-        self._manager.driver.received(message)
+        self._manager.driver.handle_message(message)
         if session.known is None:
             self._manager.world.counts["changes that were not taken"] += 1
         elif session.known is not before:
@@ -446,11 +446,11 @@ class Evidence:
     def __init__(self, manager: ManagerProcess) -> None:
         self._manager = manager
 
-    def collect(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
+    def collect_evidence(self, request: EvidenceRequest, view: Callable[[], GroupView]) -> None:
         done = EvidenceDone(request.number)
         self._manager.after(EVIDENCE_TAKES_S, self._manager.tell_lighthouse, done)
 
     def _nothing(self, *_: Any) -> None:
         pass
 
-    opened = ended = answered = close = _nothing
+    add_watch = drop_watch = take_self_report = close = _nothing

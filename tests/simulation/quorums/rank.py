@@ -159,7 +159,7 @@ class Rank(Process):
             return
         if quorum_id == self._entered and machine.phase in (Phase.ASKED, Phase.COMPUTING) and not machine.has_reduced:
             if machine.phase is Phase.COMPUTING:
-                machine.failed("revoked")
+                machine.fail_step("revoked")
             self._drop()
 
     # -- calls
@@ -283,8 +283,8 @@ class Rank(Process):
 
     def _begin(self, assignment: Assignment) -> None:
         machine = self.machine
-        machine.answered(assignment)
-        self._patience.answered()
+        machine.accept_assignment(assignment)
+        self._patience.reset()
         told_at = self.site.checkers.told_at[assignment.quorum_id]
         if not assignment.revoked and self.site.is_as_it_was(told_at):  # else it says nothing of a rank that is new
             is_late = assignment.place is None and not assignment.heals
@@ -297,11 +297,11 @@ class Rank(Process):
             self._entered = assignment.quorum_id
             self.site.collectives.enter(assignment.quorum_id, self.group_rank, assignment.replica_ids)
         if assignment.revoked or assignment.quorum_id in self._revoked:
-            machine.failed("revoked")
+            machine.fail_step("revoked")
         elif machine.cannot_heal:
             return self.exit("holds no state, and no other group can heal them")
         elif machine.is_unhealed:
-            machine.failed("torn")
+            machine.fail_step("torn")
             self._drop()
         self._serve(assignment)
         this_round = self._next_round()
@@ -373,7 +373,7 @@ class Rank(Process):
         if this_round != self._round or assignment is None:
             return None
         if machine.failure is None and assignment.quorum_id in self._revoked:
-            machine.failed("revoked")
+            machine.fail_step("revoked")
         if machine.failure is not None:
             return self._fail(this_round, machine.failure)
         state = self.state if machine.contributes else None
@@ -389,7 +389,7 @@ class Rank(Process):
 
     def _collective_over(self, this_round: int, limit_s: float) -> None:
         if this_round == self._round and self.machine.phase is Phase.COMPUTING and not self.machine.has_reduced:
-            self.machine.failed(f"no sum within {limit_s:.1f} s")
+            self.machine.fail_step(f"no sum within {limit_s:.1f} s")
             self._drop()
 
     def _on_sum(self, this_round: int, is_ok: bool, total: int) -> None:
@@ -412,7 +412,7 @@ class Rank(Process):
         return self._compute(this_round)
 
     def report_error(self, reason: str) -> None:
-        self.machine.failed(reason)
+        self.machine.fail_step(reason)
 
     def happens(self, what: str, share: float) -> bool:
         happens = share > 0 and not self.world.is_calm and self.world.random.random() < share
@@ -421,7 +421,7 @@ class Rank(Process):
 
     def _fail(self, this_round: int, reason: str) -> None:
         """Mark the step as failed, and end it for the peers, too."""
-        self.machine.failed(reason)
+        self.machine.fail_step(reason)
         self._drop()
         self.after(LOCAL_DELAY_S, self._vote, this_round)
 

@@ -113,7 +113,7 @@ class Supervisor(Process):
         self.link.send(SupervisorHello(self.site.name, self.incarnation, self.host, self.site.slots, self.secret))
 
     def _closed(self) -> None:
-        self._report.ended(self.clock())
+        self._report.end_stream(self.clock())
         self.after(self.world.random.uniform(*BACK_OFF_S), self._connect)
 
     def _beat(self) -> None:

@@ -341,7 +341,7 @@ def watch_before_the_end_of_the_last(simulation: "QuorumSimulation", group: "Gro
 
 
 def send_to_manager(group: "Group", message: Any) -> None:
-    at_manager(group, lambda manager: manager.driver.received(message))
+    at_manager(group, lambda manager: manager.driver.handle_message(message))
 
 
 @fault(find_native, weight=0)
