@@ -1,7 +1,7 @@
 """`lighthouse chaos`: inject faults into a running job, and check that its training survives them.
 
-chaos_plan.py draws the faults and judges the result. A fault ends with its call to the lighthouse, so it also ends when
-this command does.
+chaos_plan.py draws the faults and judges the result. A fault lasts as long as its call to the lighthouse,
+so it also ends when this command exits.
 """
 
 import asyncio
@@ -135,7 +135,7 @@ class _Run:
         return watcher.document(verifies=self._verifies, is_complete=not self._stop.is_set())
 
     async def _watch_until(self, at: float, *, is_settling: bool = False) -> bool:
-        """Poll the job until `at`, or until it has recovered if `is_settling`. Return whether a signal has arrived.
+        """Poll the job until `at`, or only until it has recovered if `is_settling`. Return whether a signal arrived.
 
         Raises:
             LighthouseError: A fault was not permitted, or the lighthouse has not answered for SETTLED_WITHIN_S.
@@ -177,7 +177,7 @@ class _Run:
             outcome.refused = str(e)
 
     async def _check(self, replica_id: str) -> None:
-        """Raise LighthouseError if the lighthouse or the manager of the group does not allow faults."""
+        """Raise LighthouseError if the lighthouse or the manager of `replica_id` does not allow faults."""
         await self._call(FaultKind.SLOW, Target(replica_id), 0.0, 0.0)
 
     async def _call(self, kind: FaultKind, target: Target, seconds: float, delay_s: float) -> str:
