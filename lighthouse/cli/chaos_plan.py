@@ -1,7 +1,8 @@
 """The plan of `lighthouse chaos`, and the evaluation of its result. No I/O.
 
-`plan` draws faults from a seed. `Watcher` collects from the job's status its speed without and with faults, the states
-that its ranks compare, and what each fault has cost. Its method `document` returns the result for the table and --json.
+`plan` draws faults from a seed. `Watcher` reads from the job's status how fast it trains without and with faults,
+which states its ranks compare, and what each fault has cost. Its method `document` returns the result for the table and
+--json.
 """
 
 import math
@@ -99,14 +100,14 @@ def ranks_of(job: JobStatus) -> tuple[Target, ...]:
 
 
 def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -> bool:
-    """Return whether another group holds the state, which then survives the loss of `replica_id` and all `at_risk`."""
+    """Return whether a group other than `replica_id` and those in `at_risk` is training, so it holds the state."""
     safe = {member.replica_id for member in job.members if member.state is MemberState.PARTICIPANT}
     return not safe <= {replica_id, *at_risk}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcome of a planned fault."""
+    """What a planned fault did to the job, and whether the job survived it."""
 
     fault: PlannedFault
     step: int  # highest step of the job when the fault began
@@ -118,7 +119,7 @@ class Outcome:
 
 
 class Watcher:
-    """Evaluates the status of a job, from the start of the baseline to the end. `now` is monotonic time."""
+    """Evaluates a job's status from the start of the baseline to the end of the command. `now` is monotonic time."""
 
     def __init__(self, job: JobStatus, now: float) -> None:
         self.job = job
@@ -145,7 +146,7 @@ class Watcher:
         return all(each.is_survived and (each.is_verified or not verifies) for each in done)
 
     def mark(self, now: float) -> None:
-        """Record the end of the baseline at the first call, and the end of the faults at the second."""
+        """Record the job's progress. Call this at the end of the baseline, and again at the end of the faults."""
         self._marks.append((now, self.step, self.job.discards))
 
     def update(self, job: JobStatus) -> None:
@@ -169,7 +170,7 @@ class Watcher:
             outcome.is_verified |= outcome.is_survived and is_back and min(compared.values()) > outcome.step
 
     def _compare(self) -> None:
-        """Compare the digests that the status shows. These are only some of those that the ranks compare."""
+        """Record which states differ, by their digests in the status. It shows only some of the ranks' digests."""
         for rank in self.job.ranks:
             if (seen := rank.compared) is None:
                 continue

@@ -50,7 +50,7 @@ class State:
 
 @dataclass(slots=True)
 class Process:
-    """The trace of one process of a rank, parsed."""
+    """One process of a rank, parsed from its trace."""
 
     group: str
     rank: int
@@ -65,7 +65,7 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """A log line of a lighthouse about a quorum that has formed, parsed."""
+    """A quorum that a lighthouse has formed, parsed from its log line."""
 
     job: str
     quorum_id: int
@@ -86,7 +86,7 @@ class Answer:
 
 @dataclass(slots=True)
 class Manager:
-    """The log of one process of a manager, parsed."""
+    """One process of a manager, parsed from its log."""
 
     group: str
     ranks: int
@@ -146,7 +146,7 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Proc
 
 
 def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
-    """Read the log of a lighthouse or a manager. A manager's lines before its first start in the log are skipped."""
+    """Read the log of a lighthouse or a manager. Skip a manager's lines until one logs that the manager starts."""
     managers: dict[str, Manager] = {}  # by replica_id, which only lines in JSON have
     for where, text, job, group in _messages(place, lines):
         manager = managers.get(group)
@@ -165,7 +165,7 @@ def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
 
 
 def _messages(place: str, lines: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield the place, the message, the job and the replica_id of each line, as far as the line names them."""
+    """Yield (place, message, job, replica_id) of each line. Job and replica_id are empty if the line has none."""
     for number, line in enumerate(lines, 1):
         if not line.endswith("\n"):
             continue  # truncated
@@ -295,7 +295,7 @@ def _only_participants_commit(history: History) -> Rule:
 
 
 def _each_quorum_was_formed(history: History) -> Rule:
-    """Check ids between the lowest and the highest that a lighthouse logged. The logs may have been rotated."""
+    """Check that each named quorum was logged. Skip ids outside the logged range, because logs may be rotated."""
     rule = Rule("commits and managers name only quorums that a lighthouse has formed")
     formed = {quorum.quorum_id for quorum in history.formed}
     if len({quorum.job for quorum in history.formed}) != 1:
@@ -317,7 +317,7 @@ def _quorum_ids_rise(managers: Sequence[Manager]) -> Rule:
 
 
 def _by_step(managers: Iterable[Manager]) -> Iterator[tuple[str, list[Answer]]]:
-    """Yield the replica_id and the answers of each step of each quorum."""
+    """Group the managers' answers by group, quorum and step. Yield each replica_id with the answers to one step."""
     by_step: dict[tuple[str, int, int], list[Answer]] = defaultdict(list)
     for manager in managers:
         for answer in manager.answers:
@@ -336,9 +336,9 @@ def _no_step_with_a_no_commits(managers: Sequence[Manager]) -> Rule:
 
 
 def _a_group_decides_once(history: History) -> Rule:
-    """Check managers against each other and against the ranks' traces.
+    """Check that all ranks of a group received the same decision on a step, by the logs and the traces.
 
-    The yes of a rank that is alone in its group is the decision, so a manager may count a committed step as discarded.
+    Groups of one rank are skipped: the rank's own vote decides, so its manager may log a committed step as discarded.
     """
     rule = Rule("the ranks of a group receive one decision on a step, also from a restarted manager")
     managers = [manager for manager in history.managers if manager.ranks > 1]

@@ -80,7 +80,7 @@ class ClientOptions:
         return answer
 
     def show(self, document: Any, lines: "Callable[[int], Iterable[Text]]") -> None:
-        """Print `document` with --format json, or else `lines`.
+        """Print `document` as JSON with --format json. Otherwise, print `lines` as text.
 
         Args:
             document: A value that JSON can represent. It may contain dataclasses.
@@ -94,7 +94,7 @@ class ClientOptions:
         return print_lines(console, lines(console.width))
 
     def confirm(self, text: str, **done: object) -> None:
-        """Print the result of an action: `done` with --format json, or else `text`."""
+        """Print the result of an action: the fields `done` as JSON with --format json, otherwise `text`."""
         click.echo(json.dumps({"job": self.job_name} | done) if self.output == "json" else text)
 
 

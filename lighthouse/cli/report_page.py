@@ -50,7 +50,7 @@ def headline(costs: Report) -> str:
 
 
 def means(costs: Report) -> Iterator[tuple[str, str]]:
-    """Return the names and values of the mean times."""
+    """Yield the name and the formatted value of each mean time in the report."""
     for name, seconds in (
         ("mean time to failure", costs.mttf_s),
         ("mean time to notice", costs.notice_s),
@@ -80,7 +80,7 @@ def model_text(costs: Report) -> str:
 
 
 def hours(seconds: float, costs: Report) -> str:
-    """Format hours for a table, with more digits if the period is short."""
+    """Format seconds as hours for a table, with more digits if the report covers little training time."""
     return f"{seconds / 3600:,.{2 if costs.group_s > 36_000 else 4}f}"
 
 
@@ -160,7 +160,7 @@ def _bar(seconds: Seconds, height: int) -> str:
 
 
 def _over_time(costs: Report) -> str:
-    """Return a bar chart of the mean number of groups by cause over time."""
+    """Return a bar chart over time of how many groups, on average, spent their time on each cause."""
     most = max(sum(seconds.values()) for seconds in costs.columns)
     column_s = (costs.until_unix_s - costs.since_unix_s) / len(costs.columns)
     parts: list[str] = []

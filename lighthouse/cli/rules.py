@@ -201,7 +201,7 @@ def _token(facts: Facts) -> Iterator[Finding]:
 def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
     """Compare this host's clock with the lighthouse's.
 
-    The lighthouse read its clock between the request and the answer, so any reading within that time is right.
+    The lighthouse reads its clock between the request and the answer, so any time between these two counts as equal.
     """
     ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
     behind_s = max(asked.began_at - status.now_unix_s, 0.0)

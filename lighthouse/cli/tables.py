@@ -210,7 +210,7 @@ def heals(job: JobStatus) -> list[Text]:
 
 
 def preemptions(job: JobStatus) -> list[Text]:
-    """Return a line per group whose hosts will be taken away, the next one first, for at most HEALS_SHOWN groups."""
+    """Return a line per group whose hosts will be taken away, the soonest first, for at most HEALS_SHOWN groups."""
     ending = [(m, m.preemption) for m in job.members if m.preemption is not None]
     ending.sort(key=lambda pair: math.inf if pair[1].left_s is None else pair[1].left_s)
     lines = [f"{m.replica_id} {preemption}" for m, preemption in ending[:HEALS_SHOWN]]
@@ -229,7 +229,7 @@ def _ends_in(row: Row) -> str:
 
 
 def most_urgent(members: Sequence[MemberStatus], count: int) -> list[MemberStatus]:
-    """Return at most `count` members. Sort by name if all fit, or else by urgency."""
+    """Return at most `count` members. They are sorted by name if all fit, otherwise by urgency."""
     return sorted(members, key=(lambda m: natural_key(m.replica_id)) if len(members) <= count else _urgency)[:count]
 
 
@@ -273,7 +273,7 @@ def _urgency(member: MemberStatus) -> Any:
 
 
 def _verdict(job: JobStatus) -> str:
-    """Return the job's verdict to show.
+    """Return the verdict to show for a job, which may differ from the lighthouse's own verdict.
 
     The lighthouse's own verdict does not cover stalls, ended jobs, and quorums whose members are all lost.
     """

@@ -68,7 +68,7 @@ class _Row(NamedTuple):
     seconds: Seconds
 
     def share(self, since: float, until: float) -> float:
-        """Return the fraction of the interval that lies in the period."""
+        """Return the fraction of this interval that lies between `since` and `until`."""
         return max(0.0, min(self.to_s, until) - max(self.from_s, since)) / (self.to_s - self.from_s)
 
 

@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 
 
 class QuorumDelivery:
-    """A new quorum, and its difference from the previous quorum for managers that still hold the previous one."""
+    """A quorum to send. A manager that holds the previous quorum receives only the difference between the two."""
 
     def __init__(self, quorum: Quorum, before: "QuorumDelivery | None" = None) -> None:
         self._quorum = quorum
@@ -121,7 +121,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Answers join number `join` of a manager with a quorum or an error."""
+    """Sends a manager the quorum or the error that answers its join number `join`."""
 
     peer: Peer[ToManager]
     join: int
@@ -228,8 +228,8 @@ HELD_BACK_LOGGED_AFTER_S = 10.0
 class WorldBroadcast:
     """Sends managers the size of the world when it changes, and logs groups that wait for missing ranks.
 
-    Each session receives the newest world in turn, for the first time soon after it opens. Intermediate changes are
-    skipped.
+    Sessions receive the newest world one after another, and a new session receives it soon after it opens. Changes
+    while a session waits for its turn are combined.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable, timers: Timers) -> None:
@@ -248,7 +248,7 @@ class WorldBroadcast:
         self._timer = DeadlineTimer(self._send_next, timers)
 
     def add_receiver(self, number: int) -> None:
-        """Send the world to a new session."""
+        """Add a new session, which receives the world when its turn comes."""
         self._behind[number] = None
 
     def set_waiting_for(self, waiting_for: str) -> None:
@@ -271,7 +271,7 @@ class WorldBroadcast:
 
     @property
     def _is_new(self) -> bool:
-        """True if something has changed since the world was computed."""
+        """True if the computed world is outdated."""
         sent = self._world.waiting_for if self._world is not None else ""
         return self._has_changed or self._waiting_for != sent
 
@@ -313,7 +313,7 @@ class WorldBroadcast:
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
-    """Compute the world, without the receiving group's own size, which differs for each group."""
+    """Compute the world that all groups receive. It omits the receiver's own size, which differs for each group."""
     pending = peers_pending(machine.job)
     return World(
         global_world_size=grid.global_world_size,
@@ -377,7 +377,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return call
 
     def cancel_request(self, call: int) -> None:
-        """Cancel a call whose caller has disconnected. Does nothing if the call was answered."""
+        """Cancel a call whose caller has disconnected. Does nothing if the call has been answered."""
         if (replica_id := self._waiting.drop_call(call)) is not None:
             self._feed(Withdrawn(replica_id, call))
 
@@ -465,7 +465,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return True
 
     def _take_notice(self, replica_id: str, notice: PreemptionNotice | None) -> None:
-        """Record a group's preemption notice, or its withdrawal if None, and answer all groups with a notice."""
+        """Store a group's preemption notice, or remove it if `notice` is None. Then answer all groups that have one."""
         group = self.machine.job.groups.get(replica_id)
         if group is None or (notice is None and group.reports.preemption is None):
             return
@@ -483,7 +483,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._answer_notices()
 
     def _answer_notices(self) -> None:
-        """Send the number of staying groups to each group with a notice: once, and when it changes to or from zero."""
+        """Send each group with a preemption notice the number of other groups that stay.
+
+        It is sent once, and again when it becomes zero or is no longer zero.
+        """
         groups = self.machine.job.groups.values()
         staying = staying_groups(groups)
         for group in groups:
@@ -534,11 +537,11 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         return replace(status, discards=sum(self.account.discards.values()))
 
     def take_sample(self) -> None:
-        """Take a sample for `current_pace`. Call this every EVERY_S seconds."""
+        """Take a sample of the job's speed and size for `current_pace`. Call this every EVERY_S seconds."""
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:
-        """Return the current pace, with the samples of the last minutes."""
+        """Return how fast the job trains now, with the samples of the last minutes."""
         return self._samples.pace_of(self._levels(), sum(self.account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
@@ -579,7 +582,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         super().was_late(by_s)
 
     def close(self, reason: str) -> None:
-        """Refuse all calls and close all sessions. No member counts as lost."""
+        """Refuse all calls and close all sessions. No member counts as lost because of this."""
         self._is_closed = True
         self._timer.cancel()
         self.progress.close()
@@ -607,7 +610,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 pass
 
     def _now(self) -> float:
-        """Return the time. If this host is busy and the machine is about to judge closings, report `HostBusy` first."""
+        """Return the time. If this host is busy while closed connections are to be judged, report `HostBusy` first."""
         now = self._clock()
         if self.machine.is_judging_closings(now) and self._ports.is_busy():
             self._perform(self.machine.handle(HostBusy(), now), now)

@@ -69,7 +69,7 @@ class MemberForgotten:
 
 @dataclass(frozen=True, slots=True)
 class MemberDraining:
-    """A replica group completes the steps of its quorum and will join no other."""
+    """A replica group is draining: it completes the steps of its quorum and then leaves."""
 
     replica_id: str
 
@@ -130,7 +130,7 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The stream ended. Unless a `Left` came first, the process crashed or was disconnected."""
+    """A manager's stream ended. Unless a `Left` came first, the process crashed or was disconnected."""
 
     session: int
 
@@ -156,7 +156,7 @@ class HostBusy:
 
 @dataclass(frozen=True, slots=True)
 class QuorumFormed:
-    """A quorum has formed. The driver answers `calls` with it."""
+    """A quorum has formed. The driver answers the joins with the numbers `calls`."""
 
     quorum: Quorum
     calls: tuple[int, ...]
@@ -305,7 +305,7 @@ class SupervisorEnded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorAsked:
-    """A supervisor requests a stop, or the exclusion of its host, so that no process restarts there."""
+    """A supervisor requests that the run stops, or that its host is excluded so that no process restarts there."""
 
     session: int
     message: supervisor.StopAsked | supervisor.HostExcluded
@@ -337,7 +337,7 @@ class GenerationSent:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Generation `number` has ended for `ranks`. They interrupt the function and report ready."""
+    """Tells `ranks` that generation `number` has ended. They interrupt their function and report ready."""
 
     number: int
     reason: str

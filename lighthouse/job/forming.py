@@ -219,7 +219,7 @@ class QuorumMachine:
         return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
 
     def is_quiet(self, now: float) -> bool:
-        """Return whether no group has a record and no lease may still be valid."""
+        """Return whether the job has no records of groups and its leases have expired."""
         return (
             not self.job.groups
             and self.standing.phase is not QuorumPhase.RETURNING
@@ -227,7 +227,7 @@ class QuorumMachine:
         )
 
     def is_judging_closings(self, now: float) -> bool:
-        """Return whether the next event or tick judges a burst of closed connections (`MassSilence`).
+        """Return whether the next event or tick decides if recently disconnected members are lost (`MassSilence`).
 
         If the host is overloaded, the caller must report `HostBusy` first.
         """

@@ -109,7 +109,7 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
     """Return the counters of the next generation.
 
     `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
-    `RestartLog` counts `job_restarts`, when an incident begins.
+    `job_restarts` stays the same: `RestartLog` increments it when an incident begins.
     """
     number = next_number(counters.number, stride, is_process_restart=is_process_restart)
     begins = is_process_restart or stride == 1 or counters.number < 0
@@ -165,7 +165,7 @@ class RestartLog:
 
     @property
     def lost_ranks(self) -> set[RankId]:
-        """Active ranks that the restarts in this log have lost. O(1), because the log is bounded."""
+        """Active ranks that this log records as lost. O(1), because the log is bounded."""
         return {rank for restart in self.restarts if not restart.ends_nothing for rank in restart.lost}
 
     def check_numbers(self, entry: RankHello) -> InvalidRequest | None:
@@ -186,7 +186,7 @@ class RestartLog:
             self.counters = learn(self.counters, seen, stride)
 
     def begin_restart(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
-        """Begin a restart because generation `number` broke. `is_fault` is False if it broke to admit a rank."""
+        """Begin a restart because generation `number` broke. `is_fault` is False if this was to admit a rank."""
         incident = self._make_id(at) if is_fault else ""
         self._append_restart(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
@@ -451,7 +451,7 @@ class Ranks:
         return [rank for rank in ranks if rank.lapses_at <= now]
 
     def next_lapse_at(self) -> float | None:
-        """Return a lower bound for the time of the next lapse, or None if no rank can lapse."""
+        """Return the earliest time at which a rank without a stream may time out, or None if no rank can."""
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def postpone_lapses(self, by_s: float) -> None:
@@ -500,7 +500,7 @@ class GenerationDecision:
     """Next time at which the decision may change without an event."""
 
     def postponed_by(self, by_s: float) -> "GenerationDecision":
-        """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and read no messages."""
+        """Return a copy with waits postponed by `by_s` seconds, for which the lighthouse was paused."""
         return replace(
             self,
             waits_since=None if self.waits_since is None else self.waits_since + by_s,
@@ -555,7 +555,7 @@ def decide_generation(
 
 
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, restarts: RestartLog) -> bool:
-    """Return whether restarted processes, or another launch of the run, begin the generation.
+    """Return whether the generation begins with restarted processes or with another launch of the run.
 
     A process counts as restarted if its supervisor reports a later attempt, or if another supervised process had its
     slot, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
@@ -633,7 +633,7 @@ class Generations:
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_decision_due(self, now: float) -> bool:
-        """Return whether `form_if_ready` must be called because of the time, even without an event."""
+        """Return whether a timeout has passed, so that `form_if_ready` must be called even without an event."""
         next_at = self._decision.next_at
         return not self._is_over and next_at is not None and next_at <= now
 
@@ -773,7 +773,7 @@ class Generations:
         self._break_generation(f"{rank.rank} has failed: {reason}", now, is_failure=True)
 
     def fail_ranks_behind(self, slots: Iterable[int], reason: str, now: float) -> None:
-        """Treat the ranks that keep the others waiting as failed."""
+        """Treat the ranks of `slots` as failed, because they keep the other ranks waiting."""
         for rank in map(self.ranks.rank_of_slot, slots):
             if rank is not None:
                 self._handle_failure(rank, self.current.number, reason, now)

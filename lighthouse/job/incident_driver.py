@@ -111,7 +111,7 @@ class JobAccount:
         return new
 
     def stop_time(self, reports: GroupReports, now: float) -> None:
-        """Stop counting the time of a group that has left or lost its record, until it holds a quorum again."""
+        """Stop counting the training time of a group that left or was removed, until it reports a quorum again."""
         if reports.trains_since is not None:
             self._past_s += now - reports.trains_since
             reports.trains_since = None
@@ -390,7 +390,7 @@ class IncidentDriver:
     # -- events
 
     def was_late(self, by_s: float) -> None:
-        """Extend pending evidence requests after the process was paused, because unread answers may have arrived."""
+        """Extend pending evidence requests by `by_s` seconds, for which this process was paused and read no answers."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
@@ -411,7 +411,7 @@ class IncidentDriver:
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
-        """Check a member's view for steps discarded because of their gradients, and the job for slow ranks."""
+        """Check a member's progress view for steps discarded because of their gradients, and the job for slow ranks."""
         group = self._state.groups.get(replica_id)
         if group is not None and view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
@@ -422,7 +422,7 @@ class IncidentDriver:
                 self._perform(self._incidents.track_slow(slow, now, unix_s))
 
     def handle_grant(self, held: HeldQuorum) -> None:
-        """Check whether a member's grants show that training has recovered."""
+        """Check whether training has recovered, by the highest step that a member has granted."""
         if self._incidents.is_followed:
             self._perform(self._incidents.record_step_reached(held.granted, held.quorum_id, self._clock()))
 
@@ -472,7 +472,7 @@ class IncidentDriver:
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
         """Handle a new stall verdict, or None when a rank makes progress again.
 
-        Ranks that wait for a quorum are not an incident. The job's status says why the lighthouse lets them wait.
+        A wait for a quorum is not an incident. The job's status gives the reason for such a wait.
         """
         now = self._clock()
         if verdict is None:
@@ -674,7 +674,7 @@ class IncidentDriver:
         Args:
             names: The replica groups.
             reason: Why they are killed.
-            behind: Ranks that are behind, by group. If None, the request looks like an operator's.
+            behind: Ranks that are behind, by group. If None, groups receive the same request as for an operator's kill.
         """
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
         found = {name: self._state.groups.get(name) for name in requests}

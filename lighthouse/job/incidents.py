@@ -189,7 +189,7 @@ class _Case:
         return self.incident
 
     def has_killed(self, replica_id: str) -> bool:
-        """Return whether the loss of the group belongs to this incident, and not to a later quorum."""
+        """Return whether this incident explains a loss of the group: it hit the group, and no quorum formed since."""
         return replica_id in self.killed and self.incident.summary.quorum_s is None
 
     @property
@@ -210,7 +210,7 @@ class _LostGroup:
 
 @dataclass(slots=True)
 class _Lost:
-    """Members lost from one quorum. This is an incident, or the normal end of the job."""
+    """Members that one quorum has lost. This is an incident unless the job is ending normally."""
 
     first: MemberLost
     noticed_at: float
@@ -315,7 +315,7 @@ class IncidentMachine:
         return [changed]
 
     def add_evidence(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
-        """Add the evidence that arrived in time, and decide what to do.
+        """Add the evidence that arrived in time, and choose the reaction to the stall.
 
         Args:
             id: Id of the incident.
@@ -384,7 +384,7 @@ class IncidentMachine:
         return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def open_losses(self, now: float) -> list[Effect]:
-        """Open an incident for the losses that have none yet, because a group requests the next quorum."""
+        """Open an incident for losses that have none yet. Call this when a group requests the next quorum."""
         lost = self._lost
         if lost is None or self._loss is not None:
             return []

@@ -57,7 +57,7 @@ FAULTS = frozenset(
 
 
 def cause_of(group: Group) -> Cause:
-    """Return the cause to which a group's time counts now. WAIT is divided later, by the manager's counters."""
+    """Return what a group is spending its time on now. WAIT is split later, by the manager's counters."""
     if group.is_alive and group.is_starting:
         return Cause.RESTART
     if not group.is_alive or group.down:
@@ -71,7 +71,7 @@ def cause_of(group: Group) -> Cause:
 
 @dataclass(slots=True)
 class _Spent:
-    """Time of one group since its last line."""
+    """Time that one group has spent, by cause, since its last line in the ledger."""
 
     cause: Cause
     since: float  # `seconds` covers the time until then
@@ -88,7 +88,7 @@ class _Spent:
         self.since = at
 
     def divide_wait(self) -> None:
-        """Move time from WAIT to the causes that the manager has counted. Carry the rest over, up to EVERY_S."""
+        """Move time from WAIT to the causes that the manager's counters report. Carry excess over, up to EVERY_S."""
         for cause, owed_s in self.owed_s.items():
             moved_s = min(owed_s, self.seconds[Cause.WAIT])
             self.seconds[Cause.WAIT] -= moved_s
@@ -103,7 +103,7 @@ class _Steps:
 
 
 class Ledger:
-    """Time of all jobs' groups since the last lines, and the faults since then."""
+    """Time that the groups of all jobs have spent since the last lines were taken, and the faults since then."""
 
     def __init__(self) -> None:
         self._spent: dict[tuple[str, str], _Spent] = {}
@@ -112,7 +112,7 @@ class Ledger:
         self._faults: dict[str, IncidentSummary] = {}
 
     def observe_group(self, job: str, group: Group | None, now: float, at: float | None = None) -> None:
-        """Record the group's current state. It has held since `at`, or only since now if `at` is None."""
+        """Record the group's current state, which began at `at`, or now if `at` is None."""
         if group is None or group.participant is None:
             return
         key, cause = (job, group.replica_id), cause_of(group)
@@ -152,13 +152,13 @@ class Ledger:
                 steps.committed = max(steps.committed, group.step - 1)
 
     def add_quorum(self, job: str, max_step: int) -> None:
-        """Record that a quorum begins with the state of `max_step`."""
+        """Record that a quorum begins at `max_step`. Steps committed above it will be repeated."""
         steps = self._steps.setdefault(job, _Steps())
         if max_step < steps.committed:
             steps.repeated_to = steps.committed
 
     def end_group(self, job: str, replica_id: str, now: float) -> None:
-        """End the time of a group that leaves cleanly."""
+        """Stop recording the time of a group that leaves cleanly."""
         if (spent := self._spent.pop((job, replica_id), None)) is not None:
             self._close((job, replica_id), spent, now)
             if all(other != job for other, _ in self._spent):
@@ -185,7 +185,7 @@ class Ledger:
         return [json.dumps(document, separators=(",", ":")) for document in documents]
 
     def _close(self, key: tuple[str, str], spent: _Spent, at: float) -> None:
-        """End the group's interval, and begin the next one."""
+        """End the group's current interval, queue its line, and begin the next interval."""
         spent.advance(at)
         spent.divide_wait()
         seconds = {cause: round(seconds, 3) for cause, seconds in spent.seconds.items() if seconds > 0}

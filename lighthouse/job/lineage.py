@@ -173,9 +173,9 @@ class Numbering:
 
     A quorum that is not standing keeps its id while the same members (id, incarnation, addresses) form it and none
     reports a failed commit. A standing quorum, or one that follows a standing quorum, always gets a new id. A new id
-    exceeds every id that was assigned or that a member has seen, so an id never names two lists, even if the journal is
-    outdated. If a member has seen an id that this lighthouse has not reached, another lighthouse may be assigning the
-    next ids, so this one skips some.
+    exceeds every id that was assigned or that a member has seen, so an id never names two lists of members, even if
+    the journal is outdated. If a member has seen an id that this lighthouse has not reached, another lighthouse may be
+    assigning the next ids, so this one skips some.
     """
 
     def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
@@ -187,7 +187,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
-        """Return the error if no lighthouse of this job can have assigned one of `ids`, given by field name, or None.
+        """Return the error if one of `ids` (by field name) cannot be from a lighthouse of this job, or None.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
         a day ahead of the clock was never assigned.
@@ -210,7 +210,7 @@ class Numbering:
         return seen_id > self._recorded_id and not own
 
     def choose_id(self, seen_id: int, *, is_repeated: bool) -> bool:
-        """Choose the id of a new quorum. Return whether it is new.
+        """Choose the id of a quorum that forms. Return False if the quorum keeps the last id.
 
         Args:
             seen_id: Highest id that a member has seen. A new id is higher.

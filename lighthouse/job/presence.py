@@ -90,12 +90,12 @@ class MassSilence:
         self._closings_held_until = now + by_s + CLOSINGS_HELD_S
 
     def is_judging(self, now: float) -> bool:
-        """Return whether the next tick judges a burst of closed connections. `postpone_judgement` can delay it."""
+        """Return whether the next tick decides if recently disconnected members are lost (`postpone_judgement`)."""
         due_at = self._job.next_timeout_at()
         return not self._is_judged and due_at is not None and due_at <= now and self._judge_at <= now
 
     def postpone_judgement(self, now: float) -> None:
-        """Postpone the verdict on a burst, because more closed connections may be unread.
+        """Postpone the decision on disconnected members, because more closed connections may be unread.
 
         Does nothing if all members are disconnected, or after POSTPONED_AT_MOST times.
         """
@@ -108,7 +108,7 @@ class MassSilence:
         """Handle a stream that ended without a leave.
 
         Returns:
-            When the disconnection is judged, or when the time to reconnect ends. None if the member is lost at once.
+            When to decide whether the member is lost, or when its time to reconnect ends. None if it is lost at once.
         """
         if now < self._closings_held_until:
             return self._closings_held_until
@@ -127,7 +127,7 @@ class MassSilence:
         return self._judge_at
 
     def excuse_member(self, member: Group, beat_interval_s: float, now: float) -> bool:
-        """Return whether a silent or disconnected member gets more time. A silent member gets more time only once."""
+        """Return whether a silent or disconnected member gets more time before it is lost (a silent one only once)."""
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
@@ -218,12 +218,12 @@ class JobEnd:
     a member of the last quorum has finished and every other member has finished, was lost, or has drained. If scripts
     differ in length, the longest one ends the job.
 
-    A group is absent if it was in a quorum of the job and has not finished, or if it was present at the end but not in
-    the last quorum. An absent group that arrives after the end is late: it would train the job again, alone, from its
-    own step. It is refused unless
+    A group is absent if it was in a quorum of the job and has not finished, or if it was alive at the end but not in
+    the last quorum. An absent group that arrives after the end is late: it would train the job again, alone, from
+    its own step. It is refused unless
 
     - its step is at least that of the end (from a checkpoint), or its manager runs with --continue;
-    - or a group that is not absent is present, so the job was started again on purpose.
+    - or a group that is not absent is alive, so the job was started again on purpose.
 
     Finished and unknown groups are never refused: they begin another training run under this name. When the next quorum
     forms, the recorded end is cleared.
@@ -255,7 +255,7 @@ class JobEnd:
         self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return the error if the group is late, or None. `others` are the other groups that are alive."""
+        """Return the error if a group arrives too late after the job's end, or None. `others` are other live groups."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -356,13 +356,13 @@ class Presence:
         return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
 
     def _other_live_groups(self, replica_id: str) -> Iterator[str]:
-        """List the other live groups whose ranks have not left."""
+        """Yield the live groups other than `replica_id` whose ranks have not left."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
 
     def refuse_late_joins(self, now: float) -> None:
-        """Refuse the pending joins of late groups when the job ends."""
+        """Refuse the pending joins of groups that are too late (`JobEnd`). Call this when the job ends."""
         for member in list(self.joins):
             assert member.participant is not None
             late = self.job_end.check_late_group(member.participant, self._other_live_groups(member.replica_id))
@@ -433,7 +433,7 @@ class Presence:
     def answer_unchanged_heartbeat(
         self, event: events.SessionHeartbeatReceived, now: float
     ) -> events.HeartbeatAnswered | None:
-        """Renew the lease for a heartbeat that reports no change. Return None if the heartbeat needs full handling."""
+        """Renew the lease and answer the heartbeat if it reports no change. Return None if it needs full handling."""
         group, report, standing = self.sessions.get(event.session), event.beat.levels, self.standing
         held, quorum = report.held, standing.quorum
         if group is None or held is None or quorum is None or standing.phase is not QuorumPhase.STANDING:
@@ -613,7 +613,7 @@ class Presence:
         self._job.emit(events.JoinRefused(call, error))
 
     def _replace_session(self, participant: Participant, now: float) -> None:
-        """Close the group's older session for a new one. If the incarnation differs, the old incarnation is lost."""
+        """Close the group's older session, because a new one opens. An older incarnation of the group is then lost."""
         old = self._job.groups.get(participant.replica_id)
         if old is None:
             return

@@ -41,7 +41,7 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return the increase from `before` to `now`, or `now` itself if a number has decreased (another manager)."""
+    """Return the increase from `before` to `now`, or `now` if it is from another manager: a number has decreased."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -75,7 +75,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Current numbers, and the samples as columns of equal length, oldest first."""
+    """How fast a job trains and with how many groups: now, and in columns of samples (`..._then`), oldest first."""
 
     step: int
     training: int
@@ -117,7 +117,7 @@ class Samples:
         self._samples.append(_Sample(now, levels, self.steps_per_s(levels, now)))
 
     def pace_of(self, levels: Levels, discards: int, now: float) -> Pace:
-        """Return the pace. `levels` is the current state, and `discards` the number of discarded steps."""
+        """Combine the current state `levels`, the total of discarded steps and the stored samples into a `Pace`."""
         samples = self._samples
         return Pace(
             levels.step,
@@ -156,7 +156,7 @@ def _is_enough(at: float, step: int, levels: Levels, now: float) -> bool:
 
 
 def levels_of(job: Job, ranks: Sequence[RankPlace], goodput: float | None) -> Levels:
-    """Compute the levels from the job's groups, or from the `ranks` of its runs if it has no groups."""
+    """Compute a job's current state from its groups, or from the `ranks` of its runs if it has no groups."""
     ratio = None if goodput is None else round(goodput, 4)
     if job.groups:
         training = [member for member in job.list_participants() if member.is_alive]
@@ -209,7 +209,7 @@ class Grid:
 
     @property
     def largest_peer_group_world_size(self) -> int:
-        """Length of the longest row: the largest number of groups in which the same rank is connected."""
+        """Largest number of groups in which the same rank is connected: the length of the longest row."""
         here = (RankSet.first(group.group_world_size) for group in self.groups)
         return largest_count(all_ - g.missing if g.missing else all_ for all_, g in zip(here, self.groups, strict=True))
 
@@ -326,7 +326,7 @@ class JobProgress:
 
     @property
     def data(self) -> DataUse | None:
-        """Data use that the most advanced rank reports. It is exact only if all ranks report an exact use."""
+        """Use of the training data, as the most advanced rank reports it. Exact only if it is exact for all ranks."""
         uses = [use for _, view in self._views for rank in view.ranks if (use := rank.sample.data) is not None]
         if not uses:
             return None
@@ -408,7 +408,7 @@ class JobProgress:
     def phase_seconds(self) -> dict[str, float]:
         """Seconds in each phase, without nested phases, over all current and former ranks.
 
-        Phases above the limit on names count as OTHER.
+        If there are too many names of phases, the remaining phases count as OTHER.
         """
         total = self._past_s.copy()
         for _, view in self._views:
@@ -426,7 +426,7 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether another manager sent `view`, because a sum has decreased."""
+    """Return whether `view` is from another manager than `before`, because a sum has decreased."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 

@@ -181,7 +181,7 @@ class Verdict(StrEnum):
 
 
 def is_loopback(participant: Participant) -> bool | None:
-    """Check whether only a participant's own host can reach it. Return None if it advertises no address.
+    """Return whether only its own host can reach a participant, or None if the participant advertises no address.
 
     Peers on other hosts would connect to themselves, so a loopback member and a routable one cannot share a quorum.
     Host names are not resolved here: each manager reports what its own name resolves to.
@@ -194,7 +194,7 @@ def is_loopback(participant: Participant) -> bool | None:
 
 
 def unreachable(hidden: Participant, routable: Participant) -> WrongState:
-    """Return the error for `hidden`, a member with a loopback address in a job with a routable member."""
+    """Return the error for the member `hidden`, whose loopback address the member `routable` cannot reach."""
     addresses = [text for text in (hidden.address, hidden.store_address) if text]
     literal = next(filter(_is_literal_loopback, addresses), None)
     is_name, place = literal is None, literal or addresses[0]
@@ -376,7 +376,7 @@ class RestartRecord:
 
 @dataclass(slots=True)
 class Supervisor:
-    """The newest of all supervisors that have used the same name."""
+    """A supervisor of a run, the newest of those that have used its name."""
 
     entry: SupervisorHello
     """Hello of the supervisor, without the secret."""
@@ -541,7 +541,7 @@ class GenerationState:
         return generation == self.number and is_at_work and not self.is_broken
 
     def is_place_taken(self, rank: RankId) -> bool:
-        """Return whether the generation contains an earlier process of the rank's slot, which has finished."""
+        """Return whether another process of the rank's slot was active in the generation."""
         return rank.slot in self._taken and rank not in self.active
 
     def reconnect_rank(self, rank: RankId) -> None:
@@ -602,7 +602,7 @@ class LastAssignment:
     """Quorum under which the members at `max_step` had committed their state when this quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """Return the new `lowest` when the member joins with state `held` and the new quorum is at `max_step`."""
+        """Return `lowest` for the member's next quorum, which it joins with state `held` and which is at `max_step`."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
@@ -615,7 +615,7 @@ class LastAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """Heal of a group to step `upto`. A group that catches up takes part in later steps while it heals."""
+    """A group's heal, which copies the state of step `upto`. A group that catches up runs later steps meanwhile."""
 
     upto: int
     catches_up: bool
@@ -725,7 +725,7 @@ class Group:
 
     @property
     def is_reported(self) -> bool:
-        """True if the group has neither joined nor opened a session."""
+        """True if the group has only sent heartbeats, without joining or opening a session."""
         return self.participant is None
 
     @property

@@ -77,7 +77,7 @@ class JobRegistry(JobsPort):
         self.runs = RunRegistry(self, rank_timeout_s)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
-        """Accept work, with the records of a store that has just been claimed, possibly after a `close`.
+        """Begin to accept work, also after a `close`. `records` are those of the store, which has just been claimed.
 
         Members may still hold quorums of an earlier lighthouse.
         """
@@ -240,7 +240,7 @@ class JobRegistry(JobsPort):
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """Shut down the daemon if a write fails, because it must not send what it cannot store."""
+        """Shut down the daemon if a write within the context fails, because it must not send what it cannot store."""
         try:
             yield
         except LighthouseError as e:
@@ -315,7 +315,7 @@ class RunRegistry:
         return self.get_run_driver(job, run)
 
     def run_statuses(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
-        """Return the status of `run`, of all runs of `job`, or of all runs, including runs without processes."""
+        """Return the status of all runs, or only of those that match `job` and `run`, with or without processes."""
         self.forget_quiet()
         names = [(job, run)] if run else [name for name in self._run_names() if not job or name[0] == job]
         found = [self._load_status(name) for name in names]
@@ -345,7 +345,7 @@ class RunRegistry:
             driver.write_notes()
 
     def drop_all_runs(self, reason: str) -> None:
-        """Close every stream with `reason`, without writing."""
+        """Close every stream with `reason`, without writing to the store."""
         drivers, self._drivers = self._drivers, {}
         for driver in drivers.values():
             driver.close(reason)

@@ -9,8 +9,8 @@ its users. A launch is over when the run is completed.
    counter.
 3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each
    process is notified that its launch is completed. A process without earlier contact with the run starts another
-   launch: a supervisor that has never connected, and none of its ranks has, or a rank of attempt 0 that has no
-   generation number and whose supervisor has never connected.
+   launch. This is a supervisor that has not connected before, nor has any of its ranks. It is also a rank of attempt
+   0 that has no generation number and whose supervisor has not connected before.
 4. A supervisor that receives a stop, directly or through one of its ranks, exits, and so does one that requests a stop.
    If the run has been resumed, another stop request from that supervisor repeats the old one and is ignored.
 5. Records are durable before messages. If an effect changes the record, `RecordDue` comes before all other effects.
@@ -124,7 +124,7 @@ class Supervisors:
     def check_supervisor(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
         """Return the error if a supervisor may not enter, or None.
 
-        DuplicateReplica is temporary, because the other supervisor with this name may have died unnoticed.
+        The supervisor may retry after DuplicateReplica: the other one with its name may have died unnoticed.
         """
         known = self._names.get(entry.name)
         if known is not None and self._keeps_name(known, entry, now):
@@ -181,7 +181,7 @@ class Supervisors:
             has_part: Whether one of the supervisor's ranks is in the current generation.
 
         Returns:
-            The older stream of the same name that must be closed, and the error for it. None if there is none.
+            The older stream of the same name, which must be closed, and the error for it. None if there is none.
         """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
@@ -473,7 +473,7 @@ class RunMachine:
         )
 
     def _send_end(self, rank: RankId) -> bool:
-        """If the run is over, notify the rank. Return whether the run is over."""
+        """Notify the rank if the run is stopped or completed. Return whether this is the case."""
         if self.stop is not None:
             self._effects.append(events.Stopped(self.stop, (rank,)))
         elif self.completed is not None:
@@ -513,7 +513,7 @@ class RunMachine:
 
     @staticmethod
     def _was_in(former: Former, entry: RankHello) -> bool:
-        """Return whether the process belongs to the launch `former`."""
+        """Return whether the process belongs to `former`, the previous launch of the run."""
         numbers = [number for number in (entry.seen, entry.generation) if number is not None]
         return entry.rank.supervisor in former.incarnations or any(number <= former.number for number in numbers)
 

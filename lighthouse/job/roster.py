@@ -126,7 +126,7 @@ class Job:
         return effects
 
     def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
-        """List the groups of a kind other than `replica_id`, sorted by name. O(1) if there are none, otherwise O(n)."""
+        """List the groups of kind `kind` except `replica_id`, by name. O(1) if there are none, otherwise O(n)."""
         own = self.groups.get(replica_id)
         if self.counts[kind] == (own is not None and kind in own.counts_as):
             return []
@@ -205,7 +205,7 @@ class Job:
         return [group for group in self.groups.values() if group.is_participant]
 
     def record_heartbeat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
-        """Handle a heartbeat without a session. Return its group, or None if another incarnation of it is alive."""
+        """Handle a heartbeat without a session. Return the group, or None if another incarnation of it is alive."""
         member = self.groups.get(replica_id)
         if member is not None and member.incarnation != incarnation and member.is_alive:
             return None
@@ -337,7 +337,7 @@ class Job:
         return lapsed
 
     def next_timeout_at(self) -> float | None:
-        """Return a lower bound for the time of the next lapse, or None if no group can lapse."""
+        """Return the earliest time at which a group may time out, or None if no group can."""
         return self._due[0][0] if self._due else None
 
     def _add_group(self, replica_id: str, incarnation: str, now: float) -> Group:
@@ -527,7 +527,7 @@ def refusal(
 
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """Return the groups with loopback addresses that must leave because `participant` is routable, with errors."""
+    """Return the groups that must leave, with errors: `participant` cannot reach their loopback addresses."""
     if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)

@@ -87,7 +87,7 @@ class Standing:
         return [name for name, lease in self.leases.items() if not lease.is_spent]
 
     def is_awaited(self, replica_id: str) -> bool:
-        """Return whether the lighthouse has restarted and the member has not reconnected."""
+        """Return whether the member has not reconnected since the lighthouse restarted."""
         lease = self.leases.get(replica_id)
         return self.phase is QuorumPhase.RETURNING and lease is not None and lease.is_awaited
 
@@ -102,7 +102,7 @@ class Standing:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for_held(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
-        """Return the order for the quorum that a member reports: a revoke if it is not the current quorum."""
+        """Return the order for a member that holds `held`: a revoke if that is not the current quorum."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
@@ -337,7 +337,7 @@ class Standing:
         return self._resume_when_reported() or order
 
     def _await_members(self, awaited: Iterable[Lease]) -> None:
-        """Wait for these members in the current phase. The previous phase must not be waiting for any member."""
+        """Begin to wait for reports from these members. The previous phase must not be waiting for any member."""
         for lease in awaited:
             lease.is_awaited = True
             self._awaited += 1
@@ -381,7 +381,7 @@ class Standing:
 
 
 def lease_of(member: Group) -> Lease:
-    """Return the lease of a member of a new quorum."""
+    """Create the lease of a member when its quorum forms."""
     assert member.participant is not None
     return Lease(member.incarnation, member.lease_until, entry_of(member.participant, member.secret))
 

@@ -91,7 +91,7 @@ def job_status(
 
 
 def explain(machine: QuorumMachine, now: float, steps_per_s: float | None = None) -> str:
-    """Describe the verdict in one line, with numbers that change over time."""
+    """Describe in one line why a job has a quorum or not. The text contains numbers that change over time."""
     held = machine.presence.silence.all_excused_for if now < machine.presence.silence.all_excused_until else ""
     silent = machine.presence.silent_groups(now)
     overdue = f"no heartbeat in time from {_shown(silent)}" if silent else ""
@@ -113,7 +113,7 @@ def _ended_step(machine: QuorumMachine) -> int | None:
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """Describe what joins are waiting for, without numbers that change over time. Return "" if none is waiting."""
+    """Describe what pending joins wait for, or return "" if none is pending. Omit numbers that change over time."""
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())
@@ -147,7 +147,7 @@ def _awaited(machine: QuorumMachine) -> str:
 
 
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
-    """List the starting groups without a connected rank. The grid covers the other incomplete groups."""
+    """List the starting groups without a connected rank. `grid` contains all other incomplete groups."""
     begun = {group.replica_id for group in grid.groups}
     names = [
         m.replica_id for m in machine.job.groups.values() if m.is_alive and m.is_starting and m.replica_id not in begun
@@ -403,7 +403,7 @@ def saved_run_status(name: RunName, saved: SavedRun) -> RunStatus:
 
 
 def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
-    """Describe a run's ranks like ranks of replica groups. Omit ranks that have finished and exited."""
+    """Describe a run's ranks in the same form as the ranks of groups. Omit ranks that have finished and exited."""
     reported = {view.name.group_rank: view for view in machine.generations.progress.ranks(now)}
     current = machine.generations.current
     found: list[RunRank] = []

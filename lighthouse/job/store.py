@@ -61,7 +61,7 @@ class RecordStore(Protocol):
 
 
 class MemoryStore:
-    """Store that keeps runs until the process exits, and no quorums (`--journal none`)."""
+    """In-memory store (`--journal none`). It keeps runs until the process exits, and does not keep quorums."""
 
     term = 0
 

@@ -58,5 +58,5 @@ def _audited(route: str, act: Act, audit: Audit) -> Act:
 
 
 def _of_run(order: Order, call: Call) -> Call:
-    """Return a call whose metadata names the job and the run, as the handlers of RPCs require."""
+    """Return a copy of `call` whose metadata names the job and run of `order`, as RPC handlers require."""
     return replace(call, metadata={**call.metadata, JOB_METADATA_KEY: order.job, RUN_METADATA_KEY: order.run})

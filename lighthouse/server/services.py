@@ -198,7 +198,7 @@ class RunService:
             self._audit.refuse(call.principal, call.caller, what, ALREADY if counts_for_all else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
-        """Return the run that a new process joins. Charge the process, and a new run, to the peer's limits."""
+        """Return the run that a process joins. Count the process, and a new run, toward the peer's limits."""
         self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has_processes(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
@@ -409,7 +409,7 @@ class LighthouseService:
         self._statuses = Snapshots[tuple[str, bool], bytes]()
 
     def services(self, more: Mapping[str, Entry] | None = None) -> Mapping[str, Mapping[str, Entry]]:
-        """Return the handlers by service and method. `more` adds methods to our own service."""
+        """Return the RPC handlers by service and method. `more` contains further methods of `LighthouseService`."""
         documented: dict[str, Entry] = {
             "Quorum": Method(lighthouse_pb2.LighthouseQuorumRequest, self.quorum),
             "Heartbeat": Method(lighthouse_pb2.LighthouseHeartbeatRequest, self.heartbeat),
@@ -539,7 +539,7 @@ class LighthouseService:
             request.heartbeat.ClearField("progress")
 
     def _enter(self, replica_id: str, call: Call) -> JobDriver:
-        """Return the job that a group joins. Charge a new job and a new replica_id to the peer's limits."""
+        """Return the job that a group joins. Count a new job and a new replica_id toward the peer's limits."""
         job = job_of(call, replica_id=replica_id)
         driver = self._jobs.peek(job)
         if driver is None:

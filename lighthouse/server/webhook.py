@@ -1,4 +1,4 @@
-"""Posts preemption notices to a URL, so that a scheduler or a script can start a replacement before the host ends."""
+"""Posts preemption notices to a URL, where a scheduler or a script can start a replacement in advance."""
 
 import asyncio
 import logging

@@ -52,15 +52,15 @@ class CandidateHost(Protocol):
         ...
 
     def leadership_began(self, term: int, revision: int) -> None:
-        """Act on becoming the leader. `revision` guards the leader's writes."""
+        """Handle the election of this candidate. `revision` guards the leader's writes."""
         ...
 
     def leadership_ended(self, reason: str) -> None:
-        """Act on no longer being the leader, before this process can send anything else."""
+        """Handle the end of this candidate's leadership, before this process can send anything else."""
         ...
 
     def leader_changed(self, leader: Leader | None) -> None:
-        """Act on a change of the leader. `leader` is None if another lighthouse has stopped being the leader."""
+        """Handle a change of leader. `leader` is None if another lighthouse has stopped being the leader."""
         ...
 
 

@@ -149,7 +149,7 @@ class EtcdClient:
     async def transact(
         self, guards: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json], timeout_s: float
     ) -> Answer:
-        """Execute the operations `then` if all `guards` are true, or else `otherwise`, in one transaction."""
+        """Execute in one transaction the operations `then` if all `guards` hold, or `otherwise` if not."""
         body = {"compare": list(guards), "success": list(then), "failure": list(otherwise)}
         answer = await self._call("kv/txn", body, timeout_s)
         reads = tuple(_key_values(r["response_range"]) for r in answer.get("responses", ()) if "response_range" in r)
@@ -239,7 +239,7 @@ def read_request(start: bytes, end: bytes | None = None) -> dict[str, str]:
 
 
 def was_made_at(key: bytes, revision: int) -> Json:
-    """Return the guard that the key was created at `revision`, or does not exist if `revision` is 0."""
+    """Return the condition that a key was created at `revision`, or does not exist if `revision` is 0."""
     return {"key": text(key), "target": "CREATE", "result": "EQUAL", "create_revision": str(revision)}
 
 
@@ -248,7 +248,7 @@ def has_version(key: bytes, version: int) -> Json:
 
 
 def was_changed_at(key: bytes, revision: int) -> Json:
-    """Return the guard that the key was last written at `revision`, or does not exist if `revision` is 0."""
+    """Return the condition that a key was last written at `revision`, or does not exist if `revision` is 0."""
     return {"key": text(key), "target": "MOD", "result": "EQUAL", "mod_revision": str(revision)}
 
 

@@ -56,7 +56,7 @@ class Damaged(WrongState):
 
 
 def parts_of(record: bytes, name: str) -> bytes:
-    """Return the prefix of a record's parts in the set `name`."""
+    """Return the key prefix of a record's parts. `name` names the set of parts."""
     return record + f"/part/{name}/".encode()
 
 
@@ -143,7 +143,7 @@ class EtcdStore(Records):
         self._is_leading = False
 
     def take(self, found: Iterable[KeyValue]) -> None:
-        """Replace the records in memory with the given content of etcd. Raise Damaged if a record cannot be parsed."""
+        """Replace the records in memory with `found`, the content of etcd. Raise Damaged if one cannot be parsed."""
         rows: list[KeyValue] = []
         foreign: list[bytes] = []
         sets: defaultdict[bytes, defaultdict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))

@@ -77,7 +77,7 @@ def padded(number: int) -> str:
 
 
 def after_prefix(prefix: bytes) -> bytes:
-    """Return the exclusive end of the range of keys that start with `prefix`. Its last byte must not be 0xff."""
+    """Return the exclusive end of the range of keys that start with `prefix`, which must not end in 0xff."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
 
 
@@ -210,7 +210,7 @@ def is_finished(record: RunRecord) -> bool:
 
 
 def _surplus_runs(runs: Mapping[RunName, SavedRun]) -> Sequence[RunName]:
-    """Return the oldest finished runs above FINISHED_RUNS_KEPT, and the oldest of all others above RUNS_KEPT."""
+    """Return the runs to drop: the oldest finished ones beyond FINISHED_RUNS_KEPT, then the oldest beyond RUNS_KEPT."""
     finished = [name for name, run in runs.items() if is_finished(run.record)]
     old = finished[: max(0, len(finished) - FINISHED_RUNS_KEPT)]
     rest = [name for name in runs if name not in old]
