@@ -163,7 +163,7 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks a wait of the Agent for `what`, during which the script may compute."""
+        """Return a context manager that marks the Agent as waiting for `what`. The script may compute meanwhile."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:

@@ -303,8 +303,8 @@ class Internals:
 
         Args:
             has_computed: Whether the script has already computed something for this step, so that no peer's state may
-                be installed. If None, this is True inside a backward pass. Outside one, if an earlier backward pass was
-                abandoned, first vote on its step, which discards that step.
+                be installed. None means True inside a backward pass, and False elsewhere. With None, if an earlier
+                backward pass was abandoned, first discard its step by voting on it.
         """
         machine = self.machine
         if has_computed is None:

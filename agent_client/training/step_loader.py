@@ -134,7 +134,7 @@ class StepLoader:
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a StatefulDataLoader before the first batch. This does not change the position."""
+        """Load the state of a StatefulDataLoader. Call this before the first batch. The next step stays the same."""
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 

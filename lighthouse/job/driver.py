@@ -541,7 +541,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:
-        """Return how fast the job trains now, with the samples of the last minutes."""
+        """Return the job's current training pace, with measurements from the last few minutes."""
         return self._samples.pace_of(self._levels(), sum(self.account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:

@@ -140,10 +140,10 @@ class JobPort(Protocol):
 
 
 class ProgressDriver:
-    """Tracks the progress of a job's ranks and heals, and reports stalls.
+    """Tracks the progress of a job's ranks and of its heals, and reports stalls.
 
-    Only ranks that share collectives are judged: ranks of quorum members and of observed groups (without Agents), and
-    active ranks of runs.
+    Only ranks that share collectives are checked: the ranks of quorum members, the ranks of observed groups (which have
+    no Agents), and the active ranks of runs.
     """
 
     def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: JobPort) -> None:

@@ -82,7 +82,7 @@ class BackgroundRead(Generic[T]):
         threading.Thread(target=self._run, args=(read,), name=f"read {name}", daemon=True).start()
 
     def result(self) -> T:
-        """Wait for the result, or raise the exception of `read`, or DeadlinePassed. Call this method only once."""
+        """Wait for the result, once. Return it, or raise what `read` raised. Raises DeadlinePassed."""
         try:
             value, error = self._outcomes.get(timeout=max(0.0, self._ends_at - time.monotonic()))
         except queue.Empty:

@@ -1,4 +1,7 @@
-"""Timers for deadlines, lasting conditions, stall checks and pauses of this process. Based on ports.Timers."""
+"""Timers for deadlines, stall checks, conditions that must hold for a while, and pauses of this process.
+
+They are based on ports.Timers.
+"""
 
 import logging
 from collections.abc import Callable

@@ -90,9 +90,9 @@ class LighthouseLink:
     """Runs sessions with the lighthouse, one after the other.
 
     A session may move to a second connection. The first connection closes only after the lighthouse has accepted
-    the second, because until then the lighthouse would take its end for the loss of this group. `connect` creates a
-    client of the address that `search` selects, with its own connection, so that no attempt waits for the backoff of
-    another.
+    the second. If the first closed earlier, the lighthouse would consider this group lost. `connect` creates a client
+    for the address that `search` selects. Each client has its own connection, so that no attempt waits for the backoff
+    of another.
     """
 
     def __init__(self, connect: Callable[[], AsyncLighthouseClient], search: LeaderSearch) -> None:

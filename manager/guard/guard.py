@@ -184,7 +184,7 @@ class Guard:
         self._end_strays()
 
     def _end_strays(self) -> None:
-        """Kill stray processes that are older than every running rank, so that none of them can have started them."""
+        """Kill stray processes that are older than every running rank. No running rank can have started these."""
         if self._strays_until is None:
             return
         here = self._children.values()

@@ -1,8 +1,8 @@
 """The manager daemon of one replica group.
 
 `ManagerDaemon` connects the components: the group's driver, the link to the lighthouse, the RPC service, the group's
-store and the evidence collector. `serve` runs it until a signal, a drain or a kill. A supervisor runs it in its own
-process instead. The module also renders the manager's metrics.
+store and the evidence collector. `serve` runs it in a process of its own until a signal, a drain or a kill. A
+supervisor runs it in the supervisor's process. The module also renders the manager's metrics.
 """
 
 import asyncio

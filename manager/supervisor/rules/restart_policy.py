@@ -187,7 +187,7 @@ class Report:
         return now - self._refused_since >= DUPLICATE_TIMEOUT_S
 
     def welcomed(self, now: float) -> None:
-        """Send the excluded host, the requested stop and the pending losses on a new stream."""
+        """Report the excluded host, the requested stop and the pending losses to the lighthouse on a new stream."""
         self.is_open, self._refused_since = True, None
         for level in (self._excluded, self.stop):
             if level is not None:
