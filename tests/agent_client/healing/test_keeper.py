@@ -18,14 +18,13 @@ from agent_client.healing.keeper import Keeper
 from agent_client.state import train_state
 from agent_client.state.random_state import restore_random
 from agent_client.state.train_state import TrainState
+from agent_client.step.environment import owner_name
 from lighthouse_protocol.messages.membership import Tag
-from lighthouse_runtime.process.slots import (
+from lighthouse_runtime.process.kept_memory import (
     HEADER_BYTES,
-    KeeperPlace,
-    make_slot,
-    owner_name,
+    buffer_path,
+    make_buffer,
     read_header,
-    slot_path,
     write_header,
 )
 
@@ -43,11 +42,11 @@ def _no_search_for_schedulers() -> Iterator[None]:
 
 
 class Rank:
-    """A rank whose process dies and starts again, while its slots live on."""
+    """A rank whose process dies and starts again, while its buffers live on."""
 
     def __init__(self, rank: int = 0, ranks: int = 1, every: int = 1) -> None:
         self.rank, self.ranks, self.every = rank, ranks, every
-        self.slots = [make_slot("test"), make_slot("test")]
+        self.buffers = [make_buffer("test"), make_buffer("test")]
         self.start()
 
     def start(self, owner: str = OWNER, features: int = 3) -> None:
@@ -55,8 +54,8 @@ class Rank:
         self.model = torch.nn.Linear(features, 2)
         self.adam = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.state = TrainState(self.model, self.adam)
-        paths = tuple(map(slot_path, self.slots))
-        self.keeper = Keeper(KeeperPlace(self.every, paths, owner), self.state)
+        paths = tuple(map(buffer_path, self.buffers))
+        self.keeper = Keeper(self.state, self.every, paths, owner)
 
     def train(self, step: int) -> None:
         """Commit `step`, and begin to keep it."""
@@ -74,8 +73,8 @@ class Rank:
 
     def close(self) -> None:
         self.keeper.close()
-        for slot in self.slots:
-            os.close(slot)
+        for buffer in self.buffers:
+            os.close(buffer)
 
 
 @pytest.fixture
@@ -145,19 +144,19 @@ def test_a_state_of_a_later_quorum_is_newer_even_at_a_lower_step(rank: Rank) -> 
 
 def test_what_was_not_restored_is_overwritten_first(rank: Rank) -> None:
     trained(rank, 5)
-    newest = next(slot for slot in rank.slots if (header := read_header(slot)) and header.step == 5)
+    newest = next(buffer for buffer in rank.buffers if (header := read_header(buffer)) and header.step == 5)
     damage(newest, HEADER_BYTES + 300)
     rank.start()
     assert step_of(rank.restore()) == 4
     rank.train(5)
     rank.keeper.finish()
-    headers = map(read_header, rank.slots)
+    headers = map(read_header, rank.buffers)
     assert sorted(header.step for header in headers if header is not None) == [4, 5]
 
 
-def damage(slot: int, at: int) -> None:
-    [byte] = os.pread(slot, 1, at)
-    os.pwrite(slot, bytes([byte ^ 1]), at)
+def damage(buffer: int, at: int) -> None:
+    [byte] = os.pread(buffer, 1, at)
+    os.pwrite(buffer, bytes([byte ^ 1]), at)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,29 +167,31 @@ def damage(slot: int, at: int) -> None:
     place=st.floats(0, 1),
     length=st.integers(1, 3000),
 )
-def test_a_slot_that_is_cut_off_or_changed_anywhere_is_never_used(
+def test_a_buffer_that_is_cut_off_or_changed_anywhere_is_never_used(
     steps: int, which: set[int], kind: str, place: float, length: int
 ) -> None:
     rank = Rank()
     weights = trained(rank, steps)
     intact: list[int] = []
-    contents = [os.pread(slot, 1 << 20, 0) for slot in rank.slots]
-    for index, slot in enumerate(rank.slots):
-        header, before = read_header(slot), contents[index]
+    contents = [os.pread(buffer, 1 << 20, 0) for buffer in rank.buffers]
+    for index, buffer in enumerate(rank.buffers):
+        header, before = read_header(buffer), contents[index]
         if header is None:
             continue
         end = HEADER_BYTES + header.length
         at = min(int(place * end), end - 1)
         if index in which and kind == "cut":
-            os.ftruncate(slot, at)
+            os.ftruncate(buffer, at)
         elif index in which and kind == "flip":
-            damage(slot, at)
+            damage(buffer, at)
         elif index in which and kind == "zero":
-            os.pwrite(slot, bytes(min(length, end - at)), at)
-        elif index in which:  # half of it is of the other slot's step
-            os.pwrite(slot, contents[1 - index][at : min(end, at + length)], at)
+            os.pwrite(buffer, bytes(min(length, end - at)), at)
+        elif index in which:  # half of it is of the other buffer's step
+            os.pwrite(buffer, contents[1 - index][at : min(end, at + length)], at)
         used = len(before.rstrip(b"\0")) if kind != "cut" else end
-        if os.pread(slot, end, 0)[:used] == before[:end][:used] or not _matters(before, os.pread(slot, end, 0), end):
+        if os.pread(buffer, end, 0)[:used] == before[:end][:used] or not _matters(
+            before, os.pread(buffer, end, 0), end
+        ):
             intact.append(header.step)
     rank.start()
     kept = rank.restore()
@@ -209,7 +210,7 @@ def _matters(before: bytes, after: bytes, end: int) -> bool:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.integers(1, 3), share=st.floats(0, 1))
 def test_a_kill_anywhere_in_a_write_leaves_the_state_before(steps: int, share: float) -> None:
-    """All writes to the slots are recorded, and a beginning of those of the last step is repeated on a copy."""
+    """All writes to the buffers are recorded, and a beginning of those of the last step is repeated on a copy."""
     rank, writes, pwrite = Rank(), list[tuple[int, bytes, int]](), os.pwrite
 
     def recording(descriptor: int, content: bytes, at: int) -> int:
@@ -217,17 +218,17 @@ def test_a_kill_anywhere_in_a_write_leaves_the_state_before(steps: int, share: f
         return pwrite(descriptor, content, at)
 
     weights = trained(rank, steps)
-    before = [os.pread(slot, 1 << 20, 0) for slot in rank.slots]
+    before = [os.pread(buffer, 1 << 20, 0) for buffer in rank.buffers]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwrite", recording)
         rank.train(steps + 1)
         rank.keeper.finish()
     weights[steps + 1] = rank.weights()
     done = int(share * len(writes))
-    for slot, content in zip(rank.slots, before, strict=True):
-        os.ftruncate(slot, len(content))
-        os.pwrite(slot, content, 0)
-    own = {os.stat(f"/proc/self/fd/{slot}").st_ino: slot for slot in rank.slots}
+    for buffer, content in zip(rank.buffers, before, strict=True):
+        os.ftruncate(buffer, len(content))
+        os.pwrite(buffer, content, 0)
+    own = {os.stat(f"/proc/self/fd/{buffer}").st_ino: buffer for buffer in rank.buffers}
     places = {each: own[os.fstat(each).st_ino] for each, _, _ in writes}
     for descriptor, content, at in writes[:done]:
         os.pwrite(places[descriptor], content, at)
@@ -261,9 +262,9 @@ def test_what_another_rank_or_start_has_written_is_not_used(rank: Rank, owner: s
 
 def test_a_checksum_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
     trained(rank, 3)
-    for slot in rank.slots:
-        if (header := read_header(slot)) is not None and header.step == 3:
-            write_header(slot, replace(header, digest="0" * 16))
+    for buffer in rank.buffers:
+        if (header := read_header(buffer)) is not None and header.step == 3:
+            write_header(buffer, replace(header, digest="0" * 16))
     rank.start()
     assert step_of(rank.restore()) == 2
     assert "step 3 that was kept in memory cannot be used: its checksum is wrong" in caplog.text
@@ -271,9 +272,9 @@ def test_a_checksum_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixt
 
 def test_a_tag_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
     trained(rank, 3)
-    for slot in rank.slots:
-        if (header := read_header(slot)) is not None and header.step == 3:
-            write_header(slot, replace(header, step=30))
+    for buffer in rank.buffers:
+        if (header := read_header(buffer)) is not None and header.step == 3:
+            write_header(buffer, replace(header, step=30))
     rank.start()
     assert step_of(rank.restore()) == 2
     assert f"it is of step 3 of quorum {QUORUM}" in caplog.text
@@ -286,7 +287,7 @@ def test_the_state_of_another_model_is_not_used(rank: Rank, caplog: pytest.LogCa
     assert "does not match the local one" in caplog.text
 
 
-def test_without_memory_nothing_is_kept_and_the_slot_and_one_warning_say_so(
+def test_without_memory_nothing_is_kept_and_the_buffer_and_one_warning_say_so(
     rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -294,7 +295,7 @@ def test_without_memory_nothing_is_kept_and_the_slot_and_one_warning_say_so(
     trained(rank, 3)
     assert asked[0] > 2 * HEADER_BYTES
     assert caplog.text.count("is not kept in memory: two copies need 0 MiB more") == 1
-    problems = [header.problem for slot in rank.slots if (header := read_header(slot)) is not None]
+    problems = [header.problem for buffer in rank.buffers if (header := read_header(buffer)) is not None]
     assert problems
     assert all("two copies need" in each for each in problems)
     rank.start()
@@ -305,13 +306,13 @@ def test_without_memory_nothing_is_kept_and_the_slot_and_one_warning_say_so(
     assert step_of(rank.restore()) == 2
 
 
-def test_a_slot_that_cannot_grow_costs_no_training(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_cannot_grow_costs_no_training(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     trained(rank, 2)
-    header = read_header(rank.slots[0])
+    header = read_header(rank.buffers[0])
     assert header is not None
     assert "No space left on device" in header.problem
 
@@ -333,7 +334,7 @@ def test_after_a_divergence_nothing_is_left(rank: Rank) -> None:
 
 
 def test_memory_that_cannot_be_opened_keeps_nothing(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
-    it = Keeper(KeeperPlace(1, ("/proc/self/fd/9999",), OWNER), rank.state)
+    it = Keeper(rank.state, 1, ("/proc/self/fd/9999",), OWNER)
     assert "cannot use the memory of this rank's supervisor" in caplog.text
     it.keep({"step": 1, "tag_quorum_id": 1, "batches_committed": 1})
     assert it.restore(0, 1, START, torch.clone) is None
@@ -382,7 +383,7 @@ def test_ranks_that_die_at_different_moments_restore_one_step_and_lose_one_at_mo
         rank.train(last + 1)
         rank.keeper.finish()
         if where == "writing":
-            write_header(next(s for s in rank.slots if (h := read_header(s)) and h.step == last + 1), None)
+            write_header(next(s for s in rank.buffers if (h := read_header(s)) and h.step == last + 1), None)
     expected = last + 1 if set(ahead) == {"written"} else last
     assert restored(ranks) == [expected] * len(ranks)
     for rank in ranks:
@@ -394,7 +395,7 @@ def test_a_damaged_state_of_one_rank_is_used_by_none() -> None:
     for rank in ranks:
         rank.start(owner_name("job", "a", "f00d", rank.rank, 2))
         trained(rank, 3)
-    newest = next(slot for slot in ranks[1].slots if (header := read_header(slot)) and header.step == 3)
+    newest = next(buffer for buffer in ranks[1].buffers if (header := read_header(buffer)) and header.step == 3)
     damage(newest, HEADER_BYTES + 300)
     assert restored(ranks) == [2, 2]
     for rank in ranks:
