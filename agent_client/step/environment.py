@@ -131,12 +131,16 @@ def _keeper(reader: Variables, rank: int, ranks: int) -> KeeperPlace | None:
     every = reader.read_number("LIGHTHOUSE_KEEP_EVERY") or 0
     if not every:
         return None
-    paths = reader.text("LIGHTHOUSE_KEEPER").split(":")
+    listed = reader.text("LIGHTHOUSE_KEEPER").split(":")
     # Under torchrun, the variable lists the buffers of all ranks of this host.
-    local = (reader.read_number("LOCAL_RANK") or 0) if len(paths) > BUFFERS else 0
+    local = (reader.read_number("LOCAL_RANK") or 0) if len(listed) > BUFFERS else 0
+    paths = tuple(listed[BUFFERS * local : BUFFERS * local + BUFFERS])
+    if len(paths) < BUFFERS:  # the rank still takes part when its group looks for a common state
+        log.warning("LIGHTHOUSE_KEEPER names no memory for local rank %d, so this rank keeps no states", local)
+        paths = ()
     incarnation = reader.text("LIGHTHOUSE_INCARNATION").partition(".")[0]
     owner = owner_name(reader.text("LIGHTHOUSE_JOB"), reader.text("REPLICA_GROUP_ID"), incarnation, rank, ranks)
-    return KeeperPlace(every, tuple(paths[BUFFERS * local : BUFFERS * local + BUFFERS]), owner)
+    return KeeperPlace(every, paths, owner)
 
 
 def owner_name(job: str, replica_id: str, incarnation: str, rank: int, ranks: int) -> str:

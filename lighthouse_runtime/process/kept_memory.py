@@ -27,9 +27,9 @@ class BufferHeader:
     owner: str  # rank that wrote the buffer (agent_client/step/environment.py)
     step: int = 0
     quorum_id: int = 0
-    length: int = 0  # bytes of the state
+    length: int = 0  # bytes of the state, or 0 if the state of that step was not kept
     digest: str = ""  # XXH3 of the state
-    problem: str = ""  # why nothing is kept; all other fields but `owner` are then empty
+    problem: str = ""  # why the state of that step was not kept
 
 
 def make_buffer(name: str) -> int:
@@ -61,7 +61,7 @@ def write_header(descriptor: int, header: BufferHeader | None) -> None:
     """Write the header, or erase it if None."""
     block = b""
     if header is not None:
-        text = json.dumps(asdict(header)).encode()
+        text = json.dumps(asdict(header), ensure_ascii=False).encode()
         block = _PREFIX.pack(_MAGIC, len(text), xxh3_64_intdigest(text)) + text
     if len(block) > HEADER_BYTES:
         raise ValueError(f"a header of {len(block)} bytes does not fit into {HEADER_BYTES}")

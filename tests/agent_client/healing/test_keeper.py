@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent_client.healing import keeper as keeper_module
@@ -20,13 +20,7 @@ from agent_client.state.random_state import restore_random
 from agent_client.state.train_state import TrainState
 from agent_client.step.environment import owner_name
 from lighthouse_protocol.messages.membership import Tag
-from lighthouse_runtime.process.kept_memory import (
-    HEADER_BYTES,
-    buffer_path,
-    make_buffer,
-    read_header,
-    write_header,
-)
+from lighthouse_runtime.process.kept_memory import HEADER_BYTES, buffer_path, make_buffer, read_header, write_header
 
 OWNER = owner_name("job", "a", "f00d", 0, 1)
 START = Tag(0, 0)
@@ -167,6 +161,7 @@ def damage(buffer: int, at: int) -> None:
     place=st.floats(0, 1),
     length=st.integers(1, 3000),
 )
+@example(steps=2, which={1}, kind="other", place=0.0, length=3000)  # both buffers have one header
 def test_a_buffer_that_is_cut_off_or_changed_anywhere_is_never_used(
     steps: int, which: set[int], kind: str, place: float, length: int
 ) -> None:
@@ -189,9 +184,8 @@ def test_a_buffer_that_is_cut_off_or_changed_anywhere_is_never_used(
         elif index in which:  # half of it is of the other buffer's step
             os.pwrite(buffer, contents[1 - index][at : min(end, at + length)], at)
         used = len(before.rstrip(b"\0")) if kind != "cut" else end
-        if os.pread(buffer, end, 0)[:used] == before[:end][:used] or not _matters(
-            before, os.pread(buffer, end, 0), end
-        ):
+        after = os.pread(buffer, end, 0)
+        if after[:used] == before[:end][:used] or not _matters(before, after, end):
             intact.append(header.step)
     rank.start()
     kept = rank.restore()
@@ -326,6 +320,108 @@ def test_a_state_that_changed_while_it_was_copied_is_dropped(rank: Rank) -> None
     assert step_of(rank.restore()) == 2
 
 
+def test_a_copy_that_fails_or_is_dropped_does_not_cost_the_state_before(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(rank, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper_module, "encode", lambda state: 1 / 0)
+        for step in (3, 4):
+            rank.train(step)
+            rank.keeper.finish()
+    rank.train(5)
+    rank.state.stands_still = False
+    rank.keeper.finish()
+    rank.start()
+    assert step_of(rank.restore()) == 2
+
+
+def test_nothing_is_erased_before_there_is_room(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(rank, 2)
+    found: list[list[int]] = []
+
+    def has_room(size: int) -> bool:
+        found.append(sorted(header.step for each in rank.buffers if (header := read_header(each)) is not None))
+        return False
+
+    monkeypatch.setattr(keeper_module, "has_room", has_room)
+    os.ftruncate(rank.buffers[0], read_size(rank.buffers[0]))
+    rank.model.register_buffer("more", torch.zeros(100_000))
+    rank.train(3)
+    rank.keeper.finish()
+    assert found == [[1, 2]]
+
+
+def read_size(buffer: int) -> int:
+    header = read_header(buffer)
+    assert header is not None
+    return HEADER_BYTES + header.length
+
+
+def test_a_copy_that_hangs_is_given_up_and_never_completed(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(rank, 2)
+    may_go_on, threads = threading.Event(), list[threading.Thread]()
+    write_all = keeper_module._write_all
+
+    def hang(*arguments: Any) -> None:
+        threads.append(threading.current_thread())
+        assert may_go_on.wait(60)
+        write_all(*arguments)
+
+    monkeypatch.setattr(keeper_module, "_write_all", hang)
+    rank.train(3)
+    rank.keeper.finish(0.1)
+    assert "was not complete after 0.1 s; this rank keeps no more states" in caplog.text
+    rank.train(4)
+    rank.keeper.close()
+    may_go_on.set()
+    threads[0].join()
+    assert len(set(threads)) == 1
+    headers = [header for buffer in rank.buffers if (header := read_header(buffer)) is not None]
+    assert [header.step for header in headers if header.length] == [2]
+    assert any("not complete" in header.problem for header in headers)
+    rank.start()
+    assert step_of(rank.restore()) == 2
+
+
+def test_after_a_divergence_nothing_is_left_even_if_a_copy_hangs(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(rank, 2)
+    may_go_on = threading.Event()
+    monkeypatch.setattr(keeper_module, "_write_all", lambda *arguments: may_go_on.wait(60))
+    rank.train(3)
+    rank.keeper.finish(0.1)
+    rank.keeper.clear()
+    may_go_on.set()
+    rank.start()
+    assert rank.restore() is None
+
+
+def test_a_problem_that_does_not_fit_into_the_header_ends_no_copies(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(state: Any) -> Any:
+        raise RuntimeError(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper_module, "encode", fail)
+        text = "\u00fc" * 1000
+        trained(rank, 1)
+        [header] = [header for buffer in rank.buffers if (header := read_header(buffer)) is not None]
+        assert text[:900] in header.problem
+        text = "\U0001f600" * 1000
+        rank.keeper._problem = ""
+        rank.keeper._owner = "o" * 200
+        rank.train(2)
+        rank.keeper.finish()
+    assert "does not fit into 4096" in caplog.text
+    rank.start()
+    trained(rank, 3)
+    rank.start()
+    assert step_of(rank.restore()) == 3
+
+
 def test_after_a_divergence_nothing_is_left(rank: Rank) -> None:
     trained(rank, 3)
     rank.keeper.clear()
@@ -337,6 +433,13 @@ def test_memory_that_cannot_be_opened_keeps_nothing(rank: Rank, caplog: pytest.L
     it = Keeper(rank.state, 1, ("/proc/self/fd/9999",), OWNER)
     assert "cannot use the memory of this rank's supervisor" in caplog.text
     it.keep({"step": 1, "tag_quorum_id": 1, "batches_committed": 1})
+    assert it.restore(0, 1, START, torch.clone) is None
+
+
+def test_if_one_buffer_cannot_be_opened_the_other_is_closed(rank: Rank) -> None:
+    before = os.listdir("/proc/self/fd")
+    it = Keeper(rank.state, 1, (buffer_path(rank.buffers[0]), "/proc/self/fd/9999"), OWNER)
+    assert os.listdir("/proc/self/fd") == before
     assert it.restore(0, 1, START, torch.clone) is None
 
 

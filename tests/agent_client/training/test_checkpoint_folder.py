@@ -192,6 +192,26 @@ class TestOneRank:
             assert (weights(other), other.current_step) == (weights(agent), max(3, kept))
             assert other.batches_committed == (9 if kept > 3 else 6)
 
+    def test_what_is_kept_in_memory_is_loaded_if_a_newer_checkpoint_is_damaged(
+        self, agent: Agent, tmp_path: Path
+    ) -> None:
+        for step in (50, 100):
+            path = save(CheckpointFolder(tmp_path, at(agent, step, 7)))
+        damage(path)
+        place = 1, (buffer_path(make_buffer("a")), buffer_path(make_buffer("b"))), "owner"
+        keeper = Keeper(agent.state, *place)
+        keeper.keep({"step": 90, "tag_quorum_id": 7, "batches_committed": 9})
+        keeper.close()
+        with make_agent(2) as other:
+            other.internals.keeper = Keeper(other.state, *place)
+            checkpoints = CheckpointFolder(tmp_path, other)
+            assert checkpoints.resume()
+            assert (weights(other), other.current_step) == (weights(agent), 90)
+            assert other.internals.restore_kept() is False, "it is as new as the state"
+            at(other, 110, 8)
+            save(checkpoints)
+        assert [int(name[5:17]) for name in names(tmp_path)] == [50, 110]
+
     def test_random_numbers_continue(self, agent: Agent, tmp_path: Path) -> None:
         def draw() -> tuple[Any, ...]:
             values = random.random(), random.gauss(), np.random.rand(), np.random.randn()
