@@ -27,9 +27,9 @@ class BufferHeader:
     owner: str  # rank that wrote the buffer (agent_client/step/environment.py)
     step: int = 0
     quorum_id: int = 0
-    length: int = 0  # bytes of the state, or 0 if the state of that step was not kept
+    length: int = 0  # bytes of the state
     digest: str = ""  # XXH3 of the state
-    problem: str = ""  # why the state of that step was not kept
+    problem: str = ""  # why nothing is kept; all other fields but `owner` are then empty
 
 
 def make_buffer(name: str) -> int:

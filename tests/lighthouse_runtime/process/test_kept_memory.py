@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lighthouse_protocol.limits import MAX_REASON_CHARS
 from lighthouse_runtime.process.kept_memory import HEADER_BYTES, BufferHeader, make_buffer, read_header, write_header
 
 HEADER = BufferHeader('["job", "ä", "f00d", 0, 1]', 12, 34, 100, "0123456789abcdef")
@@ -27,6 +28,12 @@ def test_there_and_back(buffer: int) -> None:
     assert read_header(buffer) == HEADER
     write_header(buffer, None)
     assert read_header(buffer) is None
+
+
+def test_a_problem_of_the_greatest_length_fits(buffer: int) -> None:
+    header = BufferHeader(HEADER.owner, problem="\u5b57" * MAX_REASON_CHARS)
+    write_header(buffer, header)
+    assert read_header(buffer) == header
 
 
 def test_a_header_that_does_not_fit_is_refused(buffer: int) -> None:
