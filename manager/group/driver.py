@@ -2,9 +2,8 @@
 
 `GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
 deadline. It is synchronous. The clock, the ranks' streams and calls, the session with the lighthouse and the evidence
-collector are passed in, so the simulator runs the same code. Its parts are `RankNotices`, which informs the ranks and
-the log about waits and the size of the job, and `GroupProgressDriver`, which collects progress samples and detects
-stalls.
+collector are passed in, so the simulator runs the same code. It uses `RankNotices`, which notifies the ranks of waits,
+of the job's size and of preemptions, and `GroupProgressDriver`, which collects progress samples and detects stalls.
 """
 
 import itertools
@@ -82,12 +81,12 @@ Watches = dict[int, Watch]
 """The open watches, by number."""
 
 
-# The ranks of a group connect one after the other, so only a long wait is logged.
+# The ranks of a group do not connect at the same moment, so missing ranks are logged only after this time.
 INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 
 class RankNotices:
-    """Sends the ranks the reason for a wait and the size of the job. Logs long waits for a quorum and missing ranks.
+    """Notifies the ranks of waits, the size of the job and preemptions. Logs long waits and missing ranks.
 
     `waiting_for` returns the reason why requests for a quorum are waiting, and is called only while a request waits.
     """
@@ -179,8 +178,8 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and returns the group's progress for heartbeats.
 
-    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, in which samples could
-    not be read.
+    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, during which it cannot
+    read samples.
     """
 
     def __init__(
@@ -200,7 +199,7 @@ class GroupProgressDriver:
         self._watch = StallWatch(timers, log, "", self, limits.floor_s)
 
     def record_assignment(self, assignment: Assignment) -> None:
-        """Record whether this group is alone in the quorum. Called with each assignment that a rank receives."""
+        """Record whether this group is alone in its quorum. Call this with each assignment that a rank receives."""
         self._is_alone = assignment.replica_world_size == 1
 
     def add_sample(self, watch: Watch, sample: ProgressSample) -> None:
@@ -217,7 +216,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """Do not count a pause of this process, of `by_s` seconds, as time without progress. Call before a verdict."""
+        """Do not count the `by_s` seconds for which this process was paused as time without progress."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -242,20 +241,20 @@ class GroupProgressDriver:
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
-    """Return whether the rank's current collective stays within its group, or the rank has no Agent."""
+    """Return True if the rank has no Agent, or if its newest collective involves only ranks of its own group."""
     return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
 
 
 class LighthousePort(Protocol):
-    """Interface to the session with the lighthouse and its connection.
+    """Interface to the session with the lighthouse, and to the connection that carries it.
 
-    The implementation calls the driver's `begin_session`, `handle_message` and `closed`. It opens a new session when
-    one ends.
+    An implementation calls the driver's `begin_session`, `handle_message` and `closed`, and opens a new session
+    whenever one ends.
     """
 
     @property
     def error(self) -> str:
-        """Why the lighthouse is unreachable, or an empty string if it is reachable."""
+        """Why the lighthouse is unreachable or refuses the group, or an empty string if there is no problem."""
         ...
 
     def send(self, message: ToLighthouse) -> None:
@@ -263,20 +262,20 @@ class LighthousePort(Protocol):
         ...
 
     def give_up(self, reason: str) -> None:
-        """Close this connection and open a new one."""
+        """Close the connection because of `reason`, and open a new one."""
         ...
 
     def connect_second(self, reason: str) -> None:
-        """Open a second connection and move the session there."""
+        """Open a second connection, and move the session there once it is established. `reason` is logged."""
         ...
 
     def cancel_second(self) -> None:
-        """Cancel the second connection, because the first one works again."""
+        """Stop opening a second connection, because the first one works again."""
         ...
 
 
 class EvidenceSource(Protocol):
-    """Interface to the collector of evidence of what the ranks are doing."""
+    """Interface to the evidence collector, which finds out what the ranks are doing."""
 
     def add_watch(self, watch: Watch) -> None: ...
 
@@ -317,17 +316,21 @@ class _Call:
 
 
 class GroupDriver:
-    """Driver of one group.
+    """Feeds events to one group's state machine, and performs the effects that it returns.
 
     Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `closed`.
-    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are the arguments of GroupMachine.
+    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are passed on to GroupMachine.
 
     Args:
         timers: The clock.
         link: The session with the lighthouse.
         evidence: The evidence collector.
-        report: Called when the group has left or was killed, for each lost rank that did not return, if the group does
-            not fit its peers, and with the lighthouse's answer to a preemption notice.
+        report: Receives each outcome that the daemon or its supervisor must handle:
+
+            - `HasLeft` or `Killed` if the group has left the job or was killed,
+            - `RankGivenUp` if a lost rank has not returned in time,
+            - `GroupGivenUp` if the group does not fit its peers,
+            - `PreemptionNoted`, the lighthouse's answer to a preemption notice.
         limits: Time limits after which a rank counts as stalled.
         lag: Detects pauses of this process.
     """
@@ -378,7 +381,7 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Set this group's description as a participant, once its addresses are known."""
+        """Replace `me`, the group's description of itself to its peers. Called once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
@@ -395,9 +398,9 @@ class GroupDriver:
     # -- calls of ranks
 
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
-        """Handle a rank's request for a quorum. Return the number of the call, for `end_call`.
+        """Handle a rank's request for a quorum. Return the number of the call, to be passed to `end_call`.
 
-        `reply` receives the answer or a refusal later, within `time_left_s` seconds. `fields` are the fields of
+        `reply` receives the answer or a refusal within `time_left_s` seconds. `fields` are the fields of
         QuorumRequest except `call` and `deadline_at`.
         """
         within_s = _answer_within_s(time_left_s)
@@ -405,7 +408,7 @@ class GroupDriver:
         return self._submit_call(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
-        """Handle a rank's vote. See `ask` for the arguments and the result. `fields` are those of PendingVote."""
+        """Handle a rank's vote, as `ask` handles a request. `fields` are the fields of PendingVote except `call`."""
         vote = PendingVote(call=next(self._numbers), **fields)
         return self._submit_call(_Call(reply), vote, _answer_within_s(time_left_s))
 
@@ -417,12 +420,12 @@ class GroupDriver:
             self._feed(events.CallEnded(call))
 
     def report_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit."""
+        """Handle a rank's report that it has failed and will exit. If `ends_group`, its whole group must exit."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Make the group leave the job at a rank's request. Raise WrongState if the rank's process is not watched."""
+        """Make the group leave the job at a rank's request. Raise WrongState if that process has no open watch."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: its process is not watched, so it cannot drain the group")
@@ -557,7 +560,11 @@ class GroupDriver:
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
-        """Send a notice to the connected ranks, and to those that connect later."""
+        """Send a preemption notice to the connected ranks now, and to other ranks when they connect.
+
+        `notice` is None if there is no notice, or if it was withdrawn. `should_save` tells the ranks to save a
+        checkpoint before they exit.
+        """
         self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:
@@ -721,5 +728,5 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """Return the seconds in which to answer, so that the answer arrives before the deadline in `time_left_s`."""
+    """Return within how many seconds to answer a caller whose deadline is in `time_left_s` seconds."""
     return time_left_s - answer_margin_s(time_left_s) / 2

@@ -1,9 +1,9 @@
-"""The group's decision on a step: commit or discard. No I/O.
+"""The group's decision on a step: commit or discard. This module does no I/O.
 
-An *attempt* is one try at a step, identified by (quorum_id, step). It commits when all ranks of the group have voted
-yes. A single no discards it immediately. A yes that names its quorum is *bound*: it counts even after its call has
-ended, and its rank repeats it until it receives the decision. A yes without a quorum ends with its call, and the rank
-may vote again.
+An *attempt* is one execution of a step, identified by (quorum_id, step). It commits when all ranks of the group have
+voted yes. A single no discards it immediately. A yes that names its quorum is *bound*: it counts even after its call
+has ended, and its rank repeats it until it receives the decision. A yes without a quorum ends with its call, and the
+rank may vote again.
 
 A late or repeated vote receives the decision, except that a no is never answered with a commit. A vote for a step other
 than the current one is refused; the error names both steps. When the ranks receive a quorum for a step, a new attempt
