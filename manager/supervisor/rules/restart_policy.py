@@ -1,4 +1,4 @@
-"""Restart policy: whether and when lost ranks restart, and which host is excluded. No I/O.
+"""Restart policy: whether and when lost ranks restart, and which host is excluded. This module does no I/O.
 
 1. The exit status of a rank means that it is done (0), that the run must stop (the stop exit code, or SIGINT), or that
    the rank is lost (any other status).
@@ -71,7 +71,7 @@ Decision = Restart | Exclude | GiveUp
 
 
 def outcome(status: int, stop_exit_code: int) -> Outcome:
-    """Classify an exit status. As in subprocess, it is an exit code, or minus a signal number."""
+    """Classify an exit status, which is an exit code or a negated signal number, as in subprocess."""
     if status == 0:
         return Outcome.DONE
     is_abort = status == -signal.SIGINT or (stop_exit_code != 0 and status == stop_exit_code)
@@ -111,7 +111,7 @@ class RestartBudget:
     def record_loss(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
         """Record a loss that began on `host`. Return the decision to restart, to exclude a host, or to give up.
 
-        The ranks lived for `lived_s` seconds. `is_misfit` means that the group does not fit its peers.
+        The ranks had run for `lived_s` seconds. `is_misfit` means that the group does not fit its peers.
         """
         policy = self.policy
         self._early = self._early + 1 if lived_s < policy.startup_s else 0
@@ -177,7 +177,7 @@ class Report:
         self._refused_since: float | None = None
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
-        """Return whether the lighthouse's refusal is final, so that a retry would not help.
+        """Return whether the lighthouse's refusal is final, which means that a retry would not help.
 
         A duplicate name is final after DUPLICATE_TIMEOUT_S, because the predecessor's stream should be closed by then.
         """
@@ -195,7 +195,7 @@ class Report:
         self._send_losses(now)
 
     def end_stream(self, now: float) -> None:
-        """Record that the stream has closed. Queue again the losses that may not have arrived."""
+        """Record that the stream has closed, and queue the losses that may not have arrived for the next one."""
         self.is_open = False
         doubtful = [lost for sent_at, lost in self._sent if sent_at >= now - DOUBT_S]
         self._sent.clear()
