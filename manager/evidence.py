@@ -100,7 +100,7 @@ def _describe_state(state: str) -> str:
 
 
 def _lines(threads: Sequence[ThreadState]) -> Iterable[str]:
-    """Return one line for each group of threads with the same name, state and kernel function."""
+    """Yield one line for each set of threads that have the same name, state and kernel function."""
     alike: dict[tuple[str, str, str], list[ThreadState]] = {}
     for thread in threads:
         alike.setdefault((thread.name, thread.state, thread.wchan), []).append(thread)

@@ -1,9 +1,10 @@
 """Driver of one replica group's manager.
 
-`GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
-deadline. It is synchronous. The clock, the ranks' streams and calls, the session with the lighthouse and the evidence
-collector are passed in, so the simulator runs the same code. It uses `RankNotices`, which notifies the ranks of waits,
-of the job's size and of preemptions, and `GroupProgressDriver`, which collects progress samples and detects stalls.
+`GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the state machine's
+next deadline. It is synchronous. The clock, the ranks' streams and calls, the session with the lighthouse and the
+evidence collector are passed in, so the simulator runs the same code. It uses `RankNotices`, which notifies the ranks
+of waits, of the job's size and of preemptions, and `GroupProgressDriver`, which collects progress samples and detects
+stalls.
 """
 
 import itertools
@@ -453,7 +454,7 @@ class GroupDriver:
         return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
         self._feed(events.RanksStarted(None if group_ranks is None else tuple(group_ranks)))
 
     # -- watches of ranks
@@ -477,7 +478,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch. None stands for an unknown message, which still shows that the rank is alive."""
+        """Handle a message on a watch. It is None if its type is unknown, which still shows that the rank is alive."""
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -555,7 +556,7 @@ class GroupDriver:
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice to the lighthouse now and in each later session. None withdraws the last notice."""
+        """Report a notice to the lighthouse now and in each later session. It is None if the last one was withdrawn."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
@@ -586,7 +587,7 @@ class GroupDriver:
     # -- waiting
 
     def _submit_call(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
-        """Pass a call to the machine, and refuse the call if it is not answered within `within_s` seconds."""
+        """Pass a call to the state machine. Refuse the call if it is not answered within `within_s` seconds."""
         number = event.call
         if self._closed is not None:
             call.send_answer(self._closed)
@@ -728,5 +729,5 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """Return within how many seconds to answer a caller whose deadline is in `time_left_s` seconds."""
+    """Return the time limit in seconds for answering a caller whose own deadline is in `time_left_s` seconds."""
     return time_left_s - answer_margin_s(time_left_s) / 2

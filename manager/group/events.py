@@ -114,7 +114,7 @@ class RankHealed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """A supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+    """A supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
 
     group_ranks: tuple[int, ...] | None = None
 
@@ -244,7 +244,7 @@ class SessionGivenUp:
 class SilenceChanged:
     """The lighthouse has stopped or resumed answering heartbeats.
 
-    If it has stopped, open a second connection and move the session there. If it has resumed, stop doing so.
+    If it has stopped, open a second connection and move the session there. If it has resumed, cancel that.
     """
 
     is_silent: bool

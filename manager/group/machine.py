@@ -3,9 +3,9 @@
 `ReplicaGroup` (records.py) holds the state. presence.py, requests.py, votes.py and session.py hold the rules for its
 parts, and append their effects to `ReplicaGroup.effects`. This module combines them.
 
-Three terms: a *standing quorum* is one under which the group may do many steps. A *grant* is the manager's permission
-for its ranks to enter the next step of that quorum without asking the lighthouse. The *lease* is the time after the
-last acknowledged heartbeat during which the manager may grant.
+This module uses three terms. A *standing quorum* is one under which the group may do many steps. A *grant* is the
+manager's permission for its ranks to enter the next step of that quorum without asking the lighthouse. The *lease* is
+the time after the last acknowledged heartbeat during which the manager may grant.
 
 1. When a rank requests a quorum, the manager grants it a step under the standing quorum, keeps the request until the
    lighthouse's next message or the group's next vote, or gathers it for a join. When all ranks have asked, the group
@@ -330,7 +330,7 @@ class GroupMachine:
     def _enter_quorum(self, quorum: Quorum, now: float, *, stands: bool) -> None:
         """Start the first step of the quorum that answers the group's join, and answer the ranks' requests.
 
-        `stands` means that the quorum is a standing one.
+        `stands` is True for a standing quorum, under which the group may do many steps.
         """
         answers = self.requests.enter_quorum(quorum, stands=stands)
         if isinstance(answers, LighthouseError):
@@ -365,7 +365,7 @@ class GroupMachine:
             self._decide_again(now)
 
     def _decide_step(self, commit: bool | None, now: float, rank_lost: str = "") -> None:
-        """Decide the current step and answer its votes. Do nothing if `commit` is None.
+        """Commit or discard the current step, and answer its votes. Do nothing if `commit` is None (undecided).
 
         If the loss of a rank caused a discard, `rank_lost` describes it.
         """

@@ -142,7 +142,7 @@ class RankPresence:
         return tuple(released)
 
     def started(self, group_ranks: Iterable[int] | None = None) -> None:
-        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 
@@ -156,7 +156,7 @@ class RankPresence:
         return watch.group_rank
 
     def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Mark a rank whose process reports its own failure as lost. If the process has no watch, only return False."""
+        """Mark a rank as lost because its process reports a failure. Return False if the process has no open watch."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)

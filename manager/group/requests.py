@@ -294,7 +294,7 @@ def _decide_grant(
 
 
 def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
-    """Return the error for a request whose step is invalid, or None if the step is valid."""
+    """Return an error if the request's step is malformed or earlier than the rank's last state, otherwise None."""
     try:
         check_count(request.step, "step")
     except InvalidRequest as e:

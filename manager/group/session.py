@@ -198,9 +198,9 @@ class SessionMachine:
         return is_ours
 
     def full_answer(self, answer: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
-        """Return the answer to the join with the full quorum, expanding an answer that contains only the changes.
+        """Return the answer to a join, with the full quorum. If it has only changes, apply them to the known quorum.
 
-        Return None if the changes apply to a different quorum than the known one. Call `request_full` in this case.
+        Return None if the changes apply to a different quorum. The caller must then call `request_full`.
         """
         if isinstance(answer, session.JoinAccepted):
             self.known = NamedQuorum.of(answer.quorum)

@@ -72,7 +72,7 @@ class Votes:
                 rank.vote = None
 
     def note_loss(self, group_rank: int) -> bool | None:
-        """Decide to discard the step if the lost rank has not voted and no earlier manager may have decided it."""
+        """Decide to discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
         attempt = self._group.attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:
             return None
@@ -209,7 +209,7 @@ class Votes:
         return self._begin_attempt(Attempt(quorum_id, vote.step, is_opened=False))
 
     def _is_over(self, attempt: Attempt) -> bool:
-        """Return whether all ranks have received the discard, so that the next vote belongs to the retry."""
+        """Return whether all ranks have received the discard. If so, the next vote belongs to the retry."""
         return attempt.decision is False and all(rank.knows_decision for rank in self._group.ranks)
 
     def _answer(self, vote: PendingVote, commit: bool) -> None:

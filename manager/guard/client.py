@@ -158,7 +158,7 @@ class GuardClient:
         await self._wait()
 
     def kill_now(self) -> None:
-        """Block until the guard has killed all its processes and exited. Use this instead of `stop` before `run`."""
+        """Stop the guard as `stop` does, but block. Use this only if `run` was never called, or after `stop`."""
         self._socket.close()
         self._process.wait(END_TIMEOUT_S)
 

@@ -30,7 +30,7 @@ def become_subreaper() -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of a process's descendants, without zombies."""
+    """Return the pids of a process's descendants, excluding zombies."""
     children = _children()
     found: list[int] = []
     below = [root]

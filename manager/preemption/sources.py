@@ -330,7 +330,10 @@ def polled_sources(names: Collection[str], endpoint: str) -> list[Source]:
 
 
 async def follow(source: Source, on_notice: OnNotice, every_s: float = EVERY_S) -> None:
-    """Poll a source until cancelled. Log when it begins to fail, and when it works again."""
+    """Poll a source until cancelled, and pass each result to `on_notice`.
+
+    Log when polling begins to fail, and when it works again.
+    """
     has_failed = False
     within_s = ANSWERS_WITHIN_S + (GCP_WAITS_S if source.name == GCP else 0)
     async with aiohttp.ClientSession() as http:

@@ -82,7 +82,7 @@ class FaultInjector:
     def between(
         self, driver: GroupDriver
     ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[], None]]:
-        """Return callbacks for LighthouseLink.run that carry out fault orders and pass all else on to `driver`."""
+        """Return callbacks for LighthouseLink.run that carry out fault orders, and pass other events to `driver`."""
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session

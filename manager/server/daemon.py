@@ -222,7 +222,7 @@ class ManagerDaemon:
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Record that the supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+        """Record that the supervisor has restarted the lost ranks among `group_ranks` (if None, all lost ranks)."""
         self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:

@@ -74,7 +74,7 @@ class WorkerHosts:
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def send(self, host: int, message: hosts.ToHost) -> None:
-        """Send a message to a host. Drop it if the host is not connected, whose loss is reported separately."""
+        """Send a message to a host, or drop it if the host is not connected. Its loss is reported separately."""
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
@@ -401,7 +401,7 @@ class HeadHost(HostSupervisor):
             await self._daemon.stop()
 
     def handle_signal(self, status: int, host: int = 0) -> None:
-        """Handle a stop signal.
+        """Handle a stop signal to the supervisor of `host`.
 
         After the first signal, the group completes its step and leaves. After the second, its ranks receive SIGTERM.
         After the third, they are killed. Several hosts may receive the same signal, so signals are counted per host.

@@ -1,4 +1,4 @@
-"""Memory of this host in which its ranks keep their last committed states (lighthouse_runtime/process/slots.py).
+"""Memory in which this host's ranks keep their last committed states (lighthouse_runtime/process/slots.py).
 
 The supervisor only owns the memory. The ranks write and read it (agent_client/healing/keeper.py).
 """

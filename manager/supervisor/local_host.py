@@ -343,7 +343,7 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle the current preemption notice of one of this host's sources, or None if it has no notice any more."""
+        """Handle the current preemption notice of a source on this host. `notice` is None if there is none."""
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -358,7 +358,7 @@ class HostSupervisor(ABC):
         """Close all components, after the group has ended or an error has occurred."""
 
     def _finish(self, over: GroupEnded) -> None:
-        """Make `run` return. Only the first call has an effect."""
+        """Make `run` return the status in `over`. Only the first call has an effect."""
         if not self._over.done():
             self._over.set_result(over)
 

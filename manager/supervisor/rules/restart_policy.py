@@ -61,7 +61,7 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Decision to end the group."""
+    """Decision to end the group, or the whole run."""
 
     reason: str
     is_for_all: bool  # whether the whole run stops, not only this group
@@ -125,11 +125,11 @@ class RestartBudget:
         return Restart(delay_s * (0.5 + 0.5 * self.draw()))
 
     def used(self, now: float) -> float:
-        """Return the used share of the budget, from 0 to 1."""
+        """Return how much of the restart budget is used up, from 0 to 1."""
         return share_used(self._recent(now), self.policy.max_restarts)
 
     def left(self, now: float) -> int:
-        """Return the number of restarts left in the window."""
+        """Return how many more restarts the budget allows at time `now`."""
         return max(0, self.policy.max_restarts - self._recent(now))
 
     def _recent(self, now: float) -> int:
@@ -162,9 +162,9 @@ DOUBT_S = 60.0
 class Report:
     """Sends a supervisor's reports to the lighthouse, and repeats them after a stream has broken.
 
-    A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event. It is
-    sent again if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called only
-    between `welcomed` and `end_stream`.
+    A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event, which
+    is sent again only if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called
+    only between `welcomed` and `end_stream`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
