@@ -1,4 +1,4 @@
-"""Sources of preemption notices: metadata services of clouds, signals, a file, and the manager's HTTP hook.
+"""Sources of preemption notices: cloud metadata services, signals, a file, and the manager's HTTP hook.
 
 Each source reads one kind of answer. An answer that a source cannot read is an error, never the absence of a notice: a
 metadata service may answer late, with an error page or not at all, and a notice that was seen before stays valid. Only

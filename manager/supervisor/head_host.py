@@ -56,7 +56,7 @@ _PROBE_TIMEOUT_S = PROBE_TIMEOUT_S + 0.5
 
 @dataclass(slots=True)
 class _Host:
-    """Connection to the supervisor of another host."""
+    """Connection from host 0 to the supervisor of another host of the group."""
 
     sender: Sender
     heard_at: float  # when its last message arrived
@@ -64,7 +64,7 @@ class _Host:
 
 
 class WorkerHosts:
-    """Connections to the supervisors of the group's other hosts."""
+    """Connections from host 0 to the supervisors of the group's other hosts."""
 
     def __init__(self, head: "HeadHost") -> None:
         self._head = head

@@ -118,7 +118,7 @@ class LocalHost:
                 self._guard.halt(check, 0.0)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that the supervisor has received to the ranks that have a handler for it."""
+        """Forward signal `number`, which the supervisor has received, to the ranks that have a handler for it."""
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)
@@ -141,7 +141,7 @@ class LocalHost:
             self._guard.strike(process or 0, number, is_largest=is_largest)
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
-        """Inspect a rank's process on this host, and read its last output."""
+        """Inspect a rank's process on this host, and read the last lines of its output."""
         return await probe_with_output(request, self.last_lines(request.group_rank))
 
     async def last_lines(self, rank: int) -> tuple[str, ...] | None:
@@ -292,7 +292,7 @@ class Launch:
 
 
 class HostSupervisor(ABC):
-    """Supervisor of one host: handles its signals, runs its guard and returns its exit status."""
+    """Base class of a host's supervisor, which handles signals, runs the guard and returns the exit status."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch

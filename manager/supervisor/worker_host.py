@@ -1,4 +1,4 @@
-"""Supervisor of a group's other hosts: `lighthouse-manager run --node-rank K` with K > 0.
+"""Supervisor of each host of a group except host 0: `lighthouse-manager run --node-rank K` with K > 0.
 
 `WorkerHost` keeps a stream open to host 0, which decides when ranks start and stop, and another one to the lighthouse,
 which can stop the run. While host 0 is not connected, no rank runs on this host.

@@ -49,7 +49,7 @@ class MisfitReported:
 
 @dataclass(frozen=True, slots=True)
 class CheckFailed:
-    """The host's health check failed before a start."""
+    """The host's health check failed, so its ranks were not started."""
 
     host: int
     reason: str
