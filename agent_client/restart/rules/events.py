@@ -1,6 +1,6 @@
 """Events, effects and settings of a rank's state machine, and the timer of its interruptions. No I/O and no clock.
 
-A rank's process passes events of its lighthouse stream and of its function to the machine. The machine returns effects
+A rank's process passes events of its lighthouse stream and of its function to the state machine, which returns effects
 that the process must perform in order.
 """
 
@@ -12,7 +12,8 @@ from enum import StrEnum
 from lighthouse_protocol.messages.run import FromRunRank, RunCompleted, RunCounters, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
-# -- events of the stream. `session` is the number from Connect. The machine ignores events of older streams.
+# -- events of the stream. `session` is the number from Connect. The state machine ignores events of older
+# streams.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """The stream has closed, or could not be opened."""
+    """The stream has been closed, or could not be opened."""
 
     session: int
     error: LighthouseError | None = None
@@ -36,7 +37,7 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The process is waiting for a generation, or its running function has requested the next one."""
+    """The process is ready for the next generation, or its running function has requested it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,14 @@ RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closi
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream, and report its events with the number `session`. Queue messages until the stream is open."""
+    """Open a stream whose events carry the number `session`. Queue messages to send until the stream is open."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Cancel the stream. The machine expects no StreamClosed event afterwards."""
+    """Cancel the stream. The state machine expects no StreamClosed event afterwards."""
 
     session: int
 
@@ -101,7 +102,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Interrupt the running function. The machine repeats this until the function has ended."""
+    """Interrupt the running function. This effect is repeated until the function has ended."""
 
     reason: str
 
@@ -115,7 +116,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End the wrapped call: all ranks have finished, the run was stopped, or this rank may not take part."""
+    """End the wrapped call, because all ranks have finished, the run was stopped, or this rank cannot take part."""
 
     outcome: RunCompleted | RunStopped | LighthouseError
 

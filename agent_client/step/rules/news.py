@@ -35,7 +35,7 @@ class Loss:
 
 
 class StepNews:
-    """Builds the log lines of one rank. Times are readings of the caller's monotonic clock, in seconds."""
+    """Builds one rank's log lines about lost and healed groups. Times come from the caller's monotonic clock."""
 
     def __init__(self) -> None:
         self._loss: Loss | None = None
@@ -48,11 +48,11 @@ class StepNews:
         return pending
 
     def pop_overdue(self, now: float) -> str:
-        """Return the pending line if it has been pending for LOSS_HELD_S, or an empty string."""
+        """Return the pending line if it has been pending for at least LOSS_HELD_S, or else an empty string."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
-        """Record that the current step is not committed. Return the pending line, or an empty string."""
+        """Record that the current step was discarded. Return the pending line, or an empty string if there is none."""
         loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 

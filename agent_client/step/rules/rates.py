@@ -2,8 +2,8 @@
 
 As in the lighthouse's report, goodput is the share of time in committed steps. The time between two commits is one step
 if nothing happened in between. If a step was discarded or the quorum changed, an unknown part of the time was a wait,
-so the step counts with the mean time of the undisturbed steps before it. Time begins with the first commit, because the
-first step compiles and waits for groups that are still starting.
+so the step counts with at most the mean time of the undisturbed steps before it. Time begins with the first commit,
+because the first step compiles and waits for groups that are still starting.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Commit(NamedTuple):
 
 @dataclass(slots=True)
 class StepRates:
-    """Sums over the commits of one rank since `first`."""
+    """Number and duration of the steps that one rank has committed after its commit `first`."""
 
     first: Commit
     last: Commit

@@ -1,4 +1,4 @@
-"""Computes which part of a step a replica group does. No I/O. All participants compute consistent results.
+"""Computes which microbatches of a step a replica group computes. No I/O. All participants reach consistent results.
 
 A step consists of microbatches, each computed by all ranks of one group. The step's gradients are the sum over the
 groups that count, divided by `divisor`. *Contributors* are the participants that hold the current state when they
