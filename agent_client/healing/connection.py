@@ -94,7 +94,7 @@ class StateUnavailable(Exception):
 
 
 class StateRefused(StateUnavailable):
-    """Raised if the state contains something that cannot be sent, so that a retry would not help."""
+    """Raised if the state contains something that cannot be sent, so a retry would not help."""
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:

@@ -239,7 +239,7 @@ class Interrupter:
             self._runs, self._aborting = True, None
 
     def disarm(self) -> None:
-        """Record that the generation has ended, so that no further abort starts, and wait for running aborts.
+        """Record that the generation has ended, so no further abort starts, and wait for running aborts.
 
         If an abort hangs, the process is killed after the hard timeout.
         """

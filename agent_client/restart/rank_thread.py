@@ -49,7 +49,7 @@ class DriverThread(Process):
         self._open_stream = open_stream
         self._reporter = SelfReporter()
         self._inbox: queue.SimpleQueue[events.RankEvent | None] = queue.SimpleQueue()
-        """Events for the machine. None makes the thread leave the run."""
+        """Events for the state machine. None makes the thread leave the run."""
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
 
     def start(self) -> None:

@@ -1,9 +1,9 @@
 """The Wrapper decorator, and the attempts that make up one call of a wrapped function.
 
-The decorator binds the arguments of a call once. `WrappedCall` then runs attempt after attempt until all ranks have
-finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the next
-attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the failures
-of this process. The function receives a `CallWrapper`.
+The decorator binds the arguments of a call once. `WrappedCall` then starts one attempt after the other, until all ranks
+have finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the
+next attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the
+failures of this process. The function receives a `CallWrapper`.
 """
 
 import contextlib
@@ -125,7 +125,7 @@ class CallWrapper:
 
     @property
     def rank(self) -> int:
-        """Rank among the active ranks."""
+        """Rank of this process among the active ranks."""
         return self.state.rank
 
     @property

@@ -218,7 +218,7 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """Compare the state with the other participants, in every `check_every`-th step of the job."""
+        """Compare this rank's state with those of the other participants, in every `check_every`-th step of the job."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -406,7 +406,7 @@ def is_half(dtype: torch.dtype) -> bool:
 
 
 def dtype_of_sum(dtype: torch.dtype, reduce_dtype: str) -> torch.dtype:
-    """Return the dtype in which a tensor is summed, under the option `reduce_dtype`."""
+    """Return the dtype in which tensors of `dtype` are summed, given the Agent's option `reduce_dtype`."""
     return torch.float32 if reduce_dtype == "float32" and is_half(dtype) else dtype
 
 

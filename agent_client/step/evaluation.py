@@ -251,7 +251,7 @@ def _run(
 
 
 def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) -> Any:
-    """Return the result that group `first` sent, or raise the error that one of its ranks sent."""
+    """Return the result that group `first` sent, or raise EvaluationFailed if one of its ranks sent an error."""
     for group_rank, payload in enumerate(received):
         if payload.startswith(ERROR):
             text = payload[len(ERROR) :].decode(errors="replace")

@@ -136,7 +136,7 @@ class Internals:
         self.last_saves: list[Callable[[float], object]] = []
         """Functions that save a checkpoint within the given seconds. Called after a drain if no other group stays."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
-        """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
+        """The FaultTolerantOptimizer that voted last, and the value of `StepMachine.moves` at that time."""
         self.parts: list[StepPart] = []
         self._quorum: Future[None] | None = None
         """Completes when the quorum is known, its process group is connected, and the state to heal to has arrived."""
@@ -209,8 +209,8 @@ class Internals:
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
         """Register `reduce_again`, which reduces the gradients of the current step once more.
 
-        If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so that the script need
-        not compute the gradients again.
+        If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so the script need not
+        compute the gradients again.
         """
         world_size = self.machine.world_size
         if world_size.depends_on_quorum:
@@ -302,8 +302,8 @@ class Internals:
         """Begin a step if none is in progress.
 
         Args:
-            has_computed: Whether the script has already computed something for this step, so that no peer's state may
-                be installed. None means True inside a backward pass, and False elsewhere. With None, if an earlier
+            has_computed: Whether the script has already computed something for this step, so no peer's state may be
+                installed. None means True inside a backward pass, and False elsewhere. With None, if an earlier
                 backward pass was abandoned, first discard its step by voting on it.
         """
         machine = self.machine
@@ -619,7 +619,7 @@ class Internals:
             part.pass_order.gave_up()
 
     def _starts_over(self) -> bool:
-        """Return whether the script has reset the gradients that were reduced in this step, and so starts over.
+        """Return whether the script starts the step over, because it has reset gradients that were already reduced.
 
         A loop that accumulates still has the gradients. If the parameters have changed, as with SAM, or a GradScaler
         has skipped the step, the script may have reset the gradients on purpose, so the result is False.

@@ -449,7 +449,7 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether no element is infinite or NaN."""
+    """Return whether all elements of a tensor are finite, that is, neither infinite nor NaN."""
     values = tensor._values() if tensor.is_sparse else tensor
     if not (values.is_floating_point() or values.is_complex()):
         return True
@@ -459,7 +459,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 class ReductionFuture(Future[torch.Tensor]):
-    """Result of a reduction. Waiting for it does not count as compute time."""
+    """Future of a reduction. The time spent waiting for it does not count as compute time."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()

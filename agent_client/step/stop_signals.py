@@ -128,7 +128,7 @@ def close_each(opened: Iterable[Closable]) -> None:
 
 
 def _after_fork() -> None:
-    """Restore the default handlers, so that SIGTERM stops a forked child, such as a DataLoader worker."""
+    """Restore the default signal handlers in a forked child, such as a DataLoader worker, so that SIGTERM ends it."""
     for each in list(_installed):
         each.uninstall()
     _open.clear()

@@ -1,7 +1,8 @@
-"""State machine of one rank in a run, and of its connection to the lighthouse. No I/O and no clock.
+"""State machine of one rank in a run, and of its connection to the lighthouse.
 
-A *run* is all ranks that execute one wrapped function together. A *generation* is a numbered attempt to execute the
-function. A *spare* is a rank that is ready but not part of the current generation.
+This module does no I/O and reads no clock. A *run* is all ranks that execute one wrapped function together. A
+*generation* is a numbered attempt to execute the function. A *spare* is a rank that is ready but not part of the
+current generation.
 
         Waiting         formed         ended, stopped      Raised, Returned
     idle ---> ready ----------> running ------------> leaving ------------> idle
@@ -15,8 +16,8 @@ function. A *spare* is a rank that is ready but not part of the current generati
    unreachable, a running rank continues and a waiting rank waits.
 2. When a generation has ended, the rank's function is interrupted repeatedly. If it is still running after a timeout,
    the process is killed.
-3. On each new stream, the rank repeats its current state (last generation, ready, failed, finished, closing), so that
-   no message is lost with a stream. The rank also repeats its slot, the number that identifies it in the run, because
+3. On each new stream, the rank repeats its current state (last generation, ready, failed, finished, closing), so no
+   message is lost with a stream. The rank also repeats its slot, the number that identifies it in the run, because
    in an elastic run the lighthouse assigns the slots. A failure is repeated until the lighthouse reports that the
    generation has ended.
 4. RunStopped, RunCompleted, or a refusal that a retry cannot change ends the rank's part in the run.

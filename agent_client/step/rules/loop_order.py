@@ -1,4 +1,4 @@
-"""Rules that detect where a training loop begins a step, and where it abandons one. No I/O.
+"""Rules that detect where a training loop begins a step, and where it abandons one. This module does no I/O.
 
 A step begins with the first forward pass of a module that uses the Agent, with the first reduction, or with the vote. A
 zero_grad() at the top of the loop must also begin the step, so that a healing rank has its peer's state before the

@@ -1,4 +1,4 @@
-"""State machine of one rank's step. No I/O.
+"""State machine of one rank's training step. This module does no I/O.
 
     asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard
 
@@ -62,7 +62,7 @@ class StepMachine:
     has_computed: bool = False
     """True if a forward pass or a reduction has begun in this step."""
     skips_batch: bool = False
-    """True if the script skips this rank's batch, so that the rank contributes zeros and does not count."""
+    """True if the script skips this rank's batch, so the rank contributes zeros and does not count."""
     skipped_weight: int = 0
     """Number of skipped microbatches in the step, summed over all groups."""
     is_in_backward: bool = False
@@ -72,7 +72,7 @@ class StepMachine:
     moves: int = 0
     """Number of forward passes, reductions and votes so far."""
     accumulates: bool = False
-    """True if the last forward pass only accumulates gradients, so that its backward pass reduces nothing."""
+    """True if the last forward pass only accumulates gradients, so its backward pass reduces nothing."""
     may_heal: bool = True
     """True if the next quorum may require this rank to heal."""
     heals_first: bool = False
@@ -146,7 +146,7 @@ class StepMachine:
         self.failure = reason
 
     def lost_between(self, reason: str) -> None:
-        """Record that participants were lost between two steps, so that the next step needs another quorum."""
+        """Record that participants were lost between two steps, so the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
@@ -247,7 +247,7 @@ class StepMachine:
 
     @property
     def has_decided(self) -> bool:
-        """True if this rank has voted yes and is the only rank of its group, so that its vote is the decision."""
+        """True if this rank has voted yes and is the only rank of its group, so its vote is the decision."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
     def decided(self, commit: bool) -> None:
