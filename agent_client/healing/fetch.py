@@ -207,7 +207,7 @@ OnBytes = Callable[[str, int, int], None]
 
 @dataclass(eq=False)
 class Fetch:
-    """One download of a state. The time limit begins at construction. The received tensors are on the CPU."""
+    """A download of a state to CPU tensors. Its time limit starts when the object is created."""
 
     sources: Mapping[str, FindAddress]
     """Sources by name, in the order in which they become the lead if earlier ones fail."""

@@ -206,7 +206,10 @@ class Healing:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Serve this step's state if it is up to date and a participant heals. First `release` the previous step's."""
+        """Serve this step's state if it is up to date and a participant heals.
+
+        Call `release` for the previous step first.
+        """
         self._quorum_id = assignment.quorum_id
         self._is_read_in_place = False
         catching_up, now = {assignment.replica_ids[rank] for rank in assignment.catching_up}, time.monotonic()

@@ -45,7 +45,7 @@ class TorchScope:
     """Patches torch.distributed for a generation. `abort` may be called at any time, `recover` only after `restore`."""
 
     def __init__(self, lighthouse: str) -> None:
-        """Exclude all existing objects from garbage collection. `lighthouse` is empty if there is no lighthouse."""
+        """Exclude all existing objects from garbage collection. `lighthouse` is an address, or empty if unused."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}

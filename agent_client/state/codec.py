@@ -110,7 +110,7 @@ def count_pieces(tensor: torch.Tensor) -> int:
 
 
 def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Return a digest of the dtypes, shapes and strides. In states with equal digests, pieces have equal positions."""
+    """Return a digest of dtypes, shapes and strides. States with equal digests have pieces at the same positions."""
     return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
 
 
@@ -230,7 +230,7 @@ def read_head(source: io.BufferedIOBase) -> Head:
 
 
 def _read(source: io.BufferedIOBase, count: int) -> bytes:
-    """Read exactly `count` bytes in chunks, so that a false `count` does not allocate memory."""
+    """Read exactly `count` bytes. Read them in chunks, because a malicious peer may announce a huge `count`."""
     chunks: list[bytes] = []
     while count:
         chunk = source.read(min(count, CHUNK_BYTES))

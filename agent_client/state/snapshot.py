@@ -74,7 +74,7 @@ class StateMismatch(Exception):
 
 
 class DoesNotFit(StateMismatch):
-    """Raised if a received state does not match the local model or optimizer. Other sources cannot help."""
+    """Raised if a received state does not match the local model or optimizer. Another source would not help."""
 
 
 def snapshot(state: State) -> State:

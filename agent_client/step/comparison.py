@@ -238,7 +238,7 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Send this rank's digest, and return those of all participants by replica_rank, or None where there is none.
+        """Exchange digests among the participants. Return them by replica_rank, with None for those that sent none.
 
         Raises:
             RuntimeError: The exchange failed, so the step has failed.

@@ -594,7 +594,7 @@ class Internals:
         part.pass_order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """Discard the step if drawing a batch again shows that the script has abandoned it. Return whether it does."""
+        """Discard the step, and return True, if drawing a batch again shows that the script has abandoned the step."""
         for part in self.parts:
             self._sync_order(part)
         if not any(part.pass_order.has_reduced for part in self.parts):

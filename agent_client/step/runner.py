@@ -231,7 +231,7 @@ class StepRunner:
         return tensor if summed is tensor else tensor.copy_(summed)
 
     def _with_fault(self, gradient: torch.Tensor) -> torch.Tensor:
-        """If `lighthouse chaos` has ordered it, put a NaN into the gradient, in place. Return the gradient."""
+        """Put a NaN into the gradient, in place, if `lighthouse chaos` has ordered this fault. Return the gradient."""
         watch = self.manager.watch
         if watch.has_fault(FaultKind.NAN) and gradient.is_floating_point() and gradient.numel():
             watch.end_fault(FaultKind.NAN)

@@ -12,8 +12,7 @@ from enum import StrEnum
 from lighthouse_protocol.messages.run import FromRunRank, RunCompleted, RunCounters, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
-# -- events of the stream. `session` is the number from Connect. The state machine ignores events of older
-# streams.
+# -- events of the stream. `session` is the number from Connect. Events of older streams are ignored.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +158,7 @@ class RankPhase(StrEnum):
 
 @dataclass(slots=True)
 class InterruptTimer:
-    """Decides when to interrupt a function that is still running.
+    """Decides when to interrupt a function that must end, and when to kill its process.
 
     The function is interrupted immediately and then every `interval_s` seconds. If it is still running after
     `hard_timeout_s`, the process is killed. The cleanup between two generations has the same time limit.

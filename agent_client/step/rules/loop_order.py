@@ -43,7 +43,7 @@ class StepPart(Protocol):
         ...
 
     def abandon_backward(self) -> None:
-        """Abandon a backward pass that has begun to reduce. Raise AgentError if other ranks are waiting in it."""
+        """Abandon a backward pass that has begun to reduce. Raise AgentError if other ranks wait for the rest."""
         ...
 
     def share_buffers(self) -> None:

@@ -162,7 +162,7 @@ class StepMachine:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """Record that a forward pass or a reduction begins. `accumulates`: its backward pass will reduce nothing."""
+        """Record that a forward pass or a reduction begins. `accumulates` is True if no reduction will follow."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
