@@ -24,8 +24,8 @@ from agent_client.step.script_check import refuse_optimizer
 class FaultTolerantOptimizer(Optimizer):
     """Optimizer whose `step()` commits the step in all replica groups or discards it in all of them.
 
-    It wraps a torch optimizer and shares the parameter groups and state, so a scheduler may be created for either of
-    the two optimizers. A discarded step changes neither parameters nor optimizer state.
+    It wraps a torch optimizer and shares its parameter groups and state, so a scheduler may be created for either of
+    them. A discarded step changes neither parameters nor optimizer state.
 
     Attributes:
         last_loss: The value that the closure of the last `step()` returned, or None if there was no closure.
