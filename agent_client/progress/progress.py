@@ -134,7 +134,7 @@ class Progress:
                 self._process_marks()
 
     def enter_reduction(self) -> None:
-        """Mark that the script now waits for the last reduction of its backward pass.
+        """Mark that the script starts to wait for its most recent reduction.
 
         The mark is used only to measure the compute time.
         """

@@ -1,8 +1,8 @@
-"""Rules of progress: how phase times are computed from marks, and how collectives are numbered. No I/O.
+"""Rules of progress: how phase times are computed from marks, and how collectives are numbered.
 
-A *mark* is the time at which a phase begins, advances or ends. The time of a phase excludes nested phases and waits,
-which are counted separately. In its first step, a process compiles and warms up, so the longest times until the end of
-that step are discarded.
+This module does no I/O. A *mark* is the time at which a phase begins, advances or ends. The time of a phase excludes
+nested phases and waits, which are counted separately. In its first step, a process compiles and warms up, so the
+longest times until the end of that step are discarded.
 
 A collective has the same number on all ranks, because all ranks run their collectives in the same order. A collective
 is numbered when the script requests it, even if another thread runs it later. Collectives over the replica groups are
@@ -211,7 +211,7 @@ class ComputeClock:
         self._waits = max(0, self._waits - 1)
 
     def enter_reduction(self, now: float, collectives_s: float) -> None:
-        """Record that the script now waits for the last reduction of its backward pass.
+        """Record that the script starts to wait for its most recent reduction.
 
         Only the time in collectives counts as a wait, because a device may still be computing the tensor.
         `collectives_s` is the time that the process has spent in collectives so far.
