@@ -70,6 +70,7 @@ class Peers:
     ) -> None:
         """Set the parameters, without connecting.
 
+        `host` is the address at which peers can reach this rank. `process_group` is one of PROCESS_GROUPS.
         `connect_timeout_s` limits each part of connecting (see CONNECT_PARTS). `timeout_s` limits a collective that has
         no time limit of its own.
         """

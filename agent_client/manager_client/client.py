@@ -242,6 +242,8 @@ class ManagerConnection:
     ) -> Assignment:
         """Return the assignment for `step`. Request it unless the answer to the last vote already contained it.
 
+        The arguments are those of `quorum` in lighthouse_runtime/client/rpcs.py.
+
         Raises:
             GroupDrained: The group was drained and has completed its last step.
             LighthouseError: The request failed.

@@ -261,7 +261,10 @@ class Number(NamedTuple):
 
 
 class CollectiveIds:
-    """Numbers collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
+    """Assigns numbers to collectives, the same on all ranks.
+
+    number_of() is thread-safe. Call the other methods from one thread at a time.
+    """
 
     def __init__(self) -> None:
         self._last = Entry(0)

@@ -27,7 +27,7 @@ from lighthouse_runtime.security.client_tls import files_from
 
 @dataclass(slots=True)
 class QuorumResult:
-    """The answer to a rank's request for a quorum, with the rank's own part in it.
+    """Answer to a rank's request for a quorum.
 
     Args:
         quorum_id (int): Id of the quorum. It changes with the members, and after a failed commit.

@@ -243,7 +243,7 @@ class LocalSGD(OuterSteps):
             attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.
 
         Raises:
-            ValueError: The arguments are not valid together.
+            ValueError: `sync_every` or `attempts` is less than 1, or `optimizer` has parameters that `model` lacks.
             ConfigurationError: The Agent has `heal_mode="catch_up"`.
         """
         state = OuterState(model.parameters())
@@ -307,7 +307,8 @@ class DiLoCo(OuterSteps):
             attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.
 
         Raises:
-            ValueError: The arguments are not valid together.
+            ValueError: A number is out of its range, the fragments do not cover the model exactly once, or an optimizer
+                has the wrong parameters.
             ConfigurationError: The Agent has `heal_mode="catch_up"`.
         """
         parameters = list(model.parameters())

@@ -210,9 +210,10 @@ class _Together(Optimizer):
 class FaultTolerantScheduler(LRScheduler):
     """Learning-rate scheduler for loops that ignore the return value of `optimizer.step()`.
 
-    It wraps a scheduler that the loop steps after each optimizer step, and does nothing if the optimizer step was
-    discarded or skipped. Register the wrapped scheduler in the TrainState, so that a healing group copies its state. If
-    `step()` is called several times after one optimizer step, as Accelerate does, all calls take effect.
+    The loop calls step() after each optimizer step. If that was committed, the call steps the wrapped scheduler. If it
+    was discarded or skipped, the call does nothing. Register the wrapped scheduler in the TrainState, so that a healing
+    group copies its state. If `step()` is called several times after one optimizer step, as Accelerate does, all calls
+    take effect.
     """
 
     def __init__(self, scheduler: LRScheduler, agent: Agent) -> None:

@@ -1,7 +1,7 @@
-"""Data loader whose worker processes load samples in advance, even though replica groups join and leave.
+"""Data loader whose worker processes load samples in advance, although replica groups may join and leave.
 
 The workers load the batches that come next if the set of groups stays the same. If the set changes, the loader drops
-these batches and loads the right batches.
+these batches and loads the right ones.
 """
 
 from collections import deque

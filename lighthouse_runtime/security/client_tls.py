@@ -3,10 +3,10 @@
 Options or environment variables name the PEM files; a supervisor passes the variables to its training processes. The
 files are read again for each connection.
 
-The CA certificate of a pin is fetched from the server. A first, unverified handshake gets the certificates of the
-server and its CA. No data is sent over this connection, and the CA certificate is trusted only if its SHA-256 equals
-the pin. A second handshake is verified with that CA and detects expired certificates and wrong clocks, so that errors
-can explain them.
+The CA certificate that matches a pin is fetched from the server. A first, unverified handshake gets the certificates of
+the server and its CA. No data is sent over this connection, and the CA certificate is trusted only if its SHA-256
+equals the pin. A second handshake is verified with that CA and detects expired certificates and wrong clocks, so that
+errors can explain them.
 
 Training processes import this module, so it imports the slow `cryptography` only to explain an error.
 """

@@ -286,8 +286,8 @@ class CertificateFiles:
     def for_http(self) -> ssl.SSLContext:
         """Return an SSL context whose handshakes use the newest certificate.
 
-        Each handshake switches to the context of the newest files. Reloading the files into an existing context does not
-        work, because a context cannot drop a CA.
+        Each handshake switches to the context of the newest files. Reloading the files into an existing context does
+        not work, because a context cannot drop a CA.
         """
         front = self._context()
 

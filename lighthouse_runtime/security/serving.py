@@ -70,7 +70,7 @@ def read_serving_file(port: int) -> Serving | None:
 
 
 def served_ports() -> tuple[int, ...]:
-    """Return the gRPC ports of this user's lighthouses with credentials on this host, the most recently started first."""
+    """Return the gRPC ports of this user's lighthouses with credentials on this host, most recently started first."""
     try:
         files = [(path.stat().st_mtime, path.name) for path in state_folder(_OPTION).iterdir()]
     except (OSError, InvalidRequest):

@@ -90,7 +90,7 @@ class Peers:
         self._refusals.warning("refused: %s", refusal)
 
     def stream_limits(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
-        """Return the limits of a new stream: the meter of messages from the peer, and the gate for large messages to it."""
+        """Return a new stream's limits: the meter of messages from the peer, and the gate for large messages to it."""
         gate = self._writes.get(peer)
         if gate is None:
             gate = self._writes[peer] = WriteGate(parent=self._writes_to_all)
@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a handler knows of its call. The caller is authorised to use the method (rules/access.py)."""
+    """A call, from the point of view of its handler. The caller is authorised to use the method (rules/access.py)."""
 
     time_left_s: float | None  # None without a deadline
     peer: str  # address in gRPC's form

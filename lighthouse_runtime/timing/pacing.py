@@ -1,4 +1,4 @@
-"""Backoff, rate-limited warnings, blocking reads with a deadline, cached values, and a clock that includes suspensions."""
+"""Backoff, rate-limited warnings, reads with a deadline, cached values, and a clock that includes suspensions."""
 
 import asyncio
 import logging

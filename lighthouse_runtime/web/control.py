@@ -1,10 +1,11 @@
 """Access control of the HTTP routes, and the actions of the status page (kill, drain, stop, resume).
 
-Any website that is open in a browser can make it send requests here. So every request is checked, in this order:
+Any website that is open in a browser can make the browser send requests to this daemon. So every request is checked, in
+this order:
 
 1. The Host header names this daemon: an IP address, a loopback name, or one of its own names. Otherwise a foreign name
-   that is made to resolve here (DNS rebinding) would count as the daemon's own page. A request with a valid token may
-   use any host name, since a foreign page has no token. An Authorization header without a valid token is no proof.
+   that resolves to this host (DNS rebinding) would count as the daemon's own page. A request with a valid token may
+   use any host name, since a foreign page has no token. An Authorization header without a valid token does not count.
 2. The caller has a role that may use the route (lighthouse_protocol/rules/access.py).
 
 Actions also require:

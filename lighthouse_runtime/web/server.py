@@ -222,7 +222,10 @@ def cut(client: web.RequestHandler) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """What a daemon's HTTP server serves. The server calls the functions on the event loop, once per request."""
+    """Functions and documents that a daemon's HTTP server serves.
+
+    The server calls the functions on the event loop, once per request.
+    """
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]  # body and content type
