@@ -192,8 +192,8 @@ def _poll_until_done(works: Sequence[Any], _backend: Any) -> None:
 def wait_in_thread(work: Any, is_aborted: Callable[[], bool], timeout: timedelta) -> None:
     """Wait for `work`, a send or receive, on a separate thread.
 
-    Raise RuntimeError if the work fails, or `is_aborted` returns True. Unlike a wait for a
-    collective, this wait cannot be split into short waits, because a timeout breaks the group.
+    Raise RuntimeError if the work fails, or `is_aborted` returns True. Unlike a wait for a collective, this wait cannot
+    be split into short waits, because a timeout breaks the group.
     """
     outcome: queue.SimpleQueue[RuntimeError | None] = queue.SimpleQueue()
 

@@ -137,7 +137,7 @@ class Activity:
     def _read_torch_collective(self) -> tuple[Collective | None, float]:
         """Return torch's oldest running collective, because later ones wait for it, and the time of the last change.
 
-        If none is running, return the newest. The time is that at which a collective was last entered or left.
+        If none is running, return the newest. The time is when a collective was last entered or left.
         """
         entered = self.torch_collectives
         if not entered:

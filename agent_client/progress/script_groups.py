@@ -46,7 +46,10 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """Install a signal handler that writes this process's stacks to an anonymous file. Return both."""
+    """Install a signal handler that writes this process's stacks to an anonymous file.
+
+    Return the signal and the file. Further calls return the same ones.
+    """
     pid = os.getpid()
     if pid not in _offered:
         _offered.clear()  # a forked child has inherited its parent's offer

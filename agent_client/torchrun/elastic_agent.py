@@ -24,7 +24,7 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Patch the methods of torch's agent that are listed above. Further calls do nothing.
+    """Apply the three patches of this module to torch's agent. Further calls do nothing.
 
     The patches have no effect on an agent whose rendezvous handler is not a LighthouseRendezvous.
     """

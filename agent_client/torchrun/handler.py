@@ -118,11 +118,11 @@ class LighthouseRendezvous(RendezvousHandler):
         """Set the parameters, without connecting.
 
         Args:
-        params: torchrun's parameters of the rendezvous.
-        client: Client whose run is that of the nodes.
-        named_by: Option or variable that names the lighthouse, for errors.
-        host: Address at which other nodes can reach this node.
-        options: Options of `--rdzv-conf`.
+            params: torchrun's parameters of the rendezvous.
+            client: Client whose run is that of the nodes.
+            named_by: Option or variable that names the lighthouse, for errors.
+            host: Address at which other nodes can reach this node.
+            options: Options of `--rdzv-conf`.
         """
         self.options = options
         self._params = params

@@ -34,9 +34,9 @@ class Node(DriverThread):
         """Set the parameters. Call start() to connect.
 
         Args:
-        entry: First message to the lighthouse.
-        limit_s: Seconds for which the lighthouse may be unreachable while the node waits for a round.
-        open_stream: Opens a stream to the lighthouse.
+            entry: First message to the lighthouse.
+            limit_s: Seconds for which the lighthouse may be unreachable while the node waits for a round.
+            open_stream: Opens a stream to the lighthouse.
         """
         # torchrun stops the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)

@@ -111,7 +111,10 @@ class StepLoader:
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
-        """Yield each batch, after its `Drawn`. With `several`, the rank may have several microbatches per step."""
+        """Yield each loaded batch, as a pair of its Drawn and the batch.
+
+        With `several`, the rank may have several microbatches per step.
+        """
         ahead, loaded = self._ahead, None
         for wanted in self.sampler.draws(several=several):
             if loaded is None:
@@ -136,7 +139,7 @@ class StepLoader:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the state of a StatefulDataLoader. Call this before the first batch.
 
-        The state does not determine the next batch. The Agent does.
+        The next batch does not depend on this state, but on the Agent's step.
         """
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]

@@ -33,7 +33,7 @@ MANAGER = "/manager.v1.ManagerService/"
 class Rpc(Generic[T]):
     """Description of a call.
 
-    If the server is down, the call fails immediately, unless `wait_for_ready` is set. It then waits up to `timeout_s`.
+    If the server is down, the call fails immediately, or, with `wait_for_ready`, waits up to `timeout_s` seconds.
     """
 
     path: str
@@ -213,7 +213,7 @@ def incident(id: str, *, timeout_s: float = 10.0) -> Rpc[Incident]:
 
 
 def ledger(page: str = "", job: str = "", *, timeout_s: float = 5.0) -> Rpc[tuple[tuple[str, ...], str]]:
-    """Return lines of the ledger, and the name of the page that follows them.
+    """Return one page of the ledger, and the name of the next page.
 
     Args:
         page: Name of a page, as returned with the previous page. Empty for the first page, which is the oldest.
@@ -383,7 +383,7 @@ def vote(
 def should_commit(
     group_rank: int, step: int, vote: bool, *, timeout_s: float, quorum_id: int | None = None
 ) -> Rpc[bool]:
-    """Vote on whether to commit a step, and return whether the group commits it. `vote` is False for no."""
+    """Vote on whether to commit a step, and return whether the group commits it. `vote` is True for yes."""
     return Rpc(
         MANAGER + "ShouldCommit",
         manager_pb2.ShouldCommitRequest(rank=group_rank, step=step, should_commit=vote, quorum_id=quorum_id),

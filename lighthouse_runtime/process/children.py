@@ -109,9 +109,9 @@ def describe_listener(port: int) -> str:
 
 
 def _listening(table: str, port: int) -> Generator[str, None, None]:
-    """Yield the sockets in `table` (tcp or tcp6) that listen on the port, which is state 0A.
+    """Yield the sockets in `table` (tcp or tcp6) that listen on the port, in the form of links in /proc/PID/fd.
 
-    They have the form of the links in /proc/PID/fd, which contains the inode.
+    In these tables, 0A is the state of a listening socket.
     """
     try:
         lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
