@@ -177,7 +177,7 @@ def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
 
 
 def known_history(job: Job, now: float) -> History:
-    """Return the job's history, and the quorums of an earlier lighthouse that candidates report (lineage.py, rule 3)."""
+    """Return the job's history, and quorums of an earlier lighthouse that candidates report (lineage.py, rule 3)."""
     if job.first_formed_at is not None and now >= job.first_formed_at + EARLIER_COUNTS_FOR_S:
         return job.history
     history = History(job.history.ranges)

@@ -190,7 +190,7 @@ class _Case:
         return self.incident
 
     def has_killed(self, replica_id: str) -> bool:
-        """Return whether this incident explains a loss of the group: it hit the group, and no quorum has formed since."""
+        """Return whether this incident explains a loss of the group: it hit the group, and no new quorum has formed."""
         return replica_id in self.killed and self.incident.summary.quorum_s is None
 
     @property
@@ -731,7 +731,7 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
 
 
 def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
-    """Raise UnknownName if the group lacks one of `ranks`. Accept all if `group_world_size` is 0, which means unknown."""
+    """Raise UnknownName if the group lacks one of `ranks`. Accept all ranks if `group_world_size` is unknown (0)."""
     unknown = [rank for rank in ranks if rank >= group_world_size > 0]
     if unknown:
         last = group_world_size - 1

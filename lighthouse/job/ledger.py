@@ -173,7 +173,7 @@ class Ledger:
             self._faults[summary.id] = replace(summary, text=summary.text[:MAX_TEXT_CHARS])
 
     def take_lines(self, now: float, unix_s: float) -> list[str]:
-        """Return the lines since the last call: one for each group, and one for each new or changed fault."""
+        """Return the ledger's lines since the last call, for all groups and for new or changed faults."""
         for key, spent in list(self._spent.items()):
             self._close(key, spent, now)
             if spent.cause is Cause.DOWN and now - spent.changed_at > DOWN_KEPT_S:

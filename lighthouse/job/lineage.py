@@ -44,7 +44,7 @@ class History:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """First and last id of each range, in the order in which the ranges began."""
+        """First and last id of each range, in the order in which the ranges were added."""
         return tuple(self._ranges)
 
     def __contains__(self, quorum_id: int | None) -> bool:

@@ -691,7 +691,7 @@ class Presence:
 
 
 def staying_groups(groups: Iterable[Group]) -> set[str]:
-    """Return the groups that can train and whose hosts, according to their notices, will not be taken away."""
+    """Return the groups that can train and whose hosts are not about to be taken away."""
     return {
         group.replica_id
         for group in groups
