@@ -176,7 +176,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class QuorumResent:
-    """Tells the driver to resend the standing quorum, in answer to `call`, to a member that never received it."""
+    """Instruction to resend the standing quorum, in answer to `call`, to a member that never received it."""
 
     quorum: Quorum
     call: int
@@ -206,7 +206,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered:
-    """Tells the driver to answer heartbeat `number`, and to include `order` if it is not None."""
+    """Instruction to answer heartbeat `number`, and to include `order` if it is not None."""
 
     session: int
     number: int
@@ -215,7 +215,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Tells the driver to send `order` on these sessions of managers."""
+    """Instruction to send `order` on these sessions of managers."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]
@@ -223,7 +223,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Tells the driver to close the session with `error`, or cleanly if `error` is None."""
+    """Instruction to close the session with `error`, or cleanly if `error` is None."""
 
     session: int
     error: LighthouseError | None
@@ -314,14 +314,14 @@ class SupervisorAsked:
 
 @dataclass(frozen=True, slots=True)
 class RecordDue:
-    """Tells the driver to store `record` before it performs the remaining effects, which depend on it."""
+    """Instruction to store `record` before performing the remaining effects, which depend on it."""
 
     record: RunRecord = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """Tells the driver to send the new generation to its active ranks and to `spares`."""
+    """Instruction to send the new generation to its active ranks and to `spares`."""
 
     generation: Generation
     spares: tuple[RankId, ...] = ()
@@ -329,7 +329,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSent:
-    """Tells the driver to send the current generation to a spare, or to a rank that has not received it."""
+    """Instruction to send the current generation to a spare, or to a rank that has not received it."""
 
     rank: RankId
     generation: Generation
@@ -337,7 +337,7 @@ class GenerationSent:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Tells the driver to notify `ranks` that generation `number` has ended, so they interrupt their function."""
+    """Instruction to notify `ranks` that generation `number` has ended, so they interrupt their function."""
 
     number: int
     reason: str
@@ -363,7 +363,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Tells the driver to send `stop` to `ranks` and, if `is_new`, to every supervisor."""
+    """Instruction to send `stop` to `ranks` and, if `is_new`, to every supervisor."""
 
     stop: RunStopped
     ranks: tuple[RankId, ...]
@@ -397,7 +397,7 @@ class IncidentChanged:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorMessage:
-    """Tells the driver to send `message` to a supervisor. If it is a refusal, the driver also closes the stream."""
+    """Instruction to send `message` to a supervisor. If it is a refusal, the driver also closes the stream."""
 
     session: int
     message: ToSupervisor

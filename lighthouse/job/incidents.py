@@ -143,7 +143,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Tells the driver to collect evidence, by default from all members, and to pass it to `add_evidence`."""
+    """Instruction to collect evidence, by default from all members, and to pass it to `add_evidence`."""
 
     id: str
     suspects: tuple[str, ...]
@@ -152,7 +152,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class ActionDue:
-    """Tells the driver to carry out `decision`, and to pass a description of the result to `record_action`."""
+    """Instruction to carry out `decision`, and to pass a description of the result to `record_action`."""
 
     id: str
     decision: Decision
