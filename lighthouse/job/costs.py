@@ -165,7 +165,7 @@ def _count(names: Iterable[str], struck: set[tuple[str, str]]) -> dict[str, int]
 
 
 def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSummary]]:
-    """Parse the lines of `job`, or of all jobs if `job` is empty. Skip malformed lines.
+    """Parse the ledger's lines of `job`, or of all jobs if `job` is empty. Skip malformed lines.
 
     Returns:
         The records of how groups spent their time, and the last record of each fault, sorted by the fault's time.

@@ -121,7 +121,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Answers a manager's join with a quorum or an error. The manager numbered the join `join`."""
+    """Answers a manager's join, which the manager numbered `join`, with a quorum or an error."""
 
     peer: Peer[ToManager]
     join: int
@@ -248,7 +248,7 @@ class WorldBroadcast:
         self._timer = DeadlineTimer(self._send_next, timers)
 
     def add_receiver(self, number: int) -> None:
-        """Add a new session to the end of the sending order."""
+        """Queue the current `World` message for a new session."""
         self._behind[number] = None
 
     def set_waiting_for(self, waiting_for: str) -> None:
@@ -258,20 +258,20 @@ class WorldBroadcast:
             self.schedule_send()
 
     def note_effects(self, effects: Sequence[QuorumEffect]) -> None:
-        """Schedule an update if any of the machine's effects may change the content of the message."""
+        """Schedule an update if any of the machine's effects may change the `World` message."""
         for effect in effects:
             self._has_grid_changed |= isinstance(effect, GridChanged)
             self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
         self.schedule_send()
 
     def schedule_send(self) -> None:
-        """Set the timer, unless it is set already or there is nothing to send. O(1)."""
+        """Set the timer for the next send, unless it is set already or there is nothing to send. O(1)."""
         if not self._timer.is_set and (self._behind or self._is_new):
             self._timer.set_after(SEND_AFTER_S)
 
     @property
     def _is_new(self) -> bool:
-        """True if the last computed message may be outdated."""
+        """True if the last computed `World` message may be outdated."""
         sent = self._world.waiting_for if self._world is not None else ""
         return self._has_changed or self._waiting_for != sent
 
@@ -289,7 +289,7 @@ class WorldBroadcast:
         self.schedule_send()
 
     def _recompute_world(self) -> None:
-        """Recompute the message. If it has changed, schedule it for all sessions."""
+        """Recompute the `World` message. If it has changed, queue it for all sessions."""
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:

@@ -130,7 +130,7 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The stream of a manager or of a run's rank ended. A manager that sent no `Left` before was disconnected."""
+    """The stream of a manager or a rank ended. Unless a `Left` came first, the manager crashed or was disconnected."""
 
     session: int
 
@@ -215,7 +215,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Instruction to send `order` on these sessions of managers."""
+    """Instruction to send `order` to the managers that have these sessions."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]
@@ -255,7 +255,7 @@ class RankJoined:
 
 @dataclass(frozen=True, slots=True)
 class RankReported:
-    """A rank sent a message after its hello."""
+    """A rank sent a message other than its hello."""
 
     rank: RankId
     message: RankMessage
@@ -404,7 +404,7 @@ class SupervisorMessage:
 
 
 class RunVerdict(StrEnum):
-    """Why the next generation forms or does not form."""
+    """Reason why the next generation forms now or does not."""
 
     STOPPED = "stopped"
     COMPLETED = "completed"

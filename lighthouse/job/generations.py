@@ -2,7 +2,7 @@
 
 The *active* ranks run the function, and the *spares* wait. When a generation breaks, a new one forms.
 
-1. Only the lighthouse assigns generation numbers. A number is stored before any rank receives it, and never repeats.
+1. Only the lighthouse assigns generation numbers. A number is stored before any rank receives it, and is never reused.
 2. A generation stands until one of its active ranks is lost or fails. It is then broken, and the other active ranks are
    interrupted and report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
 3. `decide_generation` decides when the next generation forms, and `assign` chooses its ranks. All of them receive the
@@ -16,8 +16,8 @@ The *active* ranks run the function, and the *spares* wait. When a generation br
 7. Once a rank has finished a generation, new ranks no longer break it. When all its ranks have finished, the run is
    completed. A rank of an elastic run may close the run, which completes it for all ranks, finished or not.
 
-Ranks repeat their state in their reports, so a lost message does no harm. With n ranks, an event
-that changes nothing costs O(1), and forming a generation costs O(n log n).
+Ranks repeat their state in their reports, so a lost message does no harm. With n ranks, an event that changes nothing
+costs O(1), and forming a generation costs O(n log n).
 """
 
 import math
@@ -124,7 +124,7 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
 
 
 def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
-    """Return the counters, raised to the generation number `seen` if a rank has seen a higher number than they have."""
+    """Return the counters, with the generation number raised to `seen` if a rank has seen a higher one."""
     if seen <= counters.number:
         return counters
     return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
@@ -558,8 +558,8 @@ def decide_generation(
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, restarts: RestartLog) -> bool:
     """Return whether a generation of `members` contains restarted processes or begins another launch of the run.
 
-    A process counts as restarted if its supervisor reports a later attempt, or if another supervised process had its
-    slot, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
+    A process counts as restarted if its supervisor reports an attempt above 0, or if another process had its slot
+    before, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
     count. Nor does a process that was active before, because it may have lost its slot to another process before it
     received a number. The generation begins another launch if there is no current generation, an earlier launch has
     used numbers, and all processes are new.

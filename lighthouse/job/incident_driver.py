@@ -280,7 +280,7 @@ class IncidentStore(Protocol):
     def load(self) -> Iterable[Incident]: ...
 
     def save(self, incident: Incident) -> None:
-        """Queue an incident for storing, without waiting for the disk."""
+        """Queue an incident for storage, without waiting for the disk."""
         ...
 
     def close(self) -> None: ...
@@ -297,7 +297,7 @@ class IncidentRegistry:
     ledger: Ledger = field(default_factory=Ledger)
 
     def load_stored(self) -> None:
-        """Load the incidents that earlier lighthouses stored. This call blocks, so make it before the first job."""
+        """Load the incidents that earlier lighthouses stored. Call this before the first job, because it blocks."""
         if self.files is not None:
             self.archive = IncidentArchive(self.files.load())
 

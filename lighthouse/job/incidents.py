@@ -222,7 +222,7 @@ class _Lost:
         self.groups = {self.first.replica_id: _LostGroup(self.first.reason)}
 
     def add_cause(self, replica_id: str, exit_: "_Exit") -> None:
-        """Add the reason why a process of the group exited. Ignore later ones, because those exits follow from it."""
+        """Add the reason why a process of the group exited. Ignore later exits, because they follow from the first."""
         group, rank = self.groups[replica_id], f"rank {exit_.evidence.group_rank}"
         if not group.is_explained:
             cause = exit_.reason if rank in group.reason else f"{rank}: {exit_.reason}"
@@ -385,7 +385,7 @@ class IncidentMachine:
         return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def open_losses(self, now: float) -> list[Effect]:
-        """Open an incident for losses that belong to none yet. Call this when a group requests the next quorum."""
+        """Open an incident for losses that have not caused one yet. Call this when a group requests the next quorum."""
         lost = self._lost
         if lost is None or self._loss is not None:
             return []
@@ -479,7 +479,7 @@ class IncidentMachine:
     # -- groups without a valid state
 
     def record_distrust(self, group: Group, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """Open an incident if a group joins with an invalid state. `distrust` says why, or is None if it is valid."""
+        """Open an incident if a group joins with an invalid state. `distrust` is the reason, or None if it is valid."""
         before, group.reports.distrust = group.reports.distrust, distrust
         if distrust is None or distrust == before:
             return []

@@ -9,8 +9,8 @@ The *lineage* of a job consists of the states from which its quorums formed and 
 are *foreign*. A *member* is a group that was in the last quorum.
 
 1. A running job's lineage wins. If a member is a candidate with a state of the lineage, candidates with foreign or
-   unknown states heal, however high their step is. A state belongs to the lineage if its tag names a quorum that formed
-   here, or is the tag of a state from which one formed. If no such member is a candidate (a cold start), the highest
+   unknown states heal, however high their step is. A state belongs to the lineage if its tag names a quorum of this
+   job, or is the tag of a state from which one formed. If no such member is a candidate (a cold start), the highest
    step wins.
 2. Any reader of the status knows the quorum_id, so a tag alone proves nothing. A non-member that is ahead of the
    members is foreign, too, unless its group was in the quorum that its tag names, or in a quorum that formed from that
@@ -187,7 +187,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
-        """Return an error if any of `ids` (by field name) was never assigned to a quorum of this job, otherwise None.
+        """Return an error if any of `ids` (by field name) cannot be that of a quorum of this job, otherwise None.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
         a day ahead of the clock was never assigned.

@@ -90,7 +90,7 @@ class VerdictLog:
         self._timer = DeadlineTimer(self._log_verdict, timers)
 
     def update_verdict(self) -> None:
-        """Start or cancel the timer for the log line, depending on the machine's verdict after an event."""
+        """Start or cancel the timer for the next log line, depending on the machine's verdict after an event."""
         if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()

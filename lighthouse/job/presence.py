@@ -165,7 +165,7 @@ class MassSilence:
         return member.closes_at is None or now < member.closes_at
 
     def _judge_burst(self, now: float) -> None:
-        """Let the disconnected members count as alive if they are more than half of all. O(n), once per burst."""
+        """Let disconnected members count as alive if most members are disconnected. O(n), once per burst."""
         members, ended = self._members_before_burst()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
@@ -255,7 +255,7 @@ class JobEnd:
         self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return an error if a group arrives after the job's end and is late, else None. `others` are live groups."""
+        """Return an error if a group arrives too late after the job's end, else None. `others` are other live groups."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -302,7 +302,7 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between heartbeats. Grows with the number of sessions, but stays well below lease and timeout."""
+        """Seconds between heartbeats. Grows with the number of sessions, but remains a fraction of a lease."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))

@@ -41,7 +41,7 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return the increase from `before` to `now`. If a number has decreased, `now` is from a new manager: return it."""
+    """Return the increase from `before` to `now`. If any number has decreased, a new manager counts: return `now`."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -248,7 +248,7 @@ def _group_ranks(member: Group) -> GroupRanks | None:
 
 @dataclass(frozen=True, slots=True)
 class RunRank:
-    """Rank of a run, described in the same way as ranks of replica groups."""
+    """A rank of a run, described in the same form as the ranks of replica groups."""
 
     view: RankView
     generation: int | None = None  # last generation in which the rank was active

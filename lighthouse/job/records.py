@@ -257,7 +257,7 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin the space of generation `number`. From now on, ranks of other generations have no access."""
+        """Begin the space of generation `number`. From then on, ranks of other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
@@ -540,7 +540,7 @@ class GenerationState:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
-        """Return whether a report counts that the rank failed in `generation`. A rank that is ready may still fail."""
+        """Return whether to accept a report that the rank failed in `generation`. A ready rank may still fail."""
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
@@ -606,7 +606,7 @@ class LastAssignment:
     """Quorum under which the members at `max_step` had committed their state when this quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """Return `lowest` for the member's next quorum, given that quorum's `max_step` and the joined state `held`."""
+        """Return `lowest` for the next quorum, which is at `max_step` and which the member joins with state `held`."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 

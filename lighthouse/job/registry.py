@@ -77,9 +77,9 @@ class JobRegistry(JobsPort):
         self.runs = RunRegistry(self, rank_timeout_s)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
-        """Begin or resume accepting work, because the store has been claimed. `records` are the store's records.
+        """Begin or resume accepting work after the store has been claimed. `records` are its quorum records, by job.
 
-        From now on, members may still hold quorums of an earlier lighthouse, until their leases expire.
+        Until their leases expire, members may still hold quorums of an earlier lighthouse.
         """
         self._records = records
         self._started_at = self.ports.timers.time()
@@ -322,7 +322,7 @@ class RunRegistry:
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
-        """Return the status of all runs with processes, or only of those of `job` if it is not empty."""
+        """Return the status of all runs with processes, or only of the runs of `job` if it is not empty."""
         self.forget_quiet()
         return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
 

@@ -1,7 +1,7 @@
 """State machine of one run, with its generations, supervisors, excluded hosts and launches.
 
-A generation is one attempt to run the function on a set of ranks (generations.py). A launch is one start of the run by
-its users. A launch is over when the run is completed.
+A generation is one attempt to run the user's function on a set of ranks (generations.py). A launch is one start of the
+run by its users. It ends when the run is completed.
 
 1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
 2. A supervisor's report on a dead process becomes evidence of the incident in which the process was lost. If the
@@ -202,7 +202,7 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark supervisors as taking part in the run if `secrets`, the digests of its ranks, contain theirs."""
+        """Mark supervisors as taking part if their digests are in `secrets`, the digests of the ranks' secrets."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 

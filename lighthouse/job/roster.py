@@ -427,7 +427,7 @@ class Job:
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
-    """Return whether a join is from a new incarnation of the group. If none is known, a lower step indicates one."""
+    """Return whether a join is from a new incarnation. If incarnations are unknown, a lower step indicates one."""
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
     return old.participant is not None and participant.step < old.participant.step
@@ -527,7 +527,7 @@ def refusal(
 
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """Return the groups that must leave, because `participant` cannot reach their loopback addresses, with errors."""
+    """Return the groups whose loopback addresses `participant` cannot reach, with the error that sends each away."""
     if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)

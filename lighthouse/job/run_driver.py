@@ -318,7 +318,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         ports: Ports,
         jobs: JobsPort | None = None,
     ) -> None:
-        """Create the driver of a run. `store` holds the run's record and keys, and `jobs` is None if it has no job."""
+        """Create the driver of a run. `store` holds its record and keys. `jobs` is None for a run without a job."""
         super().__init__(machine, ports)
         self.name = name
         self.machine = machine
@@ -458,7 +458,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return self.machine.generations.steps
 
     def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
-        """Collect evidence from the requested ranks, or from all active ranks if none is named, for `deliver`."""
+        """Collect evidence from the requested ranks, or from all active ranks if the request names none.
+
+        `deliver` receives each rank's evidence and, at the end, `EvidenceDone`.
+        """
         generations = self.machine.generations
         here = generations.ranks.live_ranks
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]

@@ -78,7 +78,7 @@ class Standing:
 
     @property
     def blocks_forming(self) -> bool:
-        """True while no new quorum may form."""
+        """True while this quorum prevents a new one from forming."""
         return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
 
     @property
@@ -143,12 +143,12 @@ class Standing:
         self._begin_phase(QuorumPhase.NONE)
 
     def restore_standing(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
-        """Wait for the members of an earlier lighthouse's quorum to reconnect.
+        """Begin to wait for the members of an earlier lighthouse's quorum to reconnect.
 
         Args:
             record: The stored quorum. If None, any group may hold an unknown quorum.
-            until: When all members must have reconnected.
-            at_most: Limit to which `until` may be extended while members are still arriving. None for no extension.
+            until: Time by which all members must have reconnected.
+            at_most: Latest time to which `until` is extended while members still arrive, or None for no extension.
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
