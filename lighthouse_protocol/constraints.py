@@ -1,4 +1,4 @@
-"""Constraints of message fields, as annotated types.
+"""Constraints on message fields, as annotated types.
 
 Messages annotate their fields with these types, and wire/codec.py applies the constraints. A check returns the value or
 raises InvalidRequest, which names the field. `Shortened` truncates a value on write and on read. `WireForm` converts
@@ -73,7 +73,7 @@ def check_offset(value: float, field: str) -> float:
 class IntRange:
     """Checks that an integer is in a range.
 
-    `what` begins the description of the range in errors, for example "ranks are" in "is 9; ranks are 0 to 7".
+    `what` introduces the range in error messages: "ranks are" results in "is 9; ranks are 0 to 7".
     """
 
     def __init__(self, least: int, most: int, what: str) -> None:

@@ -42,7 +42,7 @@ class Unrecoverable(LighthouseError):
 
 
 class UnknownName(LighthouseError):
-    """The replica, rank or job does not exist."""
+    """The job, replica group, rank or incident that the request names does not exist."""
 
 
 class NotPermitted(LighthouseError):
@@ -72,7 +72,7 @@ class Unreachable(LighthouseError):
 
 
 class NotLeader(Unreachable):
-    """This lighthouse is not the leader and did nothing. `leader` is the leader's address, empty if unknown."""
+    """This lighthouse is not the leader and has not acted on the request. `leader` is empty if unknown."""
 
     may_have_happened = False
 
@@ -90,7 +90,7 @@ class Untrusted(WrongProtocol):
 
 
 class DeadlinePassed(LighthouseError, TimeoutError):
-    """The deadline passed before there was an answer."""
+    """The deadline passed before an answer arrived."""
 
     may_have_happened = True
 

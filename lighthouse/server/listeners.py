@@ -193,7 +193,7 @@ def _read_identities(path: Path) -> Identities:
 
 
 def _expiry(certificate: Path) -> str:
-    """Return a warning if the certificate expires soon, or an empty string. Raises OSError or ValueError."""
+    """Return a warning if the certificate expires soon, or an empty string. Raise OSError or ValueError."""
     days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
         return ""
