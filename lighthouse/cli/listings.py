@@ -84,7 +84,7 @@ def _order(rank: RankPlace) -> Any:
 
 
 def _where(rank: RankPlace) -> str:
-    """Return where a rank is: in a collective, a declared wait or a phase, or at a line of the script."""
+    """Describe where a rank is: in a collective, a declared wait or a phase, or at a line of the script."""
     if rank.is_inside:
         return rank.collective
     if rank.waits_for:

@@ -91,7 +91,7 @@ def report(
     """Show what failures cost: hours by cause, host and group, and times to failure and recovery.
 
     Reads the records of a running lighthouse (ADDRESS, or --lighthouse), or its files. For files, give the path of its
-    journal or of its folder of incidents.
+    journal or of its incident folder.
     """
     if since is not None and until is not None and since >= until:
         raise click.UsageError("--since must be before --until")

@@ -90,10 +90,10 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
         port: gRPC port.
         folder: Value of --credentials, or None.
         journal: Value of --journal, next to which the credentials may be, or None.
-        make: Create the credentials if there are none.
+        make: Whether to create the credentials if there are none.
 
     Raises:
-        InvalidRequest: If there are no credentials.
+        InvalidRequest: If there are no credentials and `make` is False.
     """
     found = read_serving_file(port)
     if folder is None and journal is None and found is not None:
