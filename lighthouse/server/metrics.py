@@ -292,7 +292,7 @@ def _account_families(accounts: Mapping[str, JobAccount], now: float) -> Iterato
 
 
 def _leadership_families(candidate: CandidateStatus | None) -> Iterator[Metric]:
-    """Yield the metrics of leader election. A lighthouse without a shared store, and thus without a candidate, leads."""
+    """Yield the metrics of leader election. A lighthouse without a shared store has no candidate and always leads."""
     leads = candidate is None or candidate.role is Role.LEADING
     yield GaugeMetricFamily("lighthouse_leader", "1 if this lighthouse leads, 0 if it follows", float(leads))
     yield GaugeMetricFamily(

@@ -201,7 +201,7 @@ class RunService:
             self._audit.refuse(call.principal, call.caller, what, ALREADY if counts_for_all else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
-        """Return the driver of the run that a process joins. Charge the process, and a new run, to the peer's limits."""
+        """Return the driver of the run that a process joins. Charge the process and a new run to the peer's limits."""
         self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has_processes(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
