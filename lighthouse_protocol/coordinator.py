@@ -44,7 +44,7 @@ def token_command(port: int | None, role: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files. An empty path means no file."""
+    """Paths of the client's PEM files for TLS. An empty path means no file."""
 
     ca: str = ""  # certificates of the CAs that may sign the lighthouse's certificate
     cert: str = ""  # client certificate

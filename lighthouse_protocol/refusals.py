@@ -23,7 +23,7 @@ class LighthouseError(Exception):
 
 
 class InvalidRequest(LighthouseError):
-    """The request is malformed. The message starts with the name of the field."""
+    """The request is malformed. The message starts with the name of the invalid field."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)

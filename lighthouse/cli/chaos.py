@@ -140,10 +140,10 @@ class _Run:
         """Poll the job's status until `at` or, if `is_settling`, until the job has recovered.
 
         Returns:
-            Whether a signal has told the command to stop.
+            Whether a signal has stopped the command.
 
         Raises:
-            LighthouseError: A fault was not permitted, or the lighthouse has not answered for SETTLED_WITHIN_S.
+            LighthouseError: If a fault was not permitted, or the lighthouse has not answered for SETTLED_WITHIN_S.
         """
         answered_at = time.monotonic()
         while not self._stop.is_set() and time.monotonic() < at:

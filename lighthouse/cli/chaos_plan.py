@@ -107,7 +107,7 @@ def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -
 
 @dataclass(slots=True)
 class Outcome:
-    """What a planned fault did to the job, and whether the job survived it."""
+    """Effect of a planned fault on the job."""
 
     fault: PlannedFault
     step: int  # highest step of the job when the fault began

@@ -159,7 +159,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
 
 
 def _outcome(answer: BackgroundRead[bytes]) -> bytes | str:
-    """Return a part's content as bytes, or the reason why it cannot be read as a str."""
+    """Return a part's content (bytes), or the reason (str) if it could not be read."""
     try:
         return answer.result()
     except DeadlinePassed as e:
@@ -227,7 +227,7 @@ def is_daemon(line: Sequence[str]) -> bool:
 
 
 def without_secrets(name: str, value: str) -> str:
-    """Return the value of the variable or option `name` without secrets. The path of a secret file is no secret."""
+    """Return the value of the variable or option `name` without secrets. Paths of secret files are kept."""
     if _SECRET.search(name) and not name.lower().endswith("file"):
         return REMOVED
     return without_credentials(value)
@@ -256,7 +256,7 @@ def _summaries(given: ClientOptions) -> Sequence[IncidentSummary]:
 
 
 def _incidents(given: ClientOptions) -> list[Any]:
-    """Return the newest incidents with their evidence, or with the error if the caller may not see it."""
+    """Return the most recent incidents, each with its evidence, or with the error if that was refused."""
     with given.connect() as client:
         found: list[Any] = []
         for summary in _summaries(given)[:INCIDENTS_KEPT]:

@@ -194,7 +194,7 @@ def doctor(ctx: click.Context, given: ClientOptions) -> None:
     """Check that this host can use the lighthouse.
 
     Checks address, TLS, token, clock, versions, store and managers: one line each, with the remedy if something is
-    wrong. Exit status 1 if a check fails. Each check takes at most --timeout.
+    wrong. Exits with status 1 if a check fails. Each check takes at most --timeout.
     """
     findings = check(gather(given.coordinator, given.status, given.timeout))
     document = {"is_healthy": is_healthy(findings), "findings": list(map(dataclasses.asdict, findings))}

@@ -104,7 +104,7 @@ def cut(text: str, width: int) -> str:
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:
-    """Divide `budget` evenly among the entries of `wants`, none of which gets more than it wants. Return the shares."""
+    """Divide `budget` evenly, but give no entry more than its value in `wants`. Return the shares in the same order."""
     given = [0] * len(wants)
     left, remaining = max(0, budget), len(wants)
     for index in sorted(range(len(wants)), key=wants.__getitem__):

@@ -1,4 +1,4 @@
-"""Verb `report`: what failures cost, as text, JSON, or one HTML file (report_page.py)."""
+"""Verb `report`, which shows what failures cost, as text, as JSON or as one HTML file (report_page.py)."""
 
 import dataclasses
 import re

@@ -197,7 +197,7 @@ def job_summary(job: JobStatus) -> list[Text]:
 
 
 def stall(job: JobStatus) -> Text:
-    """Return a line that says how long a job has stalled, and which ranks are behind."""
+    """Describe in one line how long a job has stalled, and which ranks are behind."""
     return Text(f"nothing has moved for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 
@@ -299,7 +299,7 @@ def _phase_style(job: JobStatus) -> str:
 
 
 def _beat_column(age_s: Callable[[T], float], keep: int) -> Column[T]:
-    """Return the column with the time since the last heartbeat, for which `age_s` is called with each row."""
+    """Return the column with the time since the last heartbeat, which `age_s` returns for a row."""
     return Column(
         "BEAT",
         lambda row: format_duration(age_s(row)),
@@ -380,7 +380,7 @@ ENTRIES_SHOWN = 5
 
 
 def gathered_lines(gathered: Gathered, suspects: Collection[str] = ()) -> Iterator[Text]:
-    """Yield the lines of a section per rank, in which `suspects` are marked, and of a list of what is missing."""
+    """Yield the lines of one section per rank, with `suspects` marked, and of a list of the ranks without evidence."""
     for one in gathered.evidence:
         yield from _rank_lines(one, is_suspect=one.name in suspects)
         yield Text()

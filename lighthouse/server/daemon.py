@@ -341,7 +341,7 @@ class LighthouseDaemon:
         return SharedStore(client, config.store_ttl_s, self)
 
     def lead(self) -> None:
-        """Load the records and start to serve as the leader.
+        """Load the records and start serving as the leader.
 
         As after a restart, groups may still be training under standing quorums of the previous leader.
         """

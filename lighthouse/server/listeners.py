@@ -95,8 +95,8 @@ class ListenerSecurity:
     def announce(self, port: int) -> None:
         """Write the file through which this user's other processes find the credentials for the gRPC port.
 
-        Also store the port, so that error messages to callers can name it. The daemon calls this as soon as it knows
-        the port.
+        The method also stores the port, so that error messages to callers can name it. The daemon calls it as soon as
+        it knows the port.
         """
         for port_security in (self.grpc, self.http):
             if isinstance(port_security.access, CredentialAccess):

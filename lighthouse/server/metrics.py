@@ -39,7 +39,7 @@ OTHER = "other"
 
 
 class Counters:
-    """Counters of the whole lighthouse, not of one job. Not thread-safe."""
+    """Counters of the lighthouse's refusals and calls, over all jobs. Not thread-safe."""
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))

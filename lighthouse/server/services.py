@@ -89,7 +89,7 @@ log = logging.getLogger(__name__)
 
 
 def job_named(call: Call) -> str:
-    """Return the job that a read-only call names.
+    """Return the job that a read-only call names in its metadata, or the default job.
 
     A caller whose credential is bound to one job may read other jobs, too.
     """
@@ -486,7 +486,7 @@ class LighthouseService:
     def _control(
         self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> tuple[JobDriver, Group, str]:
-        """Return the job's driver, the replica group and the reason (one line) of a kill or drain request.
+        """Return the job's driver, the replica group and the reason (as one line) of a kill or drain request.
 
         Raises:
             LighthouseError: If the caller lacks permission, or the group is unknown.

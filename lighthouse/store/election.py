@@ -77,7 +77,7 @@ class ElectionListener(Protocol):
 
 
 class LeadershipDriver:
-    """Runs one candidate: passes events to it and executes its effects. Synchronous and without I/O of its own.
+    """Runs one candidate: passes events to it and executes its effects. It is synchronous and does no I/O itself.
 
     Args:
         config: The candidate's name and the lease's duration.

@@ -263,10 +263,10 @@ def _operation(change: Change) -> Json:
 
 
 def was_written(batch: Batch, leader: KeyValue | None) -> bool:
-    """Return whether an earlier attempt has already written the batch, so its guards no longer hold.
+    """Return whether an earlier attempt has already written a batch whose transaction was rejected.
 
     Args:
-        batch: The batch whose transaction was rejected.
+        batch: The rejected batch.
         leader: The current content of the leader's key in etcd.
     """
     return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

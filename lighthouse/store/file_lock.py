@@ -2,7 +2,7 @@
 
 - The lock is an flock on `<file>.lock`, whose content names the holder. A forked child closes its copy of the lock.
 - The holder removes the lock file when it releases the lock. So after locking, a process checks that the file it has
-  opened is still the one at that path. Otherwise, a former holder removed it between opening and locking.
+  opened is still the one at that path, because a former holder may have removed it between opening and locking.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Files of the ledger (lighthouse/job/ledger.py), one per day (UTC), in the folder of the incident files.
 
 A group takes about 130 bytes every five minutes, so 300 groups fill MAX_FOLDER_BYTES in 6 weeks. Then the oldest days
-are deleted. Training does not depend on these files, so a write error is only logged, once.
+are deleted. Training does not depend on these files, so a write error is logged once and ignored.
 """
 
 import logging
@@ -53,7 +53,7 @@ class LedgerFiles:
             page: Name of a page from an earlier call, the first day to read (20261129), or "" for the oldest page.
 
         Raises:
-            InvalidRequest: `page` is malformed, or the files cannot be read.
+            InvalidRequest: If `page` is malformed, or the files cannot be read.
         """
         named = _PAGE.fullmatch(page or "00000000")
         if named is None:

@@ -135,7 +135,7 @@ class Records(ABC):
     def forget(self, job: str) -> None:
         """Delete a job's record except for its last quorum id.
 
-        Of the oldest forgotten jobs, beyond FORGOTTEN_JOBS, only the highest of their ids is kept.
+        Beyond FORGOTTEN_JOBS such jobs, the oldest are deleted, and only the highest of their ids is kept.
         """
         if (last := self._jobs.get(job)) is None:
             return

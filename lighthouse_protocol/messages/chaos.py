@@ -32,7 +32,7 @@ MAX_DELAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FaultOrder:
-    """Order to a manager to begin a fault. The manager forwards faults of the kinds IN_RANK to the rank."""
+    """Order to a manager to begin a fault. For the kinds in IN_RANK, the manager sends it on to the rank."""
 
     number: Count
     kind: FaultKind
@@ -62,7 +62,7 @@ class FaultCancelled:
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """Answer to a FaultOrder: the fault has begun, or `error` says why the manager refused it."""
+    """Answer to a FaultOrder: the fault has begun, or the manager has refused it with `error`."""
 
     number: Count
     step: Count = 0  # step at which the group was working

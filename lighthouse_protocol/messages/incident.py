@@ -214,7 +214,7 @@ def from_document(document: Mapping[str, Any]) -> Incident:
     """Parse a document that to_document() returned. Unknown fields are ignored.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: The document is malformed.
+        ValueError, TypeError, KeyError, AttributeError: If the document is malformed.
     """
     given = _known(document, IncidentSummary)
     given["kind"], given["suspects"] = IncidentKind(given["kind"]), tuple(map(str, given["suspects"]))

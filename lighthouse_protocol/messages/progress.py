@@ -1,6 +1,6 @@
 """Progress of ranks: the samples that ranks send, and the views and statuses derived from them.
 
-All times are durations, or ages at the moment when the sample or view was created, in seconds. So the clocks of hosts
+All times are durations in seconds, or ages in seconds at the creation of the sample or view, so the clocks of hosts
 need not agree.
 """
 

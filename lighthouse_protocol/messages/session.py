@@ -1,4 +1,4 @@
-"""Messages between a manager and the lighthouse (on a stream called a session) and a rank and its manager (a watch).
+"""Messages of sessions (between a manager and the lighthouse) and of watches (between a rank and its manager).
 
 Messages carry the current state, not changes. Each hello and heartbeat repeats which quorum the manager holds, whether
 its group is leaving and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that is
@@ -346,7 +346,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The reason why the group's requests for a quorum have not been answered yet."""
+    """Reason why the group's requests for a quorum have not been answered yet."""
 
     reason: Reason  # empty if no request waits, or none has waited for long
 

@@ -259,10 +259,9 @@ class Identities:
         self._lines = tuple(lines)
 
     def principal(self, names: Iterable[str]) -> Principal | None:
-        """Return the principal that the first matching line assigns to a certificate with these names.
+        """Return the principal for a certificate, according to the first line that matches one of its names.
 
-        Returns:
-            That principal, a principal without roles if no line matches, or None if every name is malformed.
+        Return a principal without roles if no line matches, or None if every name is malformed.
         """
         names = tuple(map(_lowered, filter(_is_clean, names)))
         for line in self._lines:

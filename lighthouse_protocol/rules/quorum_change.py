@@ -161,7 +161,7 @@ def operation_name(rank: RankView) -> str:
 
 
 def signature(rank: RankView) -> str:
-    """Return the operation and shape of the rank's collective, which all ranks in that collective must share."""
+    """Return the operation and shape of the rank's most recent collective. All ranks in a collective must agree."""
     collective = rank.sample.inside or rank.sample.collective
     return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
 

@@ -115,7 +115,7 @@ class Rate:
 
 
 class Resource(StrEnum):
-    """Limited resources. The values are the names in error messages."""
+    """Limited resources. The values name them in error messages."""
 
     JOBS = "new jobs"
     RUNS = "new runs"
@@ -238,7 +238,7 @@ class PeerTable:
         return len(self._peers)
 
     def get(self, name: str, now: float) -> Peer:
-        """Return the peer, creating it if needed. Raise LimitReached if too many peers are active."""
+        """Return the peer with this name, creating it if needed. Raise LimitReached if too many peers are active."""
         peer = self._peers.get(name)
         if peer is None:
             if len(self._peers) >= self._max_peers and now >= self._next_sweep_at:  # the sweep is O(peers)

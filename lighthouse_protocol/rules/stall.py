@@ -312,7 +312,7 @@ def _level(sample: ProgressSample) -> tuple[Order, bool, int]:
 
 
 def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
-    """Return the phases that at least two ranks have entered in their step. Other phases cannot be compared."""
+    """Return the phases that at least two ranks have entered in their current step. Others cannot be compared."""
     once: set[str] = set()
     twice: set[str] = set()
     for sample in samples:
@@ -442,7 +442,7 @@ class GroupProgress:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds in each phase, summed over all past and present ranks. Never decreases."""
+        """Seconds in each phase, summed over all past and present ranks. The sums never decrease."""
         total = self._past_s.copy()
         for last in self._last.values():
             _add(total, last.sample)

@@ -292,7 +292,7 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 
 
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
-    """Return the exception for a call that failed with a gRPC status."""
+    """Return the exception for a call that failed with a gRPC status. `details` becomes its message."""
     return _CLASS.get(status, refusals.InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
 
 
