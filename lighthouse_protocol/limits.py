@@ -86,5 +86,5 @@ def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
 
 
 def answer_margin_s(time_left_s: float) -> float:
-    """Return how many seconds before a call's deadline to answer it. On its arrival, `time_left_s` were left."""
+    """Return how many seconds before its deadline to answer a call that arrived with `time_left_s` left."""
     return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

@@ -90,7 +90,7 @@ def _bits(other: Set[object]) -> int:
 
 
 def largest_count(sets: Iterable[RankSet]) -> int:
-    """Return how many of the sets contain the most frequent rank.
+    """Return how many of the sets contain the rank that occurs in most of them.
 
     Counts all ranks at once: integer k of a list holds bit k of every rank's counter.
     """

@@ -72,7 +72,10 @@ class Unreachable(LighthouseError):
 
 
 class NotLeader(Unreachable):
-    """This lighthouse is not the leader and has not acted on the request. `leader` is empty if unknown."""
+    """This lighthouse is not the leader and has not acted on the request.
+
+    `leader` is the leader's address, or empty if it is unknown.
+    """
 
     may_have_happened = False
 

@@ -87,7 +87,7 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
     """Find the credentials of the lighthouse on `port` of this host.
 
     Args:
-        port: gRPC port.
+        port: gRPC port of the lighthouse.
         folder: Value of --credentials, or None.
         journal: Value of --journal, next to which the credentials may be, or None.
         make: Whether to create the credentials if there are none.

@@ -22,7 +22,7 @@ from lighthouse_protocol.refusals import NotLeader
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Content of the leader's key."""
+    """Content of the key that names the leader."""
 
     candidate: str  # new for each process
     address: str  # address of its gRPC server

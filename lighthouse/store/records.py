@@ -56,7 +56,7 @@ class Keys:
         return self._key("key", *name) + b"/"
 
     def run_keys_from(self, name: RunName, generation: int) -> bytes:
-        """Return the prefix of a run's keys in `generation`. The keys of a run sort by generation."""
+        """Return the prefix of a run's keys in `generation`, which sorts after the keys of earlier generations."""
         return self.run_keys(name) + padded(generation).encode() + b"/"
 
     def run_key(self, run: RunName, row: Row) -> bytes:

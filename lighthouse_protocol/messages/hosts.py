@@ -61,7 +61,7 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostHeartbeat:
-    """Heartbeat, sent in both directions. It detects a connection that was lost without being closed."""
+    """Heartbeat between host 0 and another host, in both directions. It detects lost connections."""
 
     kept: Annotated[tuple[KeptState, ...], EntryCount(MAX_GROUP_WORLD_SIZE)] = ()  # by the ranks of the sender's host
 

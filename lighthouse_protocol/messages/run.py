@@ -313,7 +313,10 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
-    """Report that the supervisor will not restart its ranks: a hardware check failed, or the ranks failed too often."""
+    """Report that the supervisor will not restart its ranks.
+
+    The hardware check has failed, or the ranks have failed too often in a row.
+    """
 
     reason: Reason
 

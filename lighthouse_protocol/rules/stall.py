@@ -434,7 +434,7 @@ class GroupProgress:
         return tuple(self._pauses.without_pauses(view, now) for view in views)
 
     def view(self, incarnation: str, now: float) -> GroupView:
-        """Return the progress to send to the lighthouse, with times per phase summed over the ranks."""
+        """Return the progress of the group with this `incarnation`, with times per phase summed over the ranks."""
         ranks = tuple(replace(rank, sample=replace(rank.sample, times=())) for rank in self.ranks(now))
         return GroupView(
             self._replica_id, incarnation, ranks, tuple(map(PhaseSeconds._make, sorted(self.seconds.items())))

@@ -1,1 +1,1 @@
-"""Conversion between the dataclasses in messages/, which do not depend on protobuf, and protobuf messages."""
+"""Conversion between the dataclasses in messages/ and protobuf messages."""

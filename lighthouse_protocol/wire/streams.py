@@ -111,7 +111,7 @@ SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2
 
 
 def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
-    """Serialise the part of a JoinAccepted that all sessions share. A long part is compressed."""
+    """Serialise the part of a JoinAccepted that all sessions share, compressed if long. `created_at` is a Unix time."""
     native = documented.quorum_to_native(quorum, created_at).quorum
     accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands, secret=secret)
     return _deflate(lighthouse_pb2.SessionResponse(join_accepted=accepted))
