@@ -1,4 +1,4 @@
-"""Memory of this host in which its ranks keep their last committed states (lighthouse_runtime/process/kept_memory.py).
+"""Memory in which this host's ranks keep their last committed states (lighthouse_runtime/process/kept_memory.py).
 
 The supervisor only owns the memory. The ranks write and read it (agent_client/healing/keeper.py).
 """
@@ -14,7 +14,7 @@ class Keepers:
     """Memory buffers for the last committed states of this host's ranks. They exist as long as the supervisor."""
 
     def __init__(self, plan: LaunchPlan, every: int) -> None:
-        """Create the buffers. The ranks keep their states every `every` steps. If `every` is 0, create no buffers."""
+        """Create the buffers. Every `every` steps, the ranks keep their states there. If `every` is 0, create none."""
         self._every = every
         self._is_torchrun = plan.torchrun is not None
         first = plan.own_slots[0] - plan.slot_offset
@@ -30,7 +30,7 @@ class Keepers:
         return {"LIGHTHOUSE_KEEP_EVERY": str(self._every), "LIGHTHOUSE_KEEPER": ":".join(paths)}
 
     def newest_states(self) -> tuple[KeptState, ...]:
-        """Return the newest state of each rank, from the headers of its buffers."""
+        """Return the step and size of each rank's newest state, from the headers of its buffers."""
         return tuple(_newest(rank, buffers) for rank, buffers in self._buffers.items())
 
 
