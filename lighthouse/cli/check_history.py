@@ -27,7 +27,7 @@ FORMED = re.compile(
 )
 STARTS = re.compile(r"manager \S+ of (?P<group>.+) \((?P<ranks>\d+) ranks?\) serves on .+")
 RECEIVES = re.compile(r"received quorum (\d+) of \d+ groups: step \d+")
-ANSWERS = re.compile(r"step (\d+) of quorum (\d+): rank (\d+) votes (yes|no) and is told to (commit|discard)")
+ANSWERS = re.compile(r"step (\d+) of quorum (\d+): rank (\d+) votes (yes|no), answer: (commit|discard)")
 SHOWN = 20
 
 

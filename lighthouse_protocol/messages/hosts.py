@@ -48,9 +48,8 @@ class HostHello:
     nnodes: WorldSize
     nproc: WorldSize
     incarnation: Name  # new at each start of the supervisor
-    keep_every: Annotated[int, IntRange(0, MAX_KEEP_EVERY, "it is")] = (
-        0  # interval in steps; 0 if its ranks keep nothing
-    )
+    # Interval in steps, or 0 if its ranks keep nothing.
+    keep_every: Annotated[int, IntRange(0, MAX_KEEP_EVERY, "it is")] = 0
 
     def check(self) -> None:
         if self.node_rank >= self.nnodes:
