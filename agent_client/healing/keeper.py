@@ -170,7 +170,7 @@ class Keeper:
         return ""
 
     def _explain(self, problem: str) -> BufferHeader:
-        step, quorum_id = self._last or Tag(0)
+        step, quorum_id = self._last or Tag(0, 0)
         return BufferHeader(self._owner, step, quorum_id or 0, problem=cut_reason(problem))
 
     def _write_header(self, header: BufferHeader | None) -> None:
