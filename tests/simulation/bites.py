@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.mutants.catalogue import Mutant, load
 from tests.simulation.planted import planted
-from tests.simulation.simulators import run_guarded
+from tests.simulation.simulators import SIMULATORS, run_guarded
 
 OF_RUNS = ("lighthouse/job/generations.py", "lighthouse/job/restarts.py")
 OF_QUORUMS = tuple(
@@ -67,9 +67,9 @@ def is_rule(mutant: Mutant) -> bool:
 
 
 def sample(count: int, draw: int) -> list[str]:
-    """Return names of mutants of rules."""
-    names = sorted(mutant.name for mutant in load() if is_rule(mutant))
-    return random.Random(f"bites {draw}").sample(names, count)
+    """Return names of mutants of rules. A mutant that joins the catalogue replaces at most one of the others."""
+    names = (mutant.name for mutant in load() if is_rule(mutant))
+    return sorted(names, key=lambda name: random.Random(f"bites {draw} {name}").random())[:count]
 
 
 def in_a_fork(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -97,11 +97,12 @@ def find(mutant: Mutant, seeds: range, scenarios: Sequence[str]) -> dict[str, An
         for seed in seeds:
             scenario = scenarios[seed % len(scenarios)]
             signal.setitimer(signal.ITIMER_VIRTUAL, SEED_CPU_S)
-            options = {"scenario": scenario} if scenario and simulator == "quorums" else {}
+            options = {"scenario": scenario} if scenario in SIMULATORS[simulator].scenarios else {}
             result = run_guarded(simulator, seed, **options)
             row["tried"] = seed + 1
             if result.violation:
-                row |= {"seed": seed, "scenario": scenario, "violation": result.violation[:200]}
+                used = SIMULATORS[simulator].draw_plan(seed, **options).scenario
+                row |= {"seed": seed, "scenario": used, "violation": result.violation[:200]}
                 break
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return {**row, "cpu_s": round(time.process_time() - began_at, 1)}
