@@ -44,12 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.results and given.results.exists():
         known = {row["name"]: row for row in map(json.loads, given.results.read_text().splitlines())}
     names = given.names or sample(given.sample, given.draw)
+    scenarios = given.scenarios.split(",")
+    if unknown := set(scenarios) - {"", *(name for simulator in SIMULATORS.values() for name in simulator.scenarios)}:
+        parser.error(f"--scenarios: unknown: {', '.join(sorted(unknown))}")
     for name in names:
         before = known.get(name, {"tried": first, "seed": None, "cpu_s": 0.0})
         if before["seed"] is not None or before["tried"] >= last:
             continue
         seeds = range(before["tried"], last)
-        row = in_a_fork(lambda: find(mutants[name], seeds, given.scenarios.split(",")))  # noqa: B023
+        row = in_a_fork(lambda: find(mutants[name], seeds, scenarios))  # noqa: B023
         row = {**row, "cpu_s": round(row["cpu_s"] + before["cpu_s"], 1)}
         known[name] = row
         print(json.dumps(row), flush=True)
