@@ -165,7 +165,7 @@ class Comparison:
         self._measured = NO_TOTALS
         """Totals at the last exchange of speeds."""
         self._microbatch_us = 0
-        """Mean time of a microbatch in microseconds, from the steps measured before the last exchange, or 0 if unknown."""
+        """Mean time of a microbatch in microseconds, from the newest steps before an exchange, or 0 if unknown."""
 
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
         self.is_on = assignment.compares and assignment.replica_world_size > 1
