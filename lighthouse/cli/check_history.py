@@ -353,10 +353,9 @@ def _a_group_decides_once(history: History) -> Rule:
     for process in history.processes:
         for commit in process.commits:
             answer = told.get((process.group, process.rank, commit.quorum_id, commit.step))
-            text = (
-                f"{commit.where}: {process.name} commits step {commit.step}, which {answer and answer.where} discards"
-            )
-            rule.check(answer is None or answer.commits, text)
+            if answer is not None:
+                text = f"{commit.where}: {process.name} commits step {commit.step}, which {answer.where} discards"
+                rule.check(answer.commits, text)
     return rule
 
 

@@ -149,7 +149,11 @@ def test_a_restarted_manager_decides_as_the_one_before(folder: Folder) -> None:
 def test_a_rank_alone_in_its_group_decides_by_its_yes(folder: Folder) -> None:
     """So its manager may count a committed step as discarded. A no is a no, though."""
     folder.manager = [STARTED.format("a", "1 rank"), VOTED.format(4, 7, 0, "yes", "discard")]
-    assert folder.check().exit_code == 0
+    result = folder.check()
+    assert result.exit_code == 0
+    [line] = [line for line in result.output.splitlines() if "one decision on a step" in line]
+    assert line.startswith("- ")
+    assert line.endswith("(0 checks)")
     folder.manager += [VOTED.format(5, 8, 0, "no", "commit")]
     assert folder.check().exit_code == 1
 
