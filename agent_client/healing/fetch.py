@@ -280,7 +280,7 @@ class Fetch:
         return None if self.requests.is_over else lead
 
     def _receive_from(self, lead: str) -> State | None:
-        """Receive the state as the source `lead` defines it. Return None if that source fails."""
+        """Receive the state with the source `lead` as the lead. Return None if the attempt fails."""
         transfer = None
         try:
             silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)

@@ -111,8 +111,8 @@ class StoreMixin:
     def get_iteration_for_rank(self, rank: int) -> int:
         """Return the iteration that was recorded for a rank in the current generation.
 
-        If none was recorded, return the last generation in which the rank's process was active. If it never was,
-        return the current generation.
+        If none was recorded, return the last generation in which the rank's process was active. If the process never
+        was, return the current generation.
         """
         run = _run()
         try:

@@ -28,7 +28,10 @@ class Piece:
 
 @dataclass(slots=True)
 class PendingDigest:
-    """Copy of a window's bytes, one tensor per device. The copies are complete once `events` have completed."""
+    """Digest that is yet to be computed, from a copy of the window's bytes.
+
+    The copy consists of one tensor per device, and is complete once all `events` have completed.
+    """
 
     copies: list[Tensor]
     events: list[torch.cuda.Event]

@@ -190,7 +190,7 @@ class RevokeLease:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipBegan:
-    """This lighthouse has become the leader and loaded all records. `revision` guards every write."""
+    """This lighthouse has become the leader and loaded all records. It created the leader's key at `revision`."""
 
     term: int
     revision: int

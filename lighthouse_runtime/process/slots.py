@@ -33,7 +33,7 @@ class SlotHeader:
 
 @dataclass(frozen=True, slots=True)
 class KeeperPlace:
-    """The slots in which a rank keeps its states, and how often it does so. Set by the rank's supervisor."""
+    """The slots in which a rank keeps its states, and how often it does so. The rank's supervisor sets both."""
 
     every: int  # interval in steps
     paths: tuple[str, ...]  # of the rank's slots; empty if it has none

@@ -103,8 +103,8 @@ class PassOrder:
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
         """Reset the counts if an attempt at a step has ended since the last call.
 
-        `step` is the current step, `ended` the number of attempts that have ended so far, and `was_committed` the
-        result of the last one.
+        `step` is the current step, and `ended` the number of attempts that have ended so far. `was_committed` is True
+        if the last of these attempts was committed.
         """
         self._step = step
         if ended == self._ended:
