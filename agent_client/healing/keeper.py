@@ -93,7 +93,7 @@ class Keeper:
             write_header(self._slots[1 - self._next], None)
 
     def clear(self) -> None:
-        """Drop all kept states. Called when this rank's state has turned out to differ from those of its peers."""
+        """Drop all kept states. Call this when this rank's state has turned out to differ from those of its peers."""
         self.finish()
         for slot in self._slots:
             write_header(slot, None)

@@ -81,7 +81,10 @@ class StoreMixin:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError. For a method of another library's store, the message names the replacement."""
+            """Raise AttributeError for an unknown name.
+
+            For a method of another library's store, the message names the replacement.
+            """
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)

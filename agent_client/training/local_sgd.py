@@ -174,8 +174,8 @@ class OuterSteps(FaultTolerantOptimizer):
     def _begin_outer_step(self) -> None:
         """Begin an outer step and contribute to it.
 
-        First wait for its quorum. If this rank heals, it contributes only after that. If a peer heals, this rank serves
-        its state, or a copy, before its next inner step changes that state.
+        First wait for its quorum. If a peer heals, this rank has to offer its current state, or a copy, before the next
+        inner step changes it.
         """
         self._agent.start_quorum()
         step = self._agent.quorum_step

@@ -518,9 +518,10 @@ def decide_generation(
 ) -> GenerationDecision:
     """Decide whether the next generation forms now, and with which ranks.
 
-    1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last are ready and
-       no process is about to be restarted together with a lost one. If this takes longer than `join_timeout_s`, the
-       ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of the n places.
+    1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last generation are
+       ready and no process is about to be restarted together with a lost one. If this takes longer than
+       `join_timeout_s`, the ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of
+       the n places.
     2. If none of these ranks is alive, or no generation has formed yet, the run is starting. It waits up to
        `join_timeout_s` for the n slots that should be active. After that, floor(n/2)+1 ready ranks suffice.
     3. If too few ranks remain to continue, and this lasts for `return_timeout_s`, the run stops (`is_hopeless`).

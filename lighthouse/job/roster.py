@@ -303,7 +303,10 @@ class Job:
         self._schedule_check(member, now)
 
     def postpone_timeouts(self, by_s: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, the length of a pause without reading. This takes O(n) time."""
+        """Postpone all timeouts by `by_s` seconds, the length of a pause in which no messages were read.
+
+        This takes O(n) time.
+        """
         for member in self.groups.values():
             member.seen_at += by_s
 

@@ -382,7 +382,7 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Replace `me`, the group's description of itself to its peers. Called once its addresses are known."""
+        """Replace `me`, the group's description of itself to its peers. Call this once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
@@ -480,7 +480,7 @@ class GroupDriver:
     def receive(self, number: int, message: FromRank | None) -> None:
         """Handle a message on a watch, which shows that the rank is alive.
 
-        `message` is None if the message is of an unknown type.
+        `message` is None if its type is unknown.
         """
         watch = self._watches.get(number)
         if watch is None:

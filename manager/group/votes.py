@@ -53,7 +53,7 @@ class Votes:
         return any(rank.vote is not None for rank in self._group.ranks)
 
     def open(self, quorum_id: int, step: int) -> None:
-        """Begin a new attempt at `step`. Called when the ranks receive a quorum or a grant for that step.
+        """Begin a new attempt at `step`. Call this when the ranks receive a quorum or a grant for that step.
 
         If the previous attempt is undecided, refuse its waiting votes.
         """

@@ -47,7 +47,7 @@ class StepPart(Protocol):
         ...
 
     def share_buffers(self) -> None:
-        """Start exchanging values that must be equal in all groups, such as buffers. Called before the vote."""
+        """Start exchanging values that must be equal in all groups, such as buffers. Call this before the vote."""
         ...
 
     def end_step(self, *, is_committed: bool) -> None:
