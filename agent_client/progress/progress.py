@@ -169,7 +169,7 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks that the Agent waits for `what`. The script may compute during the wait."""
+        """Return a context manager that marks a wait of the Agent for `what`, while the script may compute."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:

@@ -177,7 +177,7 @@ class MassSilence:
         self._job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _members_before_burst(self) -> tuple[list[Group], list[Group]]:
-        """Return the members that had a session before the burst, and those of them that have disconnected."""
+        """Return the members that had a session before the burst, and the disconnected ones among them."""
         members = [m for m in self._job.list_participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
 
