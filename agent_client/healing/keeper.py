@@ -115,7 +115,7 @@ class Keeper:
             self._next = 1 - self._next
 
     def clear(self) -> None:
-        """Drop all kept states. Called when this rank's state has turned out to differ from those of its peers."""
+        """Drop all kept states. Call this when this rank's state has turned out to differ from those of its peers."""
         self.finish()
         self._last = None
         for buffer in self._buffers:

@@ -185,7 +185,7 @@ WARMUP_STEPS = 3
 
 
 class ComputeClock:
-    """Measures the compute time of committed steps: from one vote to the next, without waits for other ranks.
+    """Measures the compute time of committed steps: from one vote to the next, excluding waits for other ranks.
 
     Steps in which the rank heals or skips its batch, and the WARMUP_STEPS steps after a heal, are not measured.
     """

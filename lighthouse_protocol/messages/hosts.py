@@ -30,7 +30,7 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """Step and size of the copy of its state that a rank keeps in its supervisor's memory."""
+    """Step and size of the copy of a rank's state that is kept in the memory of the rank's supervisor."""
 
     rank: GroupRank
     step: Count = 0  # 0 if it keeps none
@@ -67,7 +67,7 @@ class HostHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HostRankEnded:
-    """Report to host 0 that a rank's process has exited."""
+    """Reports to host 0 that a rank's process has exited."""
 
     rank: GroupRank
     attempt: int
@@ -82,7 +82,7 @@ class HostCheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostEndAsked:
-    """Report that the sending supervisor has received a stop signal, so the group must exit with `status`."""
+    """Reports that the sending supervisor has received a stop signal, so the group must exit with `status`."""
 
     status: ExitStatus
 

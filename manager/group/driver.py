@@ -179,7 +179,7 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and returns the group's progress for heartbeats.
 
-    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, during which it cannot
+    `incarnation` returns the group's current incarnation. `lag` detects pauses in this process, during which it cannot
     read samples.
     """
 
@@ -333,7 +333,7 @@ class GroupDriver:
             - `GroupGivenUp` if the group does not fit its peers,
             - `PreemptionNoted`, the lighthouse's answer to a preemption notice.
         limits: Time limits after which a rank counts as stalled.
-        lag: Detects pauses of this process.
+        lag: Detects pauses in this process.
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Replace `me`, the group's description of itself to its peers. Called once its addresses are known."""
+        """Replace `me`, the group's description of itself to its peers. Call this once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
@@ -478,7 +478,10 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch. It is None if its type is unknown, which still shows that the rank is alive."""
+        """Handle a message on a watch, which shows that the rank is alive.
+
+        `message` is None if its type is unknown.
+        """
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -556,7 +559,7 @@ class GroupDriver:
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice to the lighthouse now and in each later session. It is None if the last one was withdrawn."""
+        """Report a notice, or None if it was withdrawn, to the lighthouse now and in each later session."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
