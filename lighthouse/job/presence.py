@@ -692,7 +692,10 @@ class Presence:
 
 
 def staying_groups(groups: Iterable[Group]) -> set[str]:
-    """Return the groups that can train and have no notice that their hosts will be taken away."""
+    """Return the replica_ids of the groups that can train and whose hosts stay.
+
+    A notice that is only advice does not count.
+    """
     return {
         group.replica_id
         for group in groups
