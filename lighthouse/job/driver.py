@@ -635,8 +635,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                     ledger.observe_group(self.job, groups.get(replica_id), now)
                 case MemberLost(replica_id, _, _, last_seen_at):
                     self.incidents.handle_loss(effect)
+                    self.incidents.end_slow_group(replica_id)
                     ledger.observe_group(self.job, groups.get(replica_id), now, last_seen_at)
                 case MemberLeft(replica_id):
+                    self.incidents.end_slow_group(replica_id)
                     ledger.end_group(self.job, replica_id, now)
                     if (group := groups.get(replica_id)) is not None:
                         self.account.stop_time(group.reports, now)
