@@ -127,7 +127,7 @@ class JobAccount:
         return min(1.0, self.step_s / group_s) if group_s > 0 else None
 
 
-class JobPort(Protocol):
+class DriverOwner(Protocol):
     """Interface of a job's driver for the drivers of its progress and incidents."""
 
     def send_to_member(self, member: Group, message: ToManager) -> bool: ...
@@ -146,7 +146,7 @@ class ProgressDriver:
     no Agents), and the active ranks of runs.
     """
 
-    def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: JobPort) -> None:
+    def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: DriverOwner) -> None:
         """Create the driver. `groups` are the job's replica groups, by replica_id."""
         timers, floor_s = ports.timers, ports.stall_after_s
         self.known = JobProgress(groups, floor_s, ports.ranks_kept, ports.slow_after_s)
@@ -370,7 +370,7 @@ class IncidentDriver:
         state: Job,
         ports: Ports,
         registry: IncidentRegistry,
-        owner: JobPort,
+        owner: DriverOwner,
         progress: ProgressDriver,
     ) -> None:
         """Create the driver. All jobs share `ports` and `registry`."""

@@ -15,7 +15,7 @@ from lighthouse.job.incidents import MAX_LOOKS, OnStall
 from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig, RunConfig
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import JobsPort, Ports, RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.incident import (
     EvidenceAsked,
@@ -43,7 +43,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.evidence import rank as evidence_of
-from tests.lighthouse.peers import Caller, Listener
+from tests.lighthouse.peers import Caller, Listener, NoJobs
 from tests.lighthouse.sessions import held, native, secret_of
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
@@ -448,7 +448,7 @@ class Slot(Listener):
 
 
 @dataclass
-class RunsOf(JobsPort):
+class RunsOf(NoJobs):
     wrapped: "WrappedJob"
 
     def handle_run_message(self, job: str) -> None:
