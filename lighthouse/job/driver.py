@@ -491,7 +491,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         groups = self.machine.job.groups.values()
         noticed = [group for group in groups if group.reports.preemption is not None]
         self._has_notices = bool(noticed)
-        staying = staying_groups(groups) if noticed else set[str]()
+        staying = staying_groups(groups)
         for group in noticed:
             others = len(staying) - (group.replica_id in staying)
             is_news = group.reports.others_stay is not (others > 0)
