@@ -1,1 +1,4 @@
-"""Infrastructure shared by all our processes: event loop, sockets, logging, clients and servers. No torch."""
+"""Infrastructure shared by all our processes: event loop, sockets, logging, clients and servers.
+
+It never imports torch.
+"""

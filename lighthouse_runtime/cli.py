@@ -76,7 +76,7 @@ _DURATION = re.compile(r"(-?[0-9]{1,18}(?:\.[0-9]{1,18})?) ?(ms|s|m|h|)")
 
 
 def parse_duration(text: str) -> float:
-    """Parse a duration, such as 500ms or 2m, into seconds. Raises ValueError if it is malformed."""
+    """Parse a duration, such as 500ms or 2m, into seconds. Raise ValueError if it is malformed."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a duration; write for example 500ms, 5s or 2m")
@@ -184,7 +184,7 @@ def setting(
         text: Help text.
         kind: Type of the option's value, for click.
         env: Environment variables that are read if the field's own variable is not set.
-        has_ms_alias: Adds a hidden alias of the option that takes milliseconds.
+        has_ms_alias: Whether the option has a hidden alias that takes milliseconds.
         metavar: Placeholder of the value in the help text.
     """
     about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
@@ -196,7 +196,10 @@ def option_name(field: dataclasses.Field[Any]) -> str:
 
 
 def variables(field: dataclasses.Field[Any], prefix: str) -> list[str]:
-    """Return the environment variables of a setting, in order of precedence."""
+    """Return the names of a setting's environment variables, in order of precedence.
+
+    The first one is the setting's own, which starts with `prefix`.
+    """
     return [f"{prefix}_{_name(field).upper()}", *field.metadata["env"]]
 
 
@@ -206,7 +209,10 @@ def _name(field: dataclasses.Field[Any]) -> str:
 
 
 def options(config: type[Any], prefix: str) -> Callable[[F], F]:
-    """Return a decorator that adds the options of `config` to a click command."""
+    """Return a decorator that adds the options of the settings class `config` to a click command.
+
+    The names of their environment variables start with `prefix`.
+    """
 
     def decorate(command: F) -> F:
         for field in reversed(dataclasses.fields(config)):
@@ -220,7 +226,10 @@ def options(config: type[Any], prefix: str) -> Callable[[F], F]:
 
 
 def from_options(config: type[C], values: dict[str, Any]) -> C:
-    """Create a settings object from click's option values. Raises click.UsageError if the values are inconsistent."""
+    """Create a settings object of class `config` from click's option values.
+
+    Raise click.UsageError if the values are inconsistent.
+    """
     fields = dataclasses.fields(config)  # type: ignore[arg-type]
     chosen = {field.name: values[field.name] for field in fields}
     for field in fields:
@@ -255,7 +264,7 @@ def _option(field: dataclasses.Field[Any], prefix: str) -> Callable[[F], F]:
 
 
 class LazyCommand(NamedTuple):
-    """Import path of a command, and the line that describes the command in the group's help text."""
+    """Import path of a command, and its line and section in the group's help text."""
 
     where: str  # MODULE:NAME
     text: str  # line in the list of commands; a test compares it with the command's own

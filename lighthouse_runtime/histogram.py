@@ -6,7 +6,7 @@ from itertools import accumulate
 
 
 class Histogram:
-    """Counts values per bucket. `bounds` are the ascending upper bounds; +Inf is added."""
+    """Counts values in buckets. `bounds` are the ascending upper bounds of the buckets, to which +Inf is added."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds

@@ -1,4 +1,4 @@
-"""Interfaces of the clock, of waiting callers and of peers, which tests and simulations can implement differently.
+"""Interfaces to a clock, a waiting caller and a peer, which tests and simulations implement differently.
 
 An asyncio event loop implements `Timers`.
 """
@@ -26,7 +26,7 @@ class Timers(Protocol):
 
 
 class Reply(Protocol[M]):
-    """Answers a waiting caller once. Further answers or refusals do nothing."""
+    """Answers or refuses a waiting caller's request, once. Further answers and refusals do nothing."""
 
     def answer(self, value: M) -> None: ...
 

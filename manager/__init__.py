@@ -1,1 +1,1 @@
-"""Manager of one replica group: it represents the group's ranks at the lighthouse."""
+"""Manager daemon of a replica group. It talks to the lighthouse on behalf of the group's ranks."""

@@ -2,10 +2,10 @@
 
 All ranks are queried in parallel, each with a fixed time limit. A rank that can still run Python answers with its
 stacks and its latest collectives. A process on this host is also inspected from outside. Its state is read from /proc.
-If the rank does not answer, a signal makes the process write its Python stacks. Other ranks do not receive the signal,
-because it may crash a process that is running Python. Missing evidence is reported with the reason. A rank whose watch
-(its stream to the manager) has closed is inspected as well, because its process may still exist, for example stopped by
-a signal.
+If the rank does not answer, a signal makes its process write its Python stacks. Ranks that answer are not signalled,
+because the signal may crash a process that is running Python. Missing evidence is reported with the reason. A rank
+whose watch (its stream to the manager) has closed is inspected as well, because its process may still exist, for
+example stopped by a signal.
 
 An inspection from outside blocks, and reading /proc can hang if the process is stuck in the kernel. Therefore each runs
 in its own thread with a time limit.
@@ -100,7 +100,7 @@ def _describe_state(state: str) -> str:
 
 
 def _lines(threads: Sequence[ThreadState]) -> Iterable[str]:
-    """Return one line for each group of threads with the same name, state and kernel function."""
+    """Yield one line for each set of threads that have the same name, state and kernel function."""
     alike: dict[tuple[str, str, str], list[ThreadState]] = {}
     for thread in threads:
         alike.setdefault((thread.name, thread.state, thread.wchan), []).append(thread)
@@ -161,13 +161,20 @@ _MOST_BYTES = 1 << 20
 
 
 class NoStacksError(Exception):
-    """The stacks are not available. The message is the reason."""
+    """Raised if the stacks of a process cannot be obtained. The message gives the reason."""
 
 
 def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, within_s: float) -> str:
-    """Make a process write its stacks, and return them. Block for at most `within_s` seconds. Raises NoStacksError.
+    """Make a process write its Python stacks, and return them. Block for at most `within_s` seconds.
 
-    `descriptor` is a pidfd. `offer` names the signal to send, and the file to which the process's handler writes.
+    Args:
+        descriptor: A pidfd of the process.
+        state: The state of the process, as returned by read_process().
+        offer: The signal to send, and the process's own descriptor of the file to which its handler writes.
+        within_s: Time limit in seconds.
+
+    Raises:
+        NoStacksError: The process cannot be signalled, or has written nothing in time.
     """
     if not offer.signal:
         raise NoStacksError("it has no handler that writes them")
@@ -186,7 +193,7 @@ def take_stacks(descriptor: int, state: ProcessState, offer: EvidenceOffer, with
 
 @contextlib.contextmanager
 def _opened(pid: int, number: int) -> Generator[int, None, None]:
-    """Open the file to which process `pid` writes its stacks. In that process, its descriptor is `number`.
+    """Open the file to which process `pid` writes its stacks, which is descriptor `number` of that process.
 
     Raise NoStacksError if that descriptor now belongs to another file, because the rank's script has reused it.
     """
@@ -201,7 +208,10 @@ def _opened(pid: int, number: int) -> Generator[int, None, None]:
 
 
 def _written(file: int, ends_at: float, within_s: float) -> str:
-    """Wait until the file with the stacks has stopped growing, and return its content."""
+    """Wait until the file with the stacks stops growing or `ends_at` has passed, and return its content.
+
+    Raise NoStacksError if the file is still empty. `within_s` is the time limit that the error message gives.
+    """
     size, rests_at = 0, ends_at
     while (now := time.monotonic()) < min(ends_at, rests_at):
         if (grown := os.fstat(file).st_size) > size:
@@ -226,16 +236,19 @@ ProbeProcess = Callable[[WatchHello, bool], Coroutine[Any, Any, ProcessSnapshot]
 
 
 async def probe_alone(request: WatchHello, is_here: bool) -> ProcessSnapshot:
-    """Inspect the process of a rank that was started without a supervisor, so that its output is not available.
+    """Inspect the process of a rank that was started without a supervisor, so its output is not available.
 
-    `is_here` means that the process runs on this host. If not, return only the reasons why evidence is missing.
+    `is_here` is True if the process runs on this host. If not, return only the reasons why evidence is missing.
     """
     outside = await probe(request) if is_here else ProcessSnapshot(missing=(ELSEWHERE,))
     return replace(outside, missing=(*outside.missing, NO_OUTPUT))
 
 
 async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...] | None]) -> ProcessSnapshot:
-    """Inspect a process and add its last output. `lines` returns None if this supervisor does not run the rank."""
+    """Inspect a rank's process on this host, and add the last lines of its output.
+
+    Awaiting `lines` returns those lines, or None if this supervisor does not run the rank.
+    """
     async with asyncio.TaskGroup() as both:
         seeing = both.create_task(probe(request))
         reading = both.create_task(_last(lines))
@@ -244,7 +257,7 @@ async def probe_with_output(request: WatchHello, lines: Awaitable[tuple[str, ...
 
 
 async def probe(request: WatchHello) -> ProcessSnapshot:
-    """Inspect a process on this host."""
+    """Read the state of a rank's process on this host. If `request` contains an offer, also take its stacks."""
     offer = request.offer or EvidenceOffer()
     try:
         return await _in_thread(lambda: _probe(request.pid, request.started, offer), PROBE_TIMEOUT_S)
@@ -308,7 +321,10 @@ UNREAD_S = 0.1  # time to read messages that arrived while this process was busy
 
 
 class EvidenceCollector:
-    """Collects evidence about the ranks of one group, and sends it. `probe` inspects a rank's process from outside."""
+    """Collects evidence of what the ranks of one group are doing, and passes it to `send`.
+
+    `probe` inspects a rank's process from outside.
+    """
 
     def __init__(
         self, group_world_size: int, send: Callable[[session.ToLighthouse], None], probe: ProbeProcess = probe_alone
@@ -337,9 +353,9 @@ class EvidenceCollector:
             answer.set_result(own)
 
     def collect_evidence(self, request: session.EvidenceRequest, view: Callable[[], GroupView]) -> None:
-        """Send each rank's evidence as soon as it is found, then the ranks' progress, which `view` returns.
+        """Collect evidence in a background task, and send each rank's as soon as it is complete.
 
-        Concurrent requests share the work.
+        Then send the progress of the ranks, which `view` returns. Concurrent requests share the inspection of a rank.
         """
         task = asyncio.create_task(self._answer_request(request, view), name="evidence")
         self._answers.add(task)
@@ -406,7 +422,11 @@ class EvidenceCollector:
         )
 
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
-        """Obtain the stacks of a rank that does not answer, by sending its process a signal."""
+        """Obtain the stacks of a rank that does not answer, by sending its process a signal.
+
+        `found` is the result of the inspection that began at `asked_at`. If a later message from the rank shows that
+        it can run Python, no signal is sent.
+        """
         if not watch.is_open or watch.hello.offer is None:
             return ProcessSnapshot()
         if found.is_stopped:
@@ -441,7 +461,7 @@ class EvidenceCollector:
 
 
 def _is_in_reach(watch: Watch) -> bool:
-    """Return whether the process runs on this host, in a pid namespace in which its pid is valid."""
+    """Return whether the rank's process runs on this host and in this pid namespace, and has reported its pid."""
     return watch.is_local and watch.hello.pid > 0
 
 

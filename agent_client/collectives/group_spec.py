@@ -24,7 +24,10 @@ class GroupSpec:
 
 class RankGroup(Protocol):
     def all_reduce(self, tensor: Tensor, timeout_s: float | None = None) -> None:
-        """Sum the tensor over all ranks, in place. Raises RuntimeError if a peer is lost. All later calls then fail."""
+        """Sum the tensor over all ranks, in place.
+
+        Raise RuntimeError if a peer is lost. All later calls then fail too.
+        """
         ...
 
     def abort(self) -> None:
@@ -34,7 +37,7 @@ class RankGroup(Protocol):
 
 class Connector(Protocol):
     def connect(self, spec: GroupSpec) -> RankGroup:
-        """Create a group that is connected to all peers. Raises RuntimeError if a peer does not connect in time."""
+        """Create a group that is connected to all peers. Raise RuntimeError if a peer does not connect in time."""
         ...
 
     def close(self) -> None:
@@ -55,7 +58,7 @@ def register_group(group: Abortable) -> None:
 def registered() -> list[Abortable]:
     """Return the registered groups.
 
-    The caller must keep references to the groups, so that Python destroys them. If torch's C++ objects destroyed a
+    A caller that aborts the groups must keep the references. If torch's C++ objects dropped the last reference to a
     group, they would hold the GIL while waiting for the group's threads, which may need the GIL.
     """
     return list(_groups)

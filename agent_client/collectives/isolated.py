@@ -43,7 +43,7 @@ MAX_MESSAGE_BYTES = 65536
 
 
 class IsolatedConnector(Connector):
-    """Creates process groups in children of a fork server. Starts the fork server, and restarts it if it ends."""
+    """Creates process groups in children of a fork server. Starts the server, and restarts it if it exits."""
 
     def __init__(self, backend: str = "gloo") -> None:
         self._backend = backend

@@ -47,7 +47,10 @@ WARNING = (
 
 
 def may_end_the_process(default_backends: str) -> bool:
-    """Return whether torch's monitor may kill this process after a peer is lost, given the default group's backends."""
+    """Return whether torch's monitor may kill this process after a peer is lost.
+
+    `default_backends` names the backends of the default process group.
+    """
     return "nccl" in default_backends and os.environ.get(DUMP, "1").lower() not in ("0", "n", "no", "f", "false")
 
 
@@ -80,7 +83,7 @@ class Fence:
         self._is_down = False
 
     def announce_abort(self) -> bool:
-        """Announce an abort. Return whether this is the first abort."""
+        """Mark the group as aborted. Return True, or False if it was already marked."""
         with self._lock:
             was_down, self._is_down = self._is_down, True
         return not was_down
@@ -89,7 +92,7 @@ class Fence:
         """Return whether the CUDA event `done` has completed.
 
         Raises:
-            RuntimeError: An abort was announced.
+            RuntimeError: announce_abort() was called, so the event no longer proves success.
         """
         with self._lock:
             if self._is_down:

@@ -1,4 +1,4 @@
-"""A torch process group whose collectives are recorded in the rank's progress, and exclusion from torch.compile.
+"""A torch process group that records its collectives in the rank's progress, and decorators against torch.compile.
 
 torch's modules run their own collectives inside a replica group: DDP broadcasts its buffers before each forward pass.
 `ObservedGroup` records these collectives, so that a rank that hangs in one of them is noticed.

@@ -60,7 +60,7 @@ def connector(name: str) -> Connector:
 
 
 class Peers:
-    """A rank's process group of the current quorum.
+    """A rank's process group of the current quorum, which connects it to the same rank of the other groups.
 
     revoke() and drop() are thread-safe. Call all other methods from one thread.
     """
@@ -70,6 +70,7 @@ class Peers:
     ) -> None:
         """Set the parameters, without connecting.
 
+        `host` is the address at which peers can reach this rank. `process_group` is one of PROCESS_GROUPS.
         `connect_timeout_s` limits each part of connecting (see CONNECT_PARTS). `timeout_s` limits a collective that has
         no time limit of its own.
         """
@@ -120,14 +121,17 @@ class Peers:
         log.info("quorum %d: process group (%s) of %d made in %.3f s", assignment.quorum_id, kind, size, took_s)
 
     def all_reduce(self, tensor: Tensor, timeout_s: float) -> None:
-        """Sum the tensor over the participants, in place. Raises RuntimeError if a peer is lost."""
+        """Sum the tensor over the participants, in place. Raise RuntimeError if a peer is lost."""
         if self._quorum_id is None:
             raise RuntimeError("no process group exists before the first quorum")
         if (group := self._connected.result()) is not None:
             group.all_reduce(tensor, timeout_s)
 
     def exchange(self, words: Sequence[int], timeout_s: float) -> list[tuple[int, ...]]:
-        """Send `words` to all participants. Return the words of each, by replica_rank. All must be equally long."""
+        """Send the integers `words` to all participants. Return every participant's integers, by replica_rank.
+
+        All participants must send the same number of integers.
+        """
         row = torch.tensor(words, dtype=torch.int64)
         group = self._connected.result() if self._quorum_id is not None else None
         if isinstance(group, GlooGroup):

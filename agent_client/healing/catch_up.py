@@ -1,4 +1,4 @@
-"""Performs the decisions of `CatchUpMachine` (rules/catch_up.py) with tensors and an optimizer.
+"""Carries out the decisions of `CatchUpMachine` (rules/catch_up.py) with tensors and an optimizer.
 
 While this rank is catching up, it keeps a step's gradients instead of applying them. It takes the gradients at the
 point at which the optimizer would apply them: after the averaging, and after changes by the script that are the same in
@@ -6,8 +6,8 @@ every group, such as clipping. So the backward pass needs no hook, and the gradi
 peers. For a sharded model (FSDP2), each rank keeps the gradients of its shards. The ranks of a group may apply them in
 different steps, so the optimizer must not communicate.
 
-Schedulers belong to the state, but the script steps them in every training step. `ScheduleReplay` counts these calls,
-undoes them, and repeats them when the kept step is applied.
+Schedulers belong to the state, but the script steps them in every training step. While the rank is catching up,
+`ScheduleReplay` counts these calls, undoes them, and repeats them when the kept step is applied.
 
 `request_fields` and `prepare_step` run on the Agent's background thread. All other methods run on the script's thread,
 between two steps or at the end of a step.
@@ -52,7 +52,7 @@ class StepCounts:
 
 class ScheduleReplay:
     def __init__(self, others: dict[str, Stateful]) -> None:
-        """Raise ConfigurationError if an object is neither `Replayable` nor a scheduler that counts its steps."""
+        """Raise ConfigurationError if one of `others` is neither `Replayable` nor a scheduler that counts its steps."""
         self._others = others
         self._optimizer: Optimizer | None = None
         self.saved: dict[str, Any] = {}
@@ -76,7 +76,7 @@ class ScheduleReplay:
         self._at_save = self._counts()
 
     def undo(self) -> StepCounts:
-        """Restore the states of the last `save`, and return how many times each object has been stepped since then."""
+        """Restore the states of the last `save`. Return how many times the script stepped each object since then."""
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}
@@ -172,7 +172,7 @@ class CatchUpDriver:
         self._schedules.mark_begin()
 
     def prepare_step(self, assignment: Assignment) -> None:
-        """Prepare for the step of a new assignment: start or cancel a transfer, or stop catching up if it is over."""
+        """Start or cancel the transfer of a snapshot, or stop catching up, as the next step's assignment requires."""
         self._poll()
         owner, machine = self._owner, self.machine
         held, was_following = machine.held or owner.tag, machine.is_catching_up
@@ -194,7 +194,7 @@ class CatchUpDriver:
 
     @not_itself_compiled  # the optimizer may be compiled, so that kept steps run the same code as on the peers
     def apply(self) -> None:
-        """Apply the gradients of a committed step. While catching up, keep them and apply earlier ones that are due."""
+        """Apply a committed step's gradients. While catching up, keep them, and apply those of earlier kept steps."""
         assert self._optimizer is not None
         if not self.machine.is_catching_up:
             self._optimizer.step()
@@ -242,7 +242,7 @@ class CatchUpDriver:
             self._snapshot = None
 
     def _return(self, held: Tag, assignment: Assignment, first: Sequence[_Step]) -> None:
-        """Stop catching up and use the held state. If `first` has a step, move the schedulers to where it begins."""
+        """Stop catching up and use the held state. Move the schedulers to where the step in `first`, if any, begins."""
         owner = self._owner
         owner.work_at(*held)
         owner.batches_committed = self._batches
@@ -292,7 +292,7 @@ class CatchUpDriver:
 
     @never_compiled
     def _select_steps(self) -> Sequence[PendingStep[_Step]]:
-        """Keep this step, and return the steps to apply now. If the snapshot has just arrived, install it instead."""
+        """Keep this step, and return the kept steps to apply now. If the snapshot has just arrived, only install it."""
         self._poll()
         self._keep()
         if self.machine.transfer is not Transfer.ARRIVED:

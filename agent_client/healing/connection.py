@@ -77,7 +77,7 @@ def connect(host: str, port: int, deadline: float, silence_s: float) -> Deadline
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of an address http://host:port. Raise ValueError for any other form."""
+    """Return the host and port of an address of the form http://host:port. Raise ValueError for any other form."""
     parts = urlsplit(address)
     if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path not in ("", "/"):
         raise ValueError(f"{address!r} is not the address of a checkpoint server, which is http://host:port")
@@ -90,15 +90,20 @@ NONCE_HEADER, PROOF_HEADER = "Lighthouse-Nonce", "Lighthouse-Proof"
 
 
 class StateUnavailable(Exception):
-    """The requested state is not available from this source, or from any source."""
+    """Raised if the requested state is not available from a source, or from any source."""
 
 
 class StateRefused(StateUnavailable):
-    """The state contains something that cannot be sent, so a retry would not help."""
+    """Raised if the state contains something that cannot be sent, so a retry would not help."""
 
 
 def check_answer(response: HTTPResponse, length: int | None = None) -> None:
-    """Check that the response has status 200 and, unless `length` is None, a body of `length` bytes."""
+    """Check that a response has status 200 and a body of `length` bytes, or of any length if None.
+
+    Raises:
+        StateUnavailable: The status is not 200.
+        CorruptState: The body has another length.
+    """
     if response.status != 200:
         is_refusal = response.status >= 400
         text = response.read(_MAX_REFUSAL_BYTES).decode(errors="replace") if is_refusal else "not 200"

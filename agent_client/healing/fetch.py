@@ -82,7 +82,7 @@ WAIT_SHARE = 0.9
 
 
 class Requests:
-    """Opens all connections of one transfer, with the same deadline. `cancel` shuts them down and is thread-safe."""
+    """Opens all connections of one transfer, with a common deadline. `cancel` shuts them down, from any thread."""
 
     def __init__(self, key: StateKey, deadline: float, secret: str = "") -> None:
         self.key = key
@@ -106,7 +106,7 @@ class Requests:
         return max(0.0, min(limit_s, self.deadline - time.monotonic()))
 
     def connect(self, address: str, silence_s: float) -> "Connection":
-        """Connect to a source. `silence_s` limits each operation, in seconds. Raises ConnectionError after `cancel`."""
+        """Connect to a source. `silence_s` is the time limit per operation. Raise ConnectionError after `cancel`."""
         host, port = split_address(address)
         connection = Connection(self, address, connect(host, port, self.deadline, silence_s))
         with self._lock:
@@ -149,7 +149,7 @@ class Connection:
         self._response: http.client.HTTPResponse | None = None
 
     def get(self, path: str, silence_s: float) -> http.client.HTTPResponse:
-        """Request `path` and check the source's proof of membership. The previous response must be fully read."""
+        """Request `path`, and check the source's proof of membership. First read the previous response to its end."""
         requests, key = self._requests, self._requests.key
         self._socket.silence_s = silence_s
         if not requests.secret:
@@ -207,7 +207,7 @@ OnBytes = Callable[[str, int, int], None]
 
 @dataclass(eq=False)
 class Fetch:
-    """One download of a state. The time limit begins at construction. The received tensors are on the CPU."""
+    """A download of a state to CPU tensors. Its time limit starts when the object is created."""
 
     sources: Mapping[str, FindAddress]
     """Sources by name, in the order in which they become the lead if earlier ones fail."""
@@ -280,7 +280,7 @@ class Fetch:
         return None if self.requests.is_over else lead
 
     def _receive_from(self, lead: str) -> State | None:
-        """Receive the state with `lead` as the lead. Return None if the lead fails."""
+        """Receive the state as the source `lead` defines it. Return None if that source fails."""
         transfer = None
         try:
             silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)
@@ -402,7 +402,7 @@ def _is_broken(error: Exception) -> bool:
 
 
 def _classify(error: Exception) -> tuple[type[Exception], str]:
-    """Return the class of the error to raise if every source fails with `error`, and a message about this source."""
+    """Return the exception class to raise if every source fails like this one, and a message about this source."""
     if isinstance(error, TimeoutError):
         return StateUnavailable, "sends nothing"
     if _is_broken(error):
@@ -455,7 +455,7 @@ class _Transfer:
             return {name: (self._kinds.get(name, StateUnavailable), why) for name, why in rejected.items()}
 
     def follow(self, lead: str, head: Head) -> None:
-        """Use `lead` and its `head` as the definition of the state. The first call starts the reader threads."""
+        """Receive the state that the source `lead` describes in `head`. The first call starts the reader threads."""
         with self._changed:
             self._lead = lead
             self._head_bytes, self._total = head.size, head.length

@@ -1,4 +1,4 @@
-"""Healing in one rank: as a *source* it sends its state, as a *target* it receives one. Both log the transfer.
+"""Healing in one rank: as a *source*, it sends its state to a peer, and as a *target*, it receives a peer's state.
 
 A rank that is up to date serves the state of its step to the peers that heal. They read the rank's tensors in place.
 Before the rank next changes its state, it waits until the readers have finished, for up to `timeout_s` or until the
@@ -86,12 +86,12 @@ ROOM_FOR_A_COPY = 2.0
 
 
 def has_room(size: int) -> bool:
-    """Return whether there is memory for a copy of `size` bytes for each rank on this host."""
+    """Return whether this host has memory for a copy of `size` bytes in each of its ranks."""
     return available_bytes() > ROOM_FOR_A_COPY * int(os.environ.get("LOCAL_WORLD_SIZE", "1")) * size
 
 
 def available_bytes() -> int:
-    """Return how many bytes this process can still allocate. Droppable page cache counts as free.
+    """Return how many bytes this process can still allocate. Page cache that can be dropped counts as free.
 
     The limits are the memory of the host and of the process's cgroups (v2), as in containers and Slurm jobs.
     """
@@ -206,7 +206,10 @@ class Healing:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Serve this step's state if the assignment lets a participant heal. First call `release` for the last step."""
+        """Serve this step's state if it is up to date and a participant heals.
+
+        Call `release` for the previous step first.
+        """
         self._quorum_id = assignment.quorum_id
         self._is_read_in_place = False
         catching_up, now = {assignment.replica_ids[rank] for rank in assignment.catching_up}, time.monotonic()
@@ -236,7 +239,7 @@ class Healing:
             self._is_read_in_place = False
 
     def fetch(self, assignment: Assignment) -> None:
-        """Fetch a peer's state if this rank heals under the assignment. Raises what `Fetch.run` raises."""
+        """Fetch a peer's state if this rank heals under the assignment. Raise the same exceptions as `Fetch.run`."""
         self._quorum_id, self._received = assignment.quorum_id, None
         if not assignment.heals:
             return

@@ -1,4 +1,4 @@
-"""HTTP server for a training state. A source publishes a state under a key, and a target fetches exactly that state.
+"""HTTP server for a training state. A source publishes a state under a key, and targets fetch it by this key.
 
     GET /challenge
     200  Lighthouse-Nonce: a nonce, valid for the next request on this connection
@@ -98,7 +98,7 @@ class Listener(TCPServer):
         Args:
             host: Listen address, or an empty string for all addresses.
             handler: Class that handles a connection.
-            on_cut: Called after a connection was marked with `is_cut`, to wake its handler if the handler is waiting.
+            on_cut: Called when a connection is closed to make room for another. Must wake its handler.
         """
         self._on_cut = on_cut
         self._connections: dict[DeadlineSocket, threading.Thread] = {}
@@ -226,7 +226,7 @@ os.register_at_fork(after_in_child=lambda: [listener.abandon() for listener in l
 
 
 class NotHeldError(Exception):
-    """The requested state is not available. `held` is the key of the current state, or None if there is none."""
+    """Raised if the requested state is not available. `held` is the key of the current state, or None."""
 
     def __init__(self, held: StateKey | None) -> None:
         super().__init__(f"held: {held}")
@@ -234,7 +234,7 @@ class NotHeldError(Exception):
 
 
 class CannotBeSentError(Exception):
-    """The requested state contains something that cannot be sent. `secret` is the secret of its quorum."""
+    """Raised if the requested state contains something that cannot be sent. `secret` belongs to its quorum."""
 
     def __init__(self, reason: str, secret: str) -> None:
         super().__init__(reason)
@@ -242,7 +242,7 @@ class CannotBeSentError(Exception):
 
 
 class StrangerError(Exception):
-    """The reader has not proved that it is a member of the state's quorum."""
+    """Raised if a reader has not proved that it is a member of the state's quorum."""
 
 
 @dataclass(slots=True, eq=False)
@@ -257,7 +257,7 @@ class StateOffer:
 
 
 class StateServer:
-    """Serves the current state and copies of earlier states, in separate threads. All methods are thread-safe."""
+    """Serves the current state and copies of earlier states, one thread per connection. All methods are thread-safe."""
 
     def __init__(self, bind_host: str, *, advertise: str) -> None:
         """Start listening on a free port.
@@ -315,7 +315,7 @@ class StateServer:
                 self._withdrawn = None
 
     def keep(self, key: StateKey, state: State, targets: frozenset[str], until: float, secret: str = "") -> None:
-        """Also serve a copy of the state, until each target has read it once or `drop_kept` drops it.
+        """Also serve a copy of a state, until each target has read it once or `drop_kept` drops it.
 
         Args:
             key: Key under which readers request the copy.
@@ -338,7 +338,10 @@ class StateServer:
                 _cut_off(kept.readers)
 
     def refuse(self, key: StateKey, reason: str, secret: str = "") -> None:
-        """Answer requests for `key` with the `reason` why that state cannot be sent. Call `refuse_up_to` as well."""
+        """Answer requests for `key` with the `reason` why that state cannot be sent.
+
+        Also call `refuse_up_to`, without which such requests wait.
+        """
         with self._changed:
             self._refused = key, reason, secret
             self._changed.notify_all()

@@ -29,7 +29,7 @@ with library("accelerate", "accelerate>=1.15"):
 
 
 class FaultTolerantAccelerator(Accelerator):
-    """Fault-tolerant Accelerator. `prepare` creates the Agent.
+    """Accelerator for replica groups. `prepare` creates the Agent, and the optimizer votes on each step.
 
     Example:
         ```python
@@ -77,7 +77,7 @@ class FaultTolerantAccelerator(Accelerator):
         A call without an optimizer prepares the objects as the base class does.
 
         Args:
-            *args: Objects to prepare. The first loader is the training loader. The step determines its batches.
+            *args: Objects to prepare. The first loader is the training loader. Its batches then depend on the step.
             device_placement: Passed to the base class.
 
         Returns:
@@ -129,7 +129,7 @@ class FaultTolerantAccelerator(Accelerator):
             yield
 
     def _do_sync(self) -> None:
-        """Enable gradient synchronization only for this rank's last batch of a step. `accumulate()` calls this."""
+        """Synchronize gradients only in this rank's last batch of a step. `accumulate()` calls this."""
         super()._do_sync()
         if self.drawn is not None:
             self._is_last, self.drawn = self.drawn.is_last, None
@@ -138,7 +138,10 @@ class FaultTolerantAccelerator(Accelerator):
 
 
 class _OnDevice:
-    """The training batches, moved to the device of this rank. len() assumes that no step is discarded."""
+    """The training batches, each moved to this rank's device when it is yielded.
+
+    len() assumes that no step is discarded.
+    """
 
     def __init__(self, loader: StepLoader, accelerator: FaultTolerantAccelerator, length: int | None) -> None:
         self._loader, self._accelerator, self._length = loader, accelerator, length

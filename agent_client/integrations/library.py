@@ -1,4 +1,4 @@
-"""Code that the integrations share: import errors with advice, a check of `max_steps`, epochs and healing state.
+"""Code that the integrations share: import errors with advice, checks, epoch counts, and entries of the TrainState.
 
 Each module of this package integrates one library, which may not be installed.
 """
@@ -13,7 +13,7 @@ from agent_client.step.agent import Agent
 
 @contextlib.contextmanager
 def library(name: str, requirement: str) -> Generator[None]:
-    """If importing library `name` fails in the context, add `pip install` and `requirement` to the error message."""
+    """Add `pip install` and `requirement` to the error message if importing library `name` fails in the context."""
     try:
         yield
     except ModuleNotFoundError as e:
@@ -37,6 +37,9 @@ def epochs_of(agent: Agent) -> float:
 
 
 def healing_beside(scaler: Any, schedulers: Sequence[Any] = ()) -> dict[str, Any]:
-    """Return the schedulers and the scaler as entries for a TrainState. All groups need them in the same order."""
+    """Return the schedulers and the scaler (or None) as entries for a TrainState.
+
+    The schedulers must have the same order in all groups.
+    """
     found = {f"scheduler_{number}": scheduler for number, scheduler in enumerate(schedulers)}
     return found if scaler is None else {**found, "scaler": scaler}

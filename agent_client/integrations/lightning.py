@@ -93,7 +93,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
         self.model = DistributedDataParallel(self.model, agent, **self._ddp_options)
 
     def process_dataloader(self, dataloader: Any) -> Any:
-        """Replace the training loader with one that selects the batches by the step. Return other loaders unchanged."""
+        """Replace the training loader with a StepLoader. Return other loaders unchanged."""
         trainer = self.lightning_module.trainer
         if trainer.state.stage is not RunningStage.TRAINING:
             return dataloader
@@ -110,12 +110,15 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
             trainer.val_check_batch = float("inf")  # optimizer_step() ends the epoch
 
     def first_of(self, microbatches: list[Any]) -> Any:
-        """Return the first of a step's microbatches, which Lightning's loop runs. `backward` runs the others."""
+        """Return the first of a step's microbatches, and store the others.
+
+        Lightning's loop runs the first one. `backward` runs the others.
+        """
         first, *self._others = microbatches
         return first
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward pass. Enable gradient reduction only for the last microbatch of a step."""
+        """Run the forward pass of a microbatch. Reduce gradients only in the last microbatch of a step."""
         is_last = not (self._others or self.lightning_module.trainer.fit_loop._should_accumulate())
         self.model.require_backward_grad_sync = is_last
         self._arguments = args[1:]

@@ -3,7 +3,7 @@ r"""Run torchtitan's torchft trainer on Lighthouse.
     torchrun --nproc_per_node=4 -m agent_client.integrations.torchtitan --job.config_file llama3_8b.toml \
         --fault_tolerance.enable --fault_tolerance.group_size=2 --fault_tolerance.replica_id=0
 
-This runs the installed torchtitan's trainer with torchft support, and fails if that trainer would train alone. A
+This runs the torchft trainer of the installed torchtitan, and fails if it would train without the other groups. A
 healing group receives its source's current learning rate. Unpatched, torchtitan would send that of the first step.
 """
 

@@ -37,7 +37,7 @@ HEALING_FIELDS = ("best_metric", "best_global_step", "num_input_tokens_seen", "t
 
 
 class FaultTolerance:
-    """Mixin for any subclass of Trainer.
+    """Mixin that makes any subclass of Trainer fault-tolerant. List it first among the base classes.
 
     Example:
         ```python
@@ -83,7 +83,7 @@ class FaultTolerance:
         return self.optimizer
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
-        """Create a scheduler that advances with committed steps, and add it to the state that is healed."""
+        """Create a scheduler that advances with committed steps, and add it to the state that healing groups copy."""
         inner = super().create_scheduler(num_training_steps, optimizer)
         if not isinstance(inner, FaultTolerantScheduler):
             self.agent.state.others["scheduler"] = inner
@@ -91,7 +91,10 @@ class FaultTolerance:
         return self.lr_scheduler
 
     def get_train_dataloader(self) -> Any:
-        """Return a loader that selects batches by the step, with the Trainer's data set, collator and workers."""
+        """Return a loader that selects each step's batches like a StepSampler.
+
+        The loader uses the Trainer's data set, collator and workers.
+        """
         plain = super().get_train_dataloader()
         self.create_optimizer()
         loader = StepLoader.of(
@@ -121,7 +124,7 @@ class FaultTolerance:
         return super()._get_num_items_in_batch(batches, device)
 
     def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Compute the mean loss and the gradients. Reduce gradients only in the last microbatch of a step.
+        """Return the mean loss, after computing the gradients. Reduce gradients only in the last microbatch of a step.
 
         `inputs` is a list with one batch for each microbatch of this rank.
         """
@@ -148,7 +151,7 @@ class FaultTolerance:
         return DistributedDataParallel(prepared, self.agent, find_unused_parameters=unused)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Log, save and evaluate if due, and only after a committed step."""
+        """After a committed step, log, save and evaluate if due. After a discarded step, do none of these."""
         if self.agent.was_committed:
             super()._maybe_log_save_evaluate(*args, **kwargs)
         else:
@@ -194,7 +197,7 @@ def _as_list(inputs: Any) -> list[Any]:
 
 
 class _Counts(TrainerCallback):
-    """Copies the Agent's counts to the Trainer, before all other callbacks, which use the counts."""
+    """Copies the Agent's step and epoch counts to the Trainer, before the other callbacks read them."""
 
     def __init__(self, trainer: FaultTolerance) -> None:
         self._trainer = trainer
@@ -247,17 +250,20 @@ class _Progress:
         self._logged = len(trainer.state.log_history), state_dict["log"]
 
     def replay_step(self) -> None:
-        """Do nothing. The counts need no replay when the group catches up."""
+        """Do nothing, because the counts need no replay when the group catches up."""
 
     def _callbacks(self) -> Iterator[Any]:
-        """Yield the callbacks that have a state to heal, except TrainerControl, which is set in each step."""
+        """Yield the callbacks whose state is healed. TrainerControl is not one of them, because each step sets it."""
         callbacks = self._trainer.callback_handler.callbacks
         return (
             each for each in callbacks if isinstance(each, ExportableState) and not isinstance(each, TrainerControl)
         )
 
     def _find_checkpoint(self, best: str | None) -> str | None:
-        """Return the path of this group's copy of `best`, or the path `best` itself. None if neither exists."""
+        """Return the path of this group's copy of the checkpoint `best`, or `best` itself if there is no copy.
+
+        Return None if neither exists.
+        """
         if best is None:
             return None
         places = [Path(self._trainer.args.output_dir, Path(best).name), Path(best)]

@@ -75,7 +75,7 @@ class Presence:
 class ExitReport:
     """Reports to the manager the exception that ends this rank, at most once.
 
-    That is an exception that is not caught, or that leaves the Agent's `with` block. A forked child reports nothing.
+    Such an exception is uncaught, or leaves the Agent's `with` block. A forked child reports nothing.
     """
 
     def __init__(self, report: Callable[[str], None]) -> None:
@@ -91,14 +91,14 @@ class ExitReport:
     def uninstall(self) -> None:
         """Restore the previous sys.excepthook.
 
-        If another hook was installed after this one, both stay in place, but this one only calls the previous hook.
+        If another hook was installed later, both stay in place, and this one only calls its predecessor.
         """
         self._is_over = True
         if sys.excepthook is self._hook:
             sys.excepthook = self._before
 
     def send(self, error: BaseException | None) -> None:
-        """Report `error`, unless it is None, a SystemExit with status 0 or GroupDrained."""
+        """Report `error`, unless it is None, GroupDrained, or a SystemExit with status 0."""
         is_good = error is None or isinstance(error, GroupDrained) or (isinstance(error, SystemExit) and not error.code)
         if is_good or self._is_over or os.getpid() != self._pid:
             return
@@ -126,7 +126,10 @@ class WaitLog:
 
     @contextmanager
     def waiting(self, step: int) -> Generator[None]:
-        """Log the wait for the quorum of `step` in the context. A retry after an exception continues the same wait."""
+        """Log, within the context, what the request for the quorum of `step` waits for.
+
+        A retry after an exception continues the same wait.
+        """
         with self._lock:
             self._step = step
             self._wait.begin(time.monotonic())
@@ -194,8 +197,8 @@ class ManagerConnection:
     ) -> None:
         """Prepare the connection without contacting the manager.
 
-        `address` may be a join string with the manager's secret. The manager may be unreachable for `returns_within_s`
-        seconds. RankWatch describes the other arguments.
+        `address` may be a join string with the manager's secret. If the manager is unreachable for more than
+        `returns_within_s` seconds, requests raise an error. RankWatch describes the other arguments.
         """
         self.group_rank = group_rank
         self._rank_incarnation = rank_incarnation
@@ -239,6 +242,8 @@ class ManagerConnection:
     ) -> Assignment:
         """Return the assignment for `step`. Request it unless the answer to the last vote already contained it.
 
+        The arguments are those of `quorum` in lighthouse_runtime/client/rpcs.py.
+
         Raises:
             GroupDrained: The group was drained and has completed its last step.
             LighthouseError: The request failed.
@@ -276,7 +281,8 @@ class ManagerConnection:
     def vote(self, step: int, vote: bool, *, quorum_id: int | None, timeout_s: float) -> bool:
         """Send a vote and return the decision of all ranks of the group. Raise LighthouseError if there is no decision.
 
-        A yes is binding, so it is sent again if the connection is lost, until the manager answers or the time is up.
+        A yes is binding, so after a loss of the connection it is sent again until the manager answers or the timeout
+        expires.
         """
         return self._await_decision(self._send(SentVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
@@ -343,7 +349,7 @@ class ManagerConnection:
     def check_alive(self, error: LighthouseError) -> bool:
         """Return whether the manager is alive, after a request to it has failed with `error`.
 
-        If the manager is alive, the request failed for another reason, for example because no quorum formed in time.
+        If so, the request failed for another reason, for example because no quorum formed in time.
 
         Raises:
             AgentError: The manager has been unreachable for longer than `returns_within_s`.

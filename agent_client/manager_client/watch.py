@@ -73,7 +73,7 @@ class RankWatch:
             client: Client of the manager.
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
-            progress: Progress to report, or None. The thread that sends votes samples it twice a second.
+            progress: Progress to report, sampled twice a second on the thread that sends votes. None to report nothing.
             on_revoked: Called with a quorum's id and a reason when the quorum is revoked. The id is None if all quorums
                 are revoked. Called on the watch's thread, like `on_group_lost`.
             on_group_lost: Called with the reason when a rank of the group is lost for good and the group must restart.
@@ -147,13 +147,16 @@ class RankWatch:
         stream.cancel()
 
     def close_unannounced(self) -> None:
-        """Close the stream without announcing an exit, for a rank that opens another watch."""
+        """Close the stream without announcing an exit. Use this for a rank that has opened another watch."""
         self.is_closing = True
         if self._stream is not None:
             self._stream.cancel()
 
     def wait_drained(self, within_s: float) -> None:
-        """Wait up to `within_s` until the manager closes the watch after a drain, or a checkpoint should be saved."""
+        """Wait up to `within_s` seconds for the end of a drain.
+
+        It ends when the manager closes the watch, or requests a checkpoint before this host shuts down.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._has_ended.is_set() or self.preemption.should_save, within_s)
 
@@ -162,7 +165,10 @@ class RankWatch:
         return revoked.reason if revoked is not None else None
 
     def why_lost(self, quorum_id: int, within_s: float) -> Revoked | None:
-        """Wait up to `within_s` for a revocation that names the lost group. Return None if none arrives."""
+        """Wait up to `within_s` seconds for the revocation of quorum `quorum_id` that names the lost group.
+
+        Return None if none arrives.
+        """
 
         def find() -> Revoked | None:
             revoked = self._revoked.get(quorum_id)
@@ -173,16 +179,17 @@ class RankWatch:
             return find()
 
     def check_group(self) -> None:
-        """Raise AgentError if a rank of the group is lost for good and the group must restart."""
+        """Raise AgentError if the manager has reported that a rank of the group is lost and the group must restart."""
         if self._why_group_lost is not None:
             raise AgentError(f"lost this replica group: {self._why_group_lost}; restart the group")
 
     def send_vote(
         self, step: int, vote: bool, quorum_id: int | None, *, wants_next: bool, limit_s: float
     ) -> Future[Decision]:
-        """Send a vote. The future fails with a LighthouseError if the vote is refused or the watch closes.
+        """Send a vote. The returned future fails with a LighthouseError if the vote is refused or the watch closes.
 
-        `wants_next` also requests the next step's grant. `limit_s` is how long this rank waits for the answer.
+        `quorum_id` is the step's quorum, or None if there is none. With `wants_next`, the answer may contain the next
+        step's assignment. `limit_s` is how long this rank waits for the answer.
         """
         number, answer = next(self._numbers), Future[Decision]()
         with self._changed:
@@ -227,7 +234,7 @@ class RankWatch:
             self._on_revoked(None, reason)
 
     def _sample(self) -> ProgressSample | None:
-        """Return a sample of the progress. Log any exception and return None, so that the watch stays open."""
+        """Return a sample of the progress, or None if taking it raises, so that an error does not close the watch."""
         assert self._progress is not None
         try:
             return self._progress.sample()

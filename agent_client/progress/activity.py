@@ -74,7 +74,7 @@ Shape: TypeAlias = "str | Sequence[int]"
 
 
 class Activity:
-    """Record of what the Agent's background thread is doing, and totals of this process."""
+    """Record of what the Agent's background thread is doing, and totals of the process's heals and collectives."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -135,9 +135,9 @@ class Activity:
         self.torch_collectives = (*running, newest)
 
     def _read_torch_collective(self) -> tuple[Collective | None, float]:
-        """Return torch's oldest running collective, because later ones wait for it, or the newest if none is running.
+        """Return torch's oldest running collective, because later ones wait for it, and the time of the last change.
 
-        The second value is the time at which a collective was last entered or left.
+        If none is running, return the newest. The time is when a collective was last entered or left.
         """
         entered = self.torch_collectives
         if not entered:
@@ -185,7 +185,7 @@ class TorchCollective:
     is_inside: bool = True
 
     def runs(self, work: Work | None) -> None:
-        """Set torch's Work object of the collective, or None if the collective has completed."""
+        """Set torch's Work object of the running collective, or None if the collective has completed."""
         self.work, self.is_inside = work, work is not None
 
     def is_running(self, clock: Callable[[], float]) -> bool:

@@ -113,7 +113,10 @@ class Progress:
         return self._traced(name if total is None else f"{name} of {total}", phase)
 
     def waiting_for(self, what: str) -> Block:
-        """Return a context manager that marks a wait for other ranks. A waiting rank is never reported as behind."""
+        """Return a context manager that marks a wait for other ranks, which `what` describes.
+
+        A waiting rank is never reported as behind.
+        """
         wait = self._waits.get(what) or self._new(what, self._waits, is_wait=True)
         return self._traced(f"the wait for {what}", wait)
 
@@ -131,7 +134,10 @@ class Progress:
                 self._process_marks()
 
     def enter_reduction(self) -> None:
-        """Mark that the script waits for its last reduction. This affects only the measured compute time."""
+        """Mark that the script starts to wait for its most recent reduction.
+
+        The mark is used only to measure the compute time.
+        """
         now = self.clock()
         self.compute.enter_reduction(now, self.activity.collectives_s(now))
 
@@ -163,11 +169,11 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks the Agent as waiting for `what`. The script may compute meanwhile."""
+        """Return a context manager that marks that the Agent waits for `what`. The script may compute meanwhile."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
-        """Return a context manager that marks slow work of the Agent, for which the script has to wait."""
+        """Return a context manager that marks `what`, slow work of the Agent for which the script has to wait."""
         return self._traced(what, ActivityBlock(self.activity, what, is_wait=False))
 
     def _traced(self, what: str, block: Block) -> Block:
@@ -216,17 +222,18 @@ class Phase(Name):
 
 
 class TraceFile:
-    """A file with a line for each beginning and end of a phase, wait or collective of one process. Thread-safe.
+    """A file that records when this process enters and leaves each phase, wait and collective. Thread-safe.
 
-    The file also contains decisions on steps and digests of states.
+    It also records whether each step was committed, and digests of the state.
 
         2026-11-22T07:41:03.118201Z step 812 enters validation
         2026-11-22T07:41:03.120044Z step 812 enters all_reduce 24 of quorum 17, 4096x1024
         2026-11-22T07:41:03.131377Z step 812 leaves all_reduce 24 of quorum 17, 4096x1024 after 0.011 s
         2026-11-22T07:41:03.140210Z step 812 commits under quorum 17
 
-    A rank hangs at the last line with "enters" that has no matching "leaves". A `diff` of two ranks' files shows where
-    the ranks diverge. Lines are not buffered. After the first write error, all later lines are dropped.
+    In the file of a rank that hangs, the last "enters" without a matching "leaves" shows where. A `diff` of two ranks'
+    files shows where the ranks diverge. Lines are not buffered. After the first write error, all later lines are
+    dropped.
     """
 
     def __init__(self, path: Path) -> None:
@@ -300,8 +307,8 @@ Line = tuple[CodeType, int]
 class ScriptProgress:
     """Progress of a script without an Agent. Use it from one thread.
 
-    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. A sample marks a tick
-    if there are new collectives.
+    Steps cannot be observed, so the first FIRST_COLLECTIVES collectives count as the first step. If there are new
+    collectives since the last sample, a sample marks a tick.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -314,7 +321,7 @@ class ScriptProgress:
         self._place = ScriptPlace()
 
     def sample(self) -> ProgressSample:
-        """Return a sample. The field `done` of its phase is the number of collectives so far."""
+        """Return a sample. In its only phase, `done` is the number of collectives so far."""
         sample, done = self._progress.sample(), self._groups.total
         if self._moved_at != self._groups.moved_at:
             self._moved_at = self._groups.moved_at
@@ -335,7 +342,7 @@ def _main_frame() -> FrameType | None:
 class ScriptPlace:
     """Finds the line at which the script is stuck.
 
-    That is the innermost line that has been on the main thread's stack for at least half of the time without progress.
+    This is the innermost line that has been on the main thread's stack for at least half of the time without progress.
     In an endless loop, it is the line that called the function with the loop.
     """
 

@@ -1,8 +1,8 @@
-"""Rules of progress: how phase times are computed from marks, and how collectives are numbered. No I/O.
+"""Rules of progress: how phase times are computed from marks, and how collectives are numbered.
 
-A *mark* is the time at which a phase begins, advances or ends. The time of a phase excludes nested phases and waits,
-which are counted separately. In its first step, a process compiles and warms up, so the longest times until the end of
-that step are discarded.
+This module does no I/O. A *mark* is the time at which a phase begins, advances or ends. The time of a phase excludes
+nested phases and waits, which are counted separately. In its first step, a process compiles and warms up, so the
+longest times until the end of that step are discarded.
 
 A collective has the same number on all ranks, because all ranks run their collectives in the same order. A collective
 is numbered when the script requests it, even if another thread runs it later. Collectives over the replica groups are
@@ -29,7 +29,10 @@ WAITING = "(waiting)"
 
 
 class ActivitySample(NamedTuple):
-    """What the Agent's background thread is doing at one moment. `sample.waits_for`, `busy` or both are empty."""
+    """What the Agent's background thread is doing at one moment.
+
+    At most one of `sample.waits_for` and `busy` is set.
+    """
 
     sample: ProgressSample
     """The sample, without the fields that are computed from marks."""
@@ -132,7 +135,10 @@ class PhaseTimes:
     # -- read
 
     def make_sample(self, own: ActivitySample, now: float) -> ProgressSample:
-        """Return a sample of the rank's progress. `own.busy`, slow work of the Agent, counts as the innermost phase."""
+        """Return a sample of the rank's progress: `own`, completed by the phases and times.
+
+        `own.busy`, slow work of the Agent, counts as the innermost phase.
+        """
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
         waits_for = next((visit.of.name for visit in self._open if visit.of.is_wait), own.sample.waits_for)
@@ -150,7 +156,10 @@ class PhaseTimes:
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
-        """Count the visits per phase in this step, including unfinished visits that began in earlier steps."""
+        """Count the visits of each phase in this step.
+
+        `open_visits` counts the unfinished visits, which are included even if they began in earlier steps.
+        """
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])
             for of, record in self._records.items()
@@ -202,7 +211,7 @@ class ComputeClock:
         self._waits = max(0, self._waits - 1)
 
     def enter_reduction(self, now: float, collectives_s: float) -> None:
-        """Record that the script waits for its last reduction.
+        """Record that the script starts to wait for its most recent reduction.
 
         Only the time in collectives counts as a wait, because a device may still be computing the tensor.
         `collectives_s` is the time that the process has spent in collectives so far.
@@ -217,7 +226,7 @@ class ComputeClock:
             self._reduces_since = None
 
     def restart(self, now: float) -> None:
-        """Start measuring a step at `now`, and discard the time measured since the last vote."""
+        """Start measuring a step at `now`. Discard what was measured since the last vote."""
         self._began_at, self._waited_s, self._waits, self._reduces_since = now, 0.0, 0, None
 
     def end_step(self, now: float, microbatches: int, *, is_committed: bool, has_healed: bool) -> None:
@@ -243,7 +252,7 @@ class Entry(NamedTuple):
 
 
 class Number(NamedTuple):
-    """Reported number of a collective."""
+    """Number of a collective as reported to the manager. It restarts with each quorum."""
 
     quorum_id: int
     number: int
@@ -252,7 +261,10 @@ class Number(NamedTuple):
 
 
 class CollectiveIds:
-    """Numbers collectives. number_of() is thread-safe. Call the other methods from one thread at a time."""
+    """Assigns numbers to collectives, the same on all ranks.
+
+    number_of() is thread-safe. Call the other methods from one thread at a time.
+    """
 
     def __init__(self) -> None:
         self._last = Entry(0)

@@ -46,7 +46,10 @@ _offered: dict[int, EvidenceOffer] = {}
 
 
 def offer() -> EvidenceOffer:
-    """Install a signal handler that writes this process's stacks to a file. Return the signal and the file."""
+    """Install a signal handler that writes this process's stacks to an anonymous file.
+
+    Return the signal and the file. Further calls return the same ones.
+    """
     pid = os.getpid()
     if pid not in _offered:
         _offered.clear()  # a forked child has inherited its parent's offer
@@ -68,7 +71,7 @@ def _register() -> EvidenceOffer:
 
 
 def _free_signal(candidates: Iterable[int]) -> int:
-    """Return the first signal that is neither handled nor ignored."""
+    """Return the first of the `candidates` that is neither handled nor ignored."""
     status = Path("/proc/self/status").read_text()
     masks = [int(mask, 16) for mask in re.findall(r"^Sig(?:Cgt|Ign):\s*(\w+)", status, re.MULTILINE)]
     taken = masks[0] | masks[1]
@@ -89,7 +92,10 @@ class SelfReporter:
         self._read = "", ""
 
     def send_evidence(self, number: int, send: Callable[[SelfReport], None]) -> None:
-        """Collect evidence for request `number` within about RECORDED_WITHIN_S, and `send` it from another thread."""
+        """Collect evidence for the manager's request `number`, and pass it to `send`, all on another thread.
+
+        Collecting takes at most about RECORDED_WITHIN_S seconds.
+        """
         threading.Thread(target=lambda: send(self._collect(number)), name="lighthouse evidence", daemon=True).start()
 
     def _collect(self, number: int) -> SelfReport:
@@ -137,7 +143,7 @@ def _lines(ident: int, name: str, frame: FrameType | None) -> Iterable[str]:
 
 
 def flight_recorder() -> str:
-    """Return the newest collectives as JSON, oldest first, or an empty string if there are none."""
+    """Return torch's record of the newest collectives as JSON, oldest first, or an empty string if there is none."""
     entries = [entry for dump in read_recorders(with_entries=True) for entry in dump.get("entries") or ()]
     return shortened(sorted(entries, key=lambda entry: entry.get("time_created_ns", 0)), time.time())
 
@@ -205,7 +211,7 @@ class ScriptGroups:
         return sum(self._entered.values())
 
     def read_calls(self) -> tuple[GroupCalls, ...]:
-        """Return the collectives of each process group. The group with the latest progress comes first."""
+        """Return the collectives of each process group. The group that progressed most recently is first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
         if counts != self._entered or self._was_inside - inside.keys():
@@ -236,7 +242,10 @@ def _counts() -> dict[str, int]:
 
 
 class _Recorder:
-    """Finds the running collectives, on a separate thread. A result is valid until the counts of collectives change."""
+    """Finds the running collectives in the Flight Recorder, on a separate thread.
+
+    A result is valid until the number of collectives of a group changes.
+    """
 
     def __init__(self) -> None:
         self._reader: threading.Thread | None = None
@@ -245,7 +254,10 @@ class _Recorder:
         self._going_on: tuple[Counts, dict[str, Words]] = {}, {}
 
     def inside(self, counts: Counts) -> dict[str, Words]:
-        """Return the running collectives by group, as last read. Return {} if the counts have changed since then."""
+        """Return the running collectives by group, as last read.
+
+        Return {} if `counts` is not the number of collectives at that time.
+        """
         then, found = self._going_on
         return found if then == counts else {}
 
@@ -273,7 +285,10 @@ class _Recorder:
 
 
 def newest_going_on(dumps: list[dict[str, Any]]) -> dict[Number, list[dict[str, Any]]]:
-    """Return the running collectives of each group, oldest first, followed by the group's newest collective."""
+    """Return the newest running collectives of each group, oldest first, and then the group's newest collective.
+
+    `dumps` is the result of read_recorders(). A group without a running collective is left out.
+    """
     found: dict[Number, list[dict[str, Any]]] = {}
     for place, dump in enumerate(dumps):
         for entry in dump.get("entries") or ():
@@ -291,9 +306,9 @@ def _is_unfinished(entry: Mapping[str, Any]) -> bool:
 
 
 def _describe_running(entries: Sequence[Mapping[str, Any]]) -> Words:
-    """Return the operation and shape of the last entry, and the operations of the others.
+    """Return the operation and shape of the last of a group's `entries`, and the operations of the others.
 
-    The shape is empty if the ranks of this operation may have different shapes.
+    The shape is empty if ranks may call this operation with different shapes.
     """
     *before, operation = (
         str(entry["profiling_name"]).rpartition(":")[2].strip("_")[:MAX_NAME_CHARS] for entry in entries

@@ -1,1 +1,1 @@
-"""In-process restart: after a failure of any rank of its run, a process runs its function again without exiting."""
+"""In-process restart: when a rank of a run fails, the other processes run their function again without exiting."""

@@ -1,4 +1,4 @@
-"""Driver of a rank's state machine: feeds events to the machine, and performs its effects in order.
+"""Driver of a rank's state machine: feeds events to the state machine, and performs its effects in order.
 
 The driver is synchronous, and performs I/O only through the interfaces `Stream` and `Process`, so a simulator can run
 the same code.
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Stream(Protocol):
-    """A stream to the lighthouse. The process passes each message, and the stream's end, to the driver as an event."""
+    """A stream to the lighthouse. `Process` passes each message, and the stream's end, to the driver as an event."""
 
     def __iter__(self) -> Iterator[ToRunRank]: ...
 
@@ -38,7 +38,7 @@ class Process(Protocol):
     def end_run(self, ended: events.Ended) -> None: ...
 
     def sample(self) -> ProgressSample | None:
-        """Return the function's progress, or None if the last sample is recent."""
+        """Return the progress of the wrapped function, or None if the last sample was taken only recently."""
         ...
 
     def interrupt(self, reason: str) -> None: ...

@@ -5,12 +5,12 @@ no line of the function may run after an abort, least of all one that saves a ch
 hang, so they run on a separate thread. They affect only the old generation, because the next generation starts only
 after the aborts have finished.
 
-`InterruptibleSection` raises an exception in a function that is running in another thread. The exception is delivered
-asynchronously, and only while the function is inside the section. Leaving the section takes the lock that a delivery
-holds, and then waits for an exception that was already delivered but not raised. A delivery is never revoked, because
-PyThreadState_SetAsyncExc with None makes CPython 3.11 hang in the next traced function. If the main thread is blocked
-in a sleep, a lock or a socket operation, a signal with an empty handler wakes the thread, and the exception is raised
-in that handler.
+`InterruptibleSection` raises an exception in a function that is running in another thread. It *delivers* the exception
+with PyThreadState_SetAsyncExc, only while the function is inside the section, and the interpreter raises it in that
+thread soon afterwards. Leaving the section takes the lock that a delivery holds, and then waits until an exception that
+was already delivered is raised. A delivery is never revoked, because PyThreadState_SetAsyncExc with None makes CPython
+3.11 hang in the next traced function. If the main thread is blocked in a sleep, a lock or a socket operation, a signal
+with an empty handler wakes the thread, and the exception is raised in that handler.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ class InterruptibleSection:
         descriptor or a process, which would leak.
 
         Returns:
-            Whether the function was interrupted. False also if the last interruption was a moment ago.
+            Whether the exception was delivered. False also within AGAIN_AFTER_S of the last delivery.
         """
         with self._lock:
             now = time.monotonic()
@@ -132,7 +132,7 @@ class InterruptibleSection:
         return False
 
     def stop_delivery(self) -> None:
-        """Ensure that no further exception is delivered.
+        """Stop delivering exceptions, and discard one that was already delivered but not raised yet.
 
         After an Interruption, the caller of `run` must also call this method, because another exception may have been
         delivered while the first one propagated.
@@ -163,14 +163,14 @@ def _listen() -> bool:
 
 
 def _woken(number: int, frame: FrameType | None) -> None:
-    """Do nothing. A delivered exception is raised when the interpreter enters this handler."""
+    """Do nothing. Running any Python handler is enough to make the interpreter raise a delivered exception."""
 
 
 KILLED_STATUS = 137  # the exit status that a shell reports after SIGKILL
 
 
 class ProcessGroups:
-    """Process groups of a wrapped function: the groups of agent_client, and all that torch.distributed creates.
+    """Process groups of a wrapped function: those of agent_client, and those that it creates with torch.distributed.
 
     A function that waits for a dead peer is often blocked in C code, in which no exception can be raised. Aborting the
     function's process groups from another thread ends the wait. This class never imports torch itself.
@@ -214,7 +214,7 @@ class ProcessGroups:
                     open_groups.abort_all()
 
     def have_lost_a_peer(self) -> bool:
-        """Return whether a peer was lost, which may have caused the function's exception."""
+        """Return whether a process group has lost a peer, which may have caused the function's exception."""
         open_groups = sys.modules.get("agent_client.collectives.group_spec")
         return open_groups is not None and open_groups.have_lost_a_peer()
 
@@ -239,7 +239,7 @@ class Interrupter:
             self._runs, self._aborting = True, None
 
     def disarm(self) -> None:
-        """Record that the generation has ended, so that no further abort starts, and wait for running aborts.
+        """Record that the generation has ended, so no further abort starts, and wait for running aborts.
 
         If an abort hangs, the process is killed after the hard timeout.
         """

@@ -49,7 +49,7 @@ class DriverThread(Process):
         self._open_stream = open_stream
         self._reporter = SelfReporter()
         self._inbox: queue.SimpleQueue[events.RankEvent | None] = queue.SimpleQueue()
-        """Events for the machine. None makes the thread leave the run."""
+        """Events for the state machine. None makes the thread leave the run."""
         self._thread = threading.Thread(target=self._live, name="lighthouse-rank", daemon=True)
 
     def start(self) -> None:
@@ -59,7 +59,7 @@ class DriverThread(Process):
         self._inbox.put(event)
 
     def leave(self) -> None:
-        """Leave the run. The stream is cancelled, so the lighthouse notices immediately."""
+        """Leave the run. This cancels the stream, so the lighthouse notices immediately."""
         self._inbox.put(None)
         self._thread.join(CLOSES_WITHIN_S)
 
@@ -75,7 +75,7 @@ class DriverThread(Process):
         self.end_run(events.Ended(error))
 
     def preview_message(self, message: ToRunRank, stream: Stream) -> None:
-        """Handle a message on the thread that reads the stream, before the driver receives it."""
+        """Handle a message on the thread that reads the stream, before the driver receives the message."""
         if isinstance(message, EvidenceAsked):
             self._reporter.send_evidence(message.number, stream.send)
 
@@ -177,7 +177,7 @@ class RankThread(DriverThread):
         self.put(events.Waiting())
 
     def next_order(self) -> events.Run | events.Ended:
-        """Return the generation to run next, or how the run has ended.
+        """Return the next generation to run, or the outcome if the run has ended.
 
         The call blocks while this rank is a spare or other ranks are not ready.
         """
@@ -187,7 +187,7 @@ class RankThread(DriverThread):
         return order
 
     def begin_generation(self, run: events.Run) -> None:
-        """Set the rank and the world size for a new generation. Log the generation if it follows a restart."""
+        """Set the rank and world size of a new generation. Log its number if it follows a restart."""
         self.state.begin_generation(run.counters, run.rank, run.world_size)
         if self._previous is not None or self._launch.attempt > 0:
             previous = "unknown" if self._previous is None else self._previous
@@ -212,7 +212,7 @@ class RankThread(DriverThread):
         self.put(events.Returned())
 
     def stepped(self, step: int | None) -> None:
-        """Record a step. If `step` is None, it is one more than the last step.
+        """Record that the function has reached a step: `step`, or if None, the one after the last.
 
         The state machine receives the highest step since the process started, because its step must not decrease. The
         progress report contains the step in this generation, so that ranks can be compared.
@@ -324,7 +324,17 @@ def fork_and_monitor(*options: str) -> None:
 def command(
     launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the arguments of `lighthouse-manager`. `invocation` is the command that started this interpreter."""
+    """Return the arguments with which `lighthouse-manager` runs this script again.
+
+    Args:
+        launch: Position of this process in its run.
+        variables: Environment variables of this process.
+        invocation: Command that started this interpreter.
+        options: Additional options of `lighthouse-manager run`.
+
+    Raises:
+        ConfigurationError: No lighthouse is set, or torchrun is set to restart ranks itself.
+    """
     if not launch.lighthouse:
         raise ConfigurationError("LIGHTHOUSE_ADDRESS is not set; fork_and_monitor() needs a running lighthouse")
     if (restarts := variables.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":

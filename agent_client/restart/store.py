@@ -27,7 +27,7 @@ MAX_PAUSE_S = 0.5
 
 
 class PresentRun(Protocol):
-    """Interface through which StoreMixin uses a run of this process. Implemented by RankThread (rank_thread.py)."""
+    """A run in which this process takes part, as seen by StoreMixin. Implemented by RankThread (rank_thread.py)."""
 
     client: LighthouseClient
     run_id: str
@@ -81,7 +81,7 @@ class StoreMixin:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise an AttributeError that names the replacement of a method of other libraries."""
+            """Raise AttributeError. For a method of another library's store, the message names the replacement."""
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)
@@ -105,7 +105,7 @@ class StoreMixin:
         return run.state.iteration
 
     def record_iteration_for_rank(self, rank: int, iteration: int) -> None:
-        """Record an iteration for a rank in the keys of the current generation."""
+        """Store an iteration number for a rank, under a key of the current generation."""
         self.set_key(KeyKind.ITERATION, _last(rank), str(iteration))
 
     def get_iteration_for_rank(self, rank: int) -> int:
@@ -124,7 +124,7 @@ class StoreMixin:
     def get_active_ranks_for_coordination(
         self, world_size: int | None = None, timeout: timedelta | None = None
     ) -> set[int]:
-        """Return the ranks that are alive and not spares, as the lighthouse reports them. The arguments are ignored."""
+        """Return the ranks that the lighthouse reports as alive and not spares. The arguments are ignored."""
         run = _run()
         found = [status for status in run.client.runs(run.run_id, timeout_s=run.timeout_s) if status.run == run.run_id]
         return {rank.slot for status in found for rank in status.ranks if rank.state in ("active", "ready", "finished")}
@@ -133,9 +133,9 @@ class StoreMixin:
         """Set a key in the current generation.
 
         Args:
-            kind: Kind of the key.
+            kind: Kind of the key. Keys of different kinds may have the same name.
             name: Name of the key.
-            value: The value, a string.
+            value: Value of the key.
 
         Raises:
             WrongState: This generation has ended, and another one has formed.
@@ -168,7 +168,7 @@ class StoreMixin:
     def previous(self) -> Mapping[tuple[str, str], str]:
         """Values by (kind, name), each from the last earlier generation in which the key was set.
 
-        Every access sends a request to the lighthouse. Raises WrongState if another generation has formed.
+        Every access sends a request to the lighthouse. Raise WrongState if another generation has formed.
         """
         run = _run()
         _, keys = run.client.get_keys(run.state.iteration, previous=True, timeout_s=run.timeout_s)
@@ -221,10 +221,10 @@ def _run() -> PresentRun:
 
 
 class RestartAbort(SystemExit):
-    """Stops the run on all ranks, without a restart.
+    """Raised by a wrapped function to stop the run on all ranks, without a restart.
 
-    A wrapped function raises this exception to stop the run. The wrapper raises it on every rank, also if the run is
-    stopped in another way. A script that does not catch it exits with code 130.
+    The wrapper then raises this exception on every rank. It also does so if the run is stopped in another way. A script
+    that does not catch the exception exits with code 130.
     """
 
     def __init__(self, reason: str = "RestartAbort") -> None:
@@ -263,7 +263,7 @@ class State:
     store: StoreMixin | None = dataclasses.field(default=None, repr=False, compare=False)
 
     def begin_generation(self, counters: RunCounters, rank: int, world_size: int) -> None:
-        """Set the counters, rank and world size of a new generation, and the variables RANK and WORLD_SIZE."""
+        """Set this process's position in a new generation, and the environment variables RANK and WORLD_SIZE."""
         os.environ["RANK"], os.environ["WORLD_SIZE"] = str(rank), str(world_size)
         self.rank, self.world_size = rank, world_size
         self.iteration = counters.number
@@ -294,7 +294,7 @@ class State:
         return self.iteration
 
     def sync_with_global_iteration(self, store: StoreMixin | None = None, timeout: timedelta | None = None) -> int:
-        """Return the current iteration. A restarted process receives it before its function runs."""
+        """Return the current iteration. With `use_global_iteration`, also record it for this rank."""
         if self.use_global_iteration:
             self.iteration = self._coordination(store).handle_rank_restart(self.world_size, timeout)
         return self.iteration

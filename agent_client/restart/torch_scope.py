@@ -1,4 +1,4 @@
-"""Limits the process groups that a wrapped function creates with torch.distributed to the function's generation.
+"""Ties the process groups that a wrapped function creates with torch.distributed to the function's generation.
 
 While the function runs, torch creates groups that can be aborted (collectives/interruptible.py). Their ranks connect
 through a store that belongs to the current generation. So no keys of an earlier generation are visible, and rank 0 may
@@ -45,7 +45,7 @@ class TorchScope:
     """Patches torch.distributed for a generation. `abort` may be called at any time, `recover` only after `restore`."""
 
     def __init__(self, lighthouse: str) -> None:
-        """Exclude all existing objects from garbage collection. `lighthouse` is an address, or empty for none."""
+        """Exclude all existing objects from garbage collection. `lighthouse` is an address, or empty if unused."""
         self._lighthouse = lighthouse
         self._excepthook: Any = None
         self._replaced: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class TorchScope:
             each.shut_down()
 
     def recover(self) -> None:
-        """Clean up after a failed generation. All groups must already be aborted."""
+        """Destroy what remains of a failed generation. All groups must already be aborted."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
         sys.excepthook = self._excepthook  # each init_process_group has wrapped it
@@ -157,7 +157,7 @@ def _forget_unfinished_groups() -> None:
 
 
 def _clear_caches(frozen: Sequence[Any]) -> None:
-    """Clear DTensor's caches, whose keys refer to meshes of aborted groups. `frozen` are caches that gc cannot find."""
+    """Clear DTensor's caches, whose keys refer to meshes of aborted groups. gc cannot find the caches in `frozen`."""
     if "torch.distributed.tensor" not in sys.modules:
         return
     for module, name in _CLEARING:  # in older versions of torch, these caches are lru_caches

@@ -1,9 +1,9 @@
-"""The Wrapper decorator, the attempts of one call of a wrapped function, and the TCPStore that it can serve.
+"""The Wrapper decorator, and the attempts that make up one call of a wrapped function.
 
-The decorator binds the arguments of a call once. `WrappedCall` then runs attempt after attempt until all ranks have
-finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the next
-attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the failures
-of this process. The function receives a `CallWrapper`.
+The decorator binds the arguments of a call once. `WrappedCall` then starts one attempt after the other, until all ranks
+have finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the
+next attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the
+failures of this process. The function receives a `CallWrapper`.
 """
 
 import contextlib
@@ -108,8 +108,8 @@ class CallWrapper:
     Attributes:
         state: Rank, world size and counters.
         store: Reads and writes keys of the run, and iteration numbers of ranks.
-        agent: An object, such as an Agent, that the script stores here for the next iteration. The wrapper does not
-            close it.
+        agent: An object, such as an Agent, that the script assigns in order to use it again in the next iteration. The
+            wrapper does not close it.
     """
 
     def __init__(self, state: State, attempts: RankThread | LocalAttempts) -> None:
@@ -125,7 +125,7 @@ class CallWrapper:
 
     @property
     def rank(self) -> int:
-        """Rank among the active ranks."""
+        """Rank of this process among the active ranks."""
         return self.state.rank
 
     @property
@@ -230,7 +230,7 @@ class WrappedCall(Generic[T]):
         return self._function(self._call_wrapper)
 
     def _recover(self) -> None:
-        """Clean up between two attempts. An exception during the cleanup ends this process's part in the run."""
+        """Clean up between two attempts. If the cleanup raises an exception, this process leaves the run."""
         self._groups.abort()
         kept = {id(each) for each in (*self._open_before, self._call_wrapper.agent)}
         left = [each for each in at_exit.opened() if id(each) not in kept]
@@ -334,7 +334,7 @@ class Wrapper:
     """
 
     def __init__(self, **options: Any) -> None:
-        """Set the options.
+        """Create the decorator.
 
         Args:
             **options: Fields of `agent_client.restart.options.Options`, listed in docs/reference/options.md.

@@ -4,8 +4,8 @@
     header: JSON {"tree": skeleton, "tensors": [[dtype, shape], ...]}, with strides unless they are row-major
     each tensor: its bytes, in memory order and the host's byte order, in pieces of 4 MiB · XXH3 of each piece (u64)
 
-The length is known before the first byte is sent, and no tensor is allocated before the header has been validated. Any
-range of the bytes can be sent. The sender does not copy the state. The checksums detect only accidental corruption. A
+The sender knows the length before it sends the first byte, can send any range of bytes, and does not copy the state.
+The receiver allocates no tensor before it has validated the header. The checksums detect only accidental corruption. A
 malicious stream cannot execute code, because no value refers to code.
 """
 
@@ -39,7 +39,7 @@ CHECKSUM_BYTES = 8
 
 
 class Encoding:
-    """A state as chunks of bytes, which several threads can read concurrently and repeatedly.
+    """An encoded state, whose bytes several threads can read at the same time, and repeatedly.
 
     The tensors must not change while they are read. Chunks of contiguous CPU tensors are views. Other tensors are
     copied one piece at a time.
@@ -64,7 +64,7 @@ class Encoding:
         yield from self.stripe(0, self.body_length)
 
     def stripe(self, start: int, stop: int) -> Iterator[memoryview]:
-        """Yield the bytes from `start` to `stop`, both counted from the end of the head."""
+        """Yield the bytes from `start` to `stop` (exclusive), both counted from the end of the head."""
         for piece in range(bisect_right(self._starts, start) - 1, self.pieces):
             at = self._starts[piece]
             for chunk in self._piece(piece):
@@ -96,7 +96,7 @@ class Encoding:
 
 
 def encode(state: State, *, chunk_bytes: int = CHUNK_BYTES) -> Encoding:
-    """Encode a state. Raises TypeError or ValueError, with the path, if an entry cannot be encoded (tree.py)."""
+    """Encode a state. Raise TypeError or ValueError, with the path, if an entry cannot be encoded (tree.py)."""
     return Encoding(state, chunk_bytes)
 
 
@@ -110,7 +110,7 @@ def count_pieces(tensor: torch.Tensor) -> int:
 
 
 def layout_digest(tensors: Sequence[torch.Tensor]) -> str:
-    """Return a digest of the layout. If two states have the same digest, their pieces have the same positions."""
+    """Return a digest of dtypes, shapes and strides. States with equal digests have pieces at the same positions."""
     return xxh3_128_hexdigest(json.dumps(_describe(tensors)).encode())
 
 
@@ -137,9 +137,9 @@ def _encode_head(skeleton: Json, tensors: Sequence[torch.Tensor]) -> bytes:
 
 
 def _raw(tensor: torch.Tensor, first: int, last: int) -> Iterator[memoryview]:
-    """Yield a tensor's bytes from `first` to `last` in row-major order. The range is at most one piece long.
+    """Yield the bytes of a tensor in row-major order, from index `first` to `last` (exclusive).
 
-    If the tensor is not contiguous, these bytes are copied.
+    The range is at most one piece long. If the tensor is not contiguous, the bytes are copied.
     """
     if first == last:
         return
@@ -167,11 +167,11 @@ _MAX_DIMENSION = 2**62
 
 
 class TruncatedState(CorruptState):
-    """The bytes end before the head is complete."""
+    """Raised if the bytes end before the head is complete."""
 
 
 class Head(NamedTuple):
-    """Start of an encoding: everything except the tensors."""
+    """First part of an encoded state: everything except the content of the tensors."""
 
     skeleton: Json
     layouts: Sequence[torch.Tensor]
@@ -184,12 +184,12 @@ class Head(NamedTuple):
 
 
 def decode(encoded: bytes) -> State:
-    """Decode a state, with its tensors on the CPU. Raises CorruptState."""
+    """Decode a state, with its tensors on the CPU. Raise CorruptState if it is damaged or invalid."""
     return decode_from(io.BytesIO(encoded), len(encoded))
 
 
 def decode_from(source: io.BufferedIOBase, length: int) -> State:
-    """Decode a state of `length` bytes, with its tensors on the CPU. Raises CorruptState."""
+    """Decode a state of `length` bytes, with its tensors on the CPU. Raise CorruptState if it is damaged or invalid."""
     head = read_head(source)
     if head.length != length:
         raise CorruptState(f"the header describes {head.length} bytes, but {length} were received")
@@ -202,7 +202,7 @@ def decode_from(source: io.BufferedIOBase, length: int) -> State:
 
 
 def read_head(source: io.BufferedIOBase) -> Head:
-    """Read the head of an encoding, and not a byte beyond it. Raises CorruptState."""
+    """Read only the head of an encoded state. Raise CorruptState if it is damaged, invalid or of another version."""
     prefix = _read(source, PREFIX.size)
     magic, version, length = PREFIX.unpack(prefix)
     if magic != MAGIC:
@@ -230,7 +230,7 @@ def read_head(source: io.BufferedIOBase) -> Head:
 
 
 def _read(source: io.BufferedIOBase, count: int) -> bytes:
-    """Read exactly `count` bytes, without allocating memory for bytes that have not arrived."""
+    """Read exactly `count` bytes. Read them in chunks, because a malicious peer may announce a huge `count`."""
     chunks: list[bytes] = []
     while count:
         chunk = source.read(min(count, CHUNK_BYTES))

@@ -1,8 +1,8 @@
-"""Computes digests of tensors, with which ranks check that their states are bitwise equal.
+"""Computes digests of tensors, which ranks compare to check that their states are bitwise equal.
 
 A digest is the 128-bit XXH3 of one part of the tensors, a *window*. The windows are checked in turn, so after as many
 checks as there are windows, all tensors are checked. A small tensor costs more than its size suggests, so the number of
-tensors in a window is also limited. With a GPU, only `read` waits.
+tensors in a window is also limited. On a GPU, `take` does not wait for the copy of the window, but `read` does.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Piece:
 
 @dataclass(slots=True)
 class PendingDigest:
-    """A copy of the window's bytes, one tensor per device. The copies are on the CPU once `events` have occurred."""
+    """Copy of a window's bytes, one tensor per device. The copies are complete once `events` have completed."""
 
     copies: list[Tensor]
     events: list[torch.cuda.Event]
@@ -62,7 +62,8 @@ class Digests:
         Args:
             tensors: The tensors. Of a sharded tensor, only the local shard is used.
             number: Number of the window, modulo the number of windows.
-            of: Returns the tensor of the same shape to use instead of a given tensor, or None to leave it out.
+            of: Function that returns the tensor to use in place of each of `tensors`, such as its gradient. It must
+                have the same shape. None leaves the tensor out.
         """
         names = list(map(id, tensors))
         if names != self._names:

@@ -63,7 +63,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class FrozenState:
-    """Copy of a state on the CPU. Training does not change it."""
+    """Copy of a state on the CPU, to be written while training continues."""
 
     skeleton: Json
     chunks: list[Chunk]
@@ -85,7 +85,7 @@ class Part:
 
 
 def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> FrozenState:
-    """Copy a state to the CPU. In `state`, descriptions (shards.py) replace sharded tensors.
+    """Copy a state to the CPU. `state` contains descriptions (shards.py) in place of sharded tensors.
 
     `find_shards` returns the sharding, and is called only if `state` contains a description.
 
@@ -116,7 +116,10 @@ def freeze(state: State, rank: int, find_shards: Callable[[], Shards]) -> Frozen
 def write_part(
     folder: Path, state: FrozenState, *, step: int, quorum_id: int, rank: int, ranks: int, disk: list[int]
 ) -> None:
-    """Write the part of one rank into a new folder `folder`. The part is complete once this folder exists."""
+    """Write the part of one rank into a new folder `folder`. The part is complete once this folder exists.
+
+    `ranks` is the number of ranks of the group. `disk` lists those whose parts are in the same checkpoint folder.
+    """
     temporary = folder.with_name(f"{folder.name}.saving")
     shutil.rmtree(temporary, ignore_errors=True)
     try:
@@ -142,7 +145,7 @@ def write_part(
 def read_parts(folder: Path) -> dict[int, Part]:
     """Read everything in a checkpoint except its tensors. Return the parts by rank.
 
-    Raises CorruptState, which names the file, if the checkpoint is damaged, incomplete or of another format version.
+    Raise CorruptState, which names the file, if the checkpoint is damaged, incomplete or of another format version.
     """
     found = [_read_part(path) for path in folder.iterdir() if _RANK.fullmatch(path.name)]
     parts = {part.rank: part for part in found}
@@ -157,7 +160,7 @@ def read_state(folder: Path, parts: Mapping[int, Part], rank: int, find_shards: 
     """Read the state of one rank, with its tensors on the CPU.
 
     `parts` is the result of `read_parts`. `find_shards` returns the current sharding, and is called only if the saved
-    state is sharded. Raises CorruptState, which names the file, if the checkpoint is damaged or lacks chunks.
+    state is sharded. Raise CorruptState, which names the folder, if the checkpoint is damaged or lacks chunks.
     """
     part = parts[rank]
     shards = find_shards() if any(chunk.layout for chunk in part.chunks) else None
@@ -200,7 +203,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any] | None]]:
-    """Yield the path of each tensor, in the order of `disassemble`, with its description, or None if unsharded."""
+    """Yield the path of each tensor and, if it is sharded, its description. The order is that of `disassemble`."""
     if isinstance(node, torch.Tensor | bytes | np.ndarray):
         yield path, None
     elif is_description(node):
@@ -216,7 +219,7 @@ def _leaves(node: State, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...
 
 
 def _empty(size: list[int], chunk: Chunk) -> torch.Tensor:
-    """Return an uninitialized tensor of shape `size` whose dimensions have the same memory order as in `chunk`."""
+    """Return an uninitialized tensor of shape `size`, with the dtype and the memory order of `chunk`."""
     dtype = DTYPES[chunk.dtype]
     if size == chunk.size:
         return torch.empty_like(torch.empty_strided(size, chunk.stride, dtype=dtype, device="meta"), device="cpu")

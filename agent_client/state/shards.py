@@ -25,10 +25,10 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """Replaces the shards in a state with descriptions, and descriptions with shards."""
+    """Replaces the sharded tensors in a state with descriptions, and vice versa."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        """Find the meshes of the parameters.
+        """Find the device meshes over which the parameters are sharded.
 
         Pass the parameters of both model and optimizer: after an FSDP forward pass, the model's may be unsharded.
         """
@@ -39,11 +39,11 @@ class Shards:
         return bool(self._meshes)
 
     def describe(self, state: State) -> State:
-        """Return `state` with a description in place of each shard. Tensors are not copied."""
+        """Return `state` with a description in place of each sharded tensor. Tensors are not copied."""
         return _map(state, is_sharded, self._describe)
 
     def rebuild(self, state: State) -> State:
-        """Return `state` with a shard in place of each description. Raises CorruptState if a description is invalid."""
+        """Return `state` with a DTensor in place of each description. Raise CorruptState if one is invalid."""
         return _map(state, is_description, self._rebuild)
 
     def place(self, description: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -76,7 +76,7 @@ class Shards:
 
     @contextmanager
     def _layout(self, description: dict[str, Any]) -> Generator[tuple[DeviceMesh, list[Any], torch.Size]]:
-        """Yield mesh, placements and shape. Turn errors, here and in the context, into CorruptState."""
+        """Yield the mesh, placements and shape of a described tensor. Convert errors in the context to CorruptState."""
         try:
             placements = [_placement(*fields) for fields in description["placements"]]
             yield self._meshes[description["mesh"]], placements, torch.Size(description["shape"])
@@ -98,7 +98,7 @@ def local_part(tensor: Any) -> torch.Tensor:
 
 
 def like_parameter(local: torch.Tensor, parameter: Any) -> torch.Tensor:
-    """Return `local` on the parameter's device. If the parameter is sharded, `local` is this rank's shard."""
+    """Return `local` on the parameter's device or, for a sharded parameter, a DTensor with `local` as the shard."""
     if not is_sharded(parameter):
         return local.to(parameter.device)
     sharded: Any = torch.empty_like(parameter)
@@ -111,7 +111,7 @@ def is_description(node: object) -> TypeGuard[dict[str, Any]]:
 
 
 def without_descriptions(state: State) -> State:
-    """Return `state` with each description replaced by its shard. Each shard must be the whole tensor."""
+    """Return `state` with each description replaced by its shard, which must be the whole tensor."""
     return _map(state, is_description, lambda description: description["shard"])
 
 
@@ -141,7 +141,7 @@ def _placement(kind: str, *numbers: int) -> Any:
 
 
 def _map(node: State, is_one: Callable[[object], bool], change: Callable[[Any], State]) -> State:
-    """Return a copy of the tree, with `change` applied to each node for which `is_one` is true."""
+    """Return a copy of the tree in which `change` replaces each node for which `is_one` returns True."""
     if is_one(node):
         return change(node)
     if type(node) in (dict, OrderedDict, Counter):

@@ -29,7 +29,7 @@ def empty_bytes(size: int) -> torch.Tensor:
 
 
 def copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy of `tensor`, which must not require a gradient, in separate CPU memory."""
+    """Return a copy of `tensor` in separate CPU memory. `tensor` must not require a gradient."""
     if tensor.nbytes < HUGE_PAGE_BYTES or tensor.is_conj() or tensor.is_neg():
         return tensor.to("cpu", copy=True)
     copied = empty_bytes(tensor.nbytes).view(tensor.dtype).as_strided(tensor.shape, kept_strides(tensor))
@@ -37,7 +37,7 @@ def copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def kept_strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the strides for a copy of `tensor`: the same order of dimensions, but without gaps or overlaps.
+    """Return the strides for a copy of `tensor`, with the same order of dimensions, but without gaps or overlaps.
 
     Fused optimizers work in memory order, so a parameter and its optimizer state must have the same order of
     dimensions, such as channels_last.
@@ -65,7 +65,7 @@ MAX_NAMED = 10
 
 
 class StateMismatch(Exception):
-    """A received state does not match the local one. The local state is unchanged."""
+    """Raised if a received state does not match the local one. The local state is unchanged."""
 
     def __init__(self, message: str, difference: str = "") -> None:
         super().__init__(message)
@@ -74,7 +74,7 @@ class StateMismatch(Exception):
 
 
 class DoesNotFit(StateMismatch):
-    """A received state does not match the local model or optimizer. Other sources' states will not match either."""
+    """Raised if a received state does not match the local model or optimizer. Another source would not help."""
 
 
 def snapshot(state: State) -> State:

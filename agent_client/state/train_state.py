@@ -4,9 +4,9 @@ Peers read most of the state in place until the step's vote, so parameters must 
 detects parameters that do. It compares the version counters and memory addresses of all parameters. In the first steps,
 it also compares elements of the parameters that no optimizer updates, because writes to `.data` leave no other trace.
 
-`Scalers` makes GradScalers change only with committed steps. A script calls update() after each step(), even if the
-step was discarded. The update for a discarded step is undone when the next step begins, because some groups may have
-missed the discarded step, and gradients with different scales have no meaningful mean.
+`Scalers` ensures that GradScalers change only in committed steps. A script calls update() after each step(), even if
+the step was discarded. `Scalers` undoes the update for a discarded step when the next step begins, because some groups
+may have missed the discarded step, and gradients with different scales have no meaningful mean.
 """
 
 import gc
@@ -87,7 +87,7 @@ class TrainState:
         return bool(self._shards)
 
     def has_optimizer(self, optimizer: object) -> bool:
-        """Return whether this optimizer, or a wrapper around it, is registered."""
+        """Return whether this optimizer, or a wrapper around it, is part of the state."""
         registered = (self.optimizer, *self.others.values())
         return any(optimizer is getattr(each, "wrapped", each) for each in registered)
 
@@ -129,7 +129,7 @@ class TrainState:
         return self._moving["others"]  # type: ignore[return-value]
 
     def replace_others_begun(self, states: dict[str, State]) -> None:
-        """Replace the copies that begin_step() made of the entries by `states`, which lack the script's changes."""
+        """Replace begin_step()'s copies of the additional entries with `states`, which lack the script's changes."""
         self._moving["others"] = snapshot(states)
 
     def in_place(self) -> dict[str, State]:
@@ -155,7 +155,7 @@ class TrainState:
         return snapshot(self.in_place())
 
     def check_sendable(self) -> None:
-        """Raise ConfigurationError, with the path of the entry, if a peer could not receive or install this state."""
+        """Raise ConfigurationError, which names the entry, if a peer could not receive or install this state."""
         try:
             state = self.in_place()
             disassemble(state)
@@ -234,7 +234,7 @@ class TrainState:
         self._shards.rebuild(received)
 
     def check_layout(self, received: dict[str, State]) -> None:
-        """Raise StateMismatch if keys, shapes or dtypes do not match. Values are not checked. Thread-safe."""
+        """Raise StateMismatch if keys, shapes or dtypes differ from this state. Values are not checked. Thread-safe."""
         install_matches(self.in_place(), received)
 
     def install(self, received: dict[str, Any]) -> None:
@@ -303,7 +303,7 @@ class Scalers:
 
     @property
     def have_moved(self) -> bool:
-        """True if a scaler's state has changed since the step began. A scaler that skips a step lowers its scale."""
+        """True if a scaler's state has changed since the step began, as when it skips a step and lowers its scale."""
         return any(self.state.others[name].state_dict() != begun for name, begun in self._begun.items())
 
     def restore(self) -> None:

@@ -47,7 +47,7 @@ NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = {name: np.dtype(name) for name in (*
 
 
 class CorruptState(Exception):
-    """The bytes are not a state that this version can read."""
+    """Raised if bytes are not a state that this version can read."""
 
 
 def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
@@ -63,7 +63,7 @@ def disassemble(state: State) -> tuple[Json, list[torch.Tensor]]:
 def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
     """Rebuild a state from its skeleton and tensors. The skeleton may come from a malicious peer.
 
-    Bytes and NumPy arrays whose tensor is on the meta device become empty.
+    If the tensor of a bytes object or NumPy array is on the meta device, the object becomes empty.
 
     Raises:
         CorruptState: The skeleton is not valid. No other exception is raised.
@@ -76,7 +76,7 @@ def assemble(skeleton: Json, tensors: Sequence[torch.Tensor]) -> State:
 
 
 def format_path(path: Iterable[object]) -> str:
-    """Format a path: ("optimizer", 0) becomes "state['optimizer'][0]"."""
+    """Format a path for an error message: ("optimizer", 0) becomes "state['optimizer'][0]"."""
     return "state" + "".join(f"[{key!r}]" for key in path)
 
 

@@ -1,1 +1,1 @@
-"""Training steps (quorum, collectives and vote), and the Agent, the interface for training scripts."""
+"""The Agent, the interface for training scripts, and the parts of a step: quorum, collectives and vote."""

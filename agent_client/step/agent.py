@@ -4,7 +4,7 @@ The Agent requests quorums, heals, averages gradients and votes. Everything in a
 one background thread: the quorum request, connecting the process group, copying a state, and the collectives. So the
 quorum request overlaps with the forward pass, and the first collective waits for the quorum.
 
-The class contains the methods for scripts. `Internals` implements them.
+`Agent` has the methods for scripts. `Internals` implements them.
 """
 
 import contextlib
@@ -46,17 +46,17 @@ T = TypeVar("T")
 
 
 class Preemption(NamedTuple):
-    """Notice that a host of this replica group will be taken away."""
+    """Notice that a host of this replica group will be taken away, or with `is_advice`, that this is likely."""
 
     source: str
     """aws, gcp, azure, slurm, kubernetes, file or http."""
     reason: str
     seconds_left: float | None
-    """Time until the host ends, or None if unknown."""
+    """Time in seconds until the host is taken away, or None if unknown."""
     is_advice: bool
     """True if the host is only likely to be taken away. The group then continues to train."""
     should_save: bool
-    """True if no other replica group stays, so that a checkpoint must be saved before the host ends."""
+    """True if no other replica group stays, so a checkpoint must be saved before the host is taken away."""
 
 
 class Agent:
@@ -120,13 +120,13 @@ class Agent:
 
     @classmethod
     def from_env(cls, *, state: TrainState, **options: Unpack[AgentOptions]) -> Self:
-        """Create the Agent of this rank from its environment.
+        """Create this rank's Agent from environment variables and options.
 
         The manager, the replica group and the rank's position in it come from environment variables
         (docs/reference/options.md). With only LIGHTHOUSE_ADDRESS and REPLICA_GROUP_ID set, rank 0 starts the group's
         manager. Unless `lighthouse-manager run` supervises the rank, SIGTERM, SIGHUP and SIGQUIT make the group leave
-        the job after its current step, and then raise GroupDrained. Signals for which the script has installed a
-        handler are not affected.
+        the job after its current step. The Agent then raises GroupDrained. Signals for which the script has installed
+        a handler are not affected.
 
         Args:
             state: The state that a healing peer copies.
@@ -166,8 +166,8 @@ class Agent:
     def close(self) -> None:
         """Leave the job. Close all connections, and stop the manager if this rank started it.
 
-        First wait for peers that are still completing this rank's last step, and for the other ranks of the group. An
-        Agent that is still open when the interpreter exits is closed then.
+        First wait, for up to 10 s, until no other rank needs data from this rank to complete the last step. An Agent
+        that is still open when the interpreter exits is closed automatically.
         """
         self.internals.close()
 
@@ -185,7 +185,7 @@ class Agent:
 
     @property
     def was_committed(self) -> bool:
-        """Whether the last step was committed. Becomes False when the next step begins to compute."""
+        """Whether the last step was committed. False again once the next step begins its forward pass or reduction."""
         return self._machine.was_committed and not self._machine.has_computed
 
     @property
@@ -219,7 +219,7 @@ class Agent:
 
     @property
     def preemption(self) -> Preemption | None:
-        """Notice that a host of this replica group will be taken away, or None if there is none.
+        """Notice that a host of this replica group will be taken away, or None if there is no such notice.
 
         The script need not act: the group leaves after its current step. If no other group stays, the group first saves
         a checkpoint with the script's `CheckpointFolder`. The property returns a stored value and sends no request.
@@ -237,7 +237,7 @@ class Agent:
 
     @property
     def last_reconfiguration_s(self) -> float:
-        """Time in seconds from closing the previous process group until the current one was connected."""
+        """Seconds that the last reconnection took: from closing the old process group to connecting the new one."""
         return self.internals.peers.last_reconfiguration_s
 
     @property
@@ -272,7 +272,7 @@ class Agent:
             position.
 
         Raises:
-            AgentError: This rank must heal before its state is complete again.
+            AgentError: The state of this rank is invalid until the rank has healed.
         """
         if self._machine.distrust is not None:
             raise AgentError(f"state_dict: {self._machine.distrust.text}; do not save this state before it heals")
@@ -391,8 +391,8 @@ class Agent:
         the quorum, and installs the state of a peer if necessary.
 
         Calling this method is optional, because a forward pass of the wrapped model, `all_reduce` and `should_commit`
-        also begin a step. Call it if the script first computes something else that depends on the state. Otherwise that
-        computation uses the old state in a step in which this rank must heal, and the rank contributes zeros.
+        also begin a step. Call it if the script computes something from the state before any of these. Otherwise, if
+        this rank must heal in the step, that computation uses the old state and the rank contributes zeros.
 
         Raises:
             GroupDrained: The group is leaving the job and has completed its last step.
@@ -406,7 +406,7 @@ class Agent:
 
         Raises:
             GroupDrained: The group is leaving the job and has completed its last step.
-            AgentError: This rank cannot get a quorum.
+            AgentError: This rank cannot join a quorum or heal, and a retry would not help.
         """
         self.internals.wait_quorum()
 
@@ -419,7 +419,7 @@ class Agent:
         name: str = "",
         followed_by: Sequence[Part] = (),
     ) -> "Future[torch.Tensor]":
-        """Average a tensor over the contributing groups, in place, on the background thread.
+        """Average a tensor over the groups whose gradients count, in place, on the background thread.
 
         If a peer is lost, the future still completes, but the step is discarded and the content of `tensor` is
         undefined.
@@ -430,8 +430,8 @@ class Agent:
             within_group: Whether to average also over the ranks of the replica group. Pass False if the ranks hold
                 different shards.
             name: Name of the tensor in error messages. All groups must use the same name.
-            followed_by: The next reductions, if they are certain to follow in this order without other reductions in
-                between. The groups then compare all of them in a single exchange.
+            followed_by: Reductions that the script is certain to start directly after this one, in this order. The
+                groups then compare all of them in a single exchange.
 
         Returns:
             A future that completes with `tensor`.
@@ -532,7 +532,7 @@ class Agent:
 
         The function runs on the script's thread after FaultTolerantOptimizer has applied the step. If the script
         applies steps itself, the function runs when the next step begins. On a rank that is catching up (`catches_up`),
-        the step is not applied yet. `optimizer.step()` raises any exception of the function.
+        the step is not applied yet. An exception in the function propagates out of `optimizer.step()`.
 
         Args:
             callback: Called with `current_step`, the number of committed steps. It is 1 after the first step.

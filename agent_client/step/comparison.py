@@ -1,8 +1,8 @@
-"""Exchanges announcements, options and digests with the other participants. rules/comparison.py contains the rules.
+"""Checks that the participants of a quorum run the same collectives and hold the same state (rules/comparison.py).
 
-`StepAttempt` runs the actions of a step that may fail, including these exchanges. `announce_reduction` makes one
-exchange before the collectives that it announces. All buckets of a backward pass are announced together with the first
-bucket, so the others need no exchange.
+`Comparison` exchanges announcements of the next collectives, options and digests with the other participants. All
+buckets of a backward pass are announced together with the first bucket, so the others need no exchange. `StepAttempt`
+runs the operations of a step that may fail, including these exchanges.
 """
 
 import logging
@@ -69,7 +69,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepDigest:
-    """Digest of one window, that is, one part, of the state that `tag` identifies."""
+    """Digest of one part, called a window, of the state that `tag` identifies."""
 
     tag: Tag
     digest: PendingDigest
@@ -79,7 +79,7 @@ class StepDigest:
 
 @dataclass(eq=False)
 class StepAttempt:
-    """Runs the actions of the current step. The first failure marks the step as failed."""
+    """Runs the operations of the current step that may fail. After the first failure, the step counts as failed."""
 
     machine: StepMachine
     manager: ManagerConnection
@@ -90,11 +90,11 @@ class StepAttempt:
     def run(self, what: str, act: Callable[[], object]) -> bool:
         """Call `act` and return True. If `act` fails, fail the step on this rank and its peers, and return False.
 
-        `what` names the action in the log.
+        `what` names the operation in the log.
 
         Raises:
             ModelMismatch, AgentError: A retry under another quorum would also fail. The manager is notified before the
-                peers see closed connections.
+                connections to the peers are closed.
         """
         try:
             act()
@@ -122,7 +122,7 @@ class StepAttempt:
 
     @property
     def limit_s(self) -> float:
-        """Time limit of a collective or a vote in seconds. It is longer if the groups must wait for a healing group."""
+        """Time limit of a collective or a vote in seconds. Includes `heal_timeout_s` if a participant is healing."""
         assignment = self.machine.assignment
         heals = assignment is not None and assignment.has_healing
         return self.config.timeout_s + (self.config.heal_timeout_s if heals else 0.0)
@@ -180,9 +180,9 @@ class Comparison:
         self.ahead.clear()
 
     def agree_on_options(self) -> None:
-        """Exchange options with the other participants, and use the same values. Called in a quorum's first step.
+        """Agree on options with the other participants, in the first step under a quorum.
 
-        With different options, one group would leave out a collective, or apply a step that the others discard.
+        With different values, one group would leave out a collective, or apply a step that the others discard.
         """
         payload = (self.config.check_state_every, self.checks_finite, self._may_announce_ahead)
         rows = self.exchange(Announced(Kind.OPTIONS), payload=payload)
@@ -196,7 +196,10 @@ class Comparison:
             log.warning("check_state_every differs between the groups (%s): using %d", intervals, self.check_every)
 
     def agree_on_shares(self, assignment: Assignment, *, is_first: bool) -> None:
-        """Divide the step's microbatches among the contributors according to their speeds."""
+        """Divide the step's microbatches among the contributors according to their speeds.
+
+        `is_first` is True in the first step under a quorum, in which the earlier division no longer applies.
+        """
         machine, totals = self.machine, self.progress.compute.totals or NO_TOTALS
         if microbatches := totals.microbatches - self._measured.microbatches:
             self._microbatch_us = max(1, round(1e6 * (totals.seconds - self._measured.seconds) / microbatches))
@@ -215,7 +218,7 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """Compare the state with the other participants, in every `check_every`-th step of the job."""
+        """Compare this rank's state with those of the other participants, in every `check_every`-th step of the job."""
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -235,7 +238,11 @@ class Comparison:
                 self._reject_state(assignment, wrong, times)
 
     def _exchange_digests(self, kind: Kind, own: Digest | None) -> list[Digest | None]:
-        """Send `own`. Return the digests by replica_rank, None if a participant sent none. Raise if the step fails."""
+        """Exchange digests among the participants. Return them by replica_rank, with None for those that sent none.
+
+        Raises:
+            RuntimeError: The exchange failed, so the step has failed.
+        """
         rows = self.exchange(self._announcement(kind), payload=(own is not None, *(own or (0, 0))))
         if rows is None:
             raise RuntimeError(self.machine.failure or "the digests were not compared")
@@ -244,8 +251,8 @@ class Comparison:
     def _reject_state(self, assignment: Assignment, wrong: Sequence[int], times: int) -> None:
         """Discard the step, because the participants computed their gradients with different states.
 
-        `wrong` contains the replica ranks of the minority, whose states become invalid. This is the `times`-th time
-        that their states differ. After each earlier time, they have healed.
+        `wrong` contains the replica ranks of the minority, whose states become invalid. `times` is the number of times
+        that their states have differed, including this one. They healed after each earlier time.
         """
         machine, names = self.machine, assignment.replica_ids
         others = ", ".join(name for place, name in enumerate(names) if place not in wrong)
@@ -264,14 +271,17 @@ class Comparison:
 
     @property
     def compares_gradients(self) -> bool:
-        """True if the gradients are compared: a participant is catching up, and must apply the same gradients later."""
+        """True if the gradients must be compared, because a participant that is catching up will apply them later."""
         assignment, machine = self.machine.assignment, self.machine
         if assignment is None or not assignment.compares or machine.failure is not None or not self.check_every:
             return False
         return bool(assignment.catching_up)
 
     def compare_gradients(self, digest: PendingDigest) -> str:
-        """Compare the gradients. Return why this rank must not catch up with its own gradients, or "" if it may."""
+        """Compare digests of the averaged gradients. `digest` is this rank's.
+
+        Return why this rank must not apply its gradients later, when it catches up, or an empty string if it may.
+        """
         assignment, reasons = self.machine.assignment, list[str]()
         assert assignment is not None
 
@@ -287,7 +297,7 @@ class Comparison:
     # -- announcements
 
     def next_is_announced(self, tensor: torch.Tensor, name: str) -> bool:
-        """Record the next reduction. Return whether an earlier announcement to the other ranks included it."""
+        """Count the next reduction. Return whether it was already announced together with an earlier one."""
         self._collectives += 1
         if not self.ahead or self.ahead[0] != Part(name, tensor.numel(), tensor.dtype):
             return False
@@ -299,7 +309,7 @@ class Comparison:
     ) -> list[str] | None:
         """Announce a reduction, and the reductions `following` that are certain to come directly after it.
 
-        Return the replica ids of the groups whose tensor is not finite, or None if the announcements differ.
+        Return the replica ids of the groups whose tensor is not finite, or None if the exchange has failed the step.
         """
         machine, assignment = self.machine, self.machine.assignment
         assert assignment is not None
@@ -343,7 +353,10 @@ class Comparison:
         flags: Flag = Flag.NONE,
         payload: Sequence[int] = (),
     ) -> list[Row] | None:
-        """Exchange announcements with all participants. The announcements must match, unlike `flags` and `payload`.
+        """Exchange announcements with all participants.
+
+        `announced` must be the same at all participants, unlike `flags` and `payload`. `within_s` is the time limit,
+        by default that of a collective.
 
         Return the participants' rows by replica_rank. If the announcements differ or a peer is lost, fail the step and
         return None.
@@ -393,7 +406,7 @@ def is_half(dtype: torch.dtype) -> bool:
 
 
 def dtype_of_sum(dtype: torch.dtype, reduce_dtype: str) -> torch.dtype:
-    """Return the dtype in which a tensor is summed, under the option `reduce_dtype`."""
+    """Return the dtype in which tensors of `dtype` are summed, given the Agent's option `reduce_dtype`."""
     return torch.float32 if reduce_dtype == "float32" and is_half(dtype) else dtype
 
 

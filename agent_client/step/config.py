@@ -1,7 +1,6 @@
-"""The options of an Agent: one frozen dataclass. The table in docs/reference/options.md is generated from it.
+"""Options of an Agent. The table in docs/reference/options.md is generated from the dataclass `AgentConfig`.
 
-`AgentOptions` has the same names as keyword arguments, so that type checkers and editors know each option. A test
-compares the two classes.
+`AgentOptions` repeats the fields as keyword arguments, for type checkers and editors. A test compares the two classes.
 """
 
 import difflib

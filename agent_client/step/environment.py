@@ -32,7 +32,7 @@ class Variables:
         return next((self.variables[name] for name in names if self.variables.get(name)), "")
 
     def read_number(self, *names: str, least: int = 0) -> int | None:
-        """Return the value as an integer, or None if none of the variables is set.
+        """Return the value as an integer of at least `least`, or None if none of the variables is set.
 
         Raises:
             ConfigurationError: The value is not an integer, or is less than `least`.

@@ -44,15 +44,15 @@ MAX_BYTES = 2**30
 def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
     """Exchange bytes among `size` ranks. Return the bytes of every rank, by index.
 
-    `total` sums a tensor over the ranks, `place` is the index of this rank, and `own` are its bytes. The exchange uses
-    only sums, in which each rank fills its own part of a tensor, because every kind of process group
-    supports sums. A rank that has finished may exit and close its connections while another rank is still reading from
-    them, so a final sum confirms that all ranks have received everything. If only that sum fails, another rank has
-    already exited, which is not an error.
+    `total` sums a tensor over the ranks, `place` is the index of this rank, and `own` contains its bytes. The exchange
+    uses only sums, in which each rank fills its own part of a tensor, because every kind of process group supports
+    sums. A rank that has finished may exit and close its connections while another rank is still reading from them, so
+    a final sum confirms that all ranks have received everything. If only that sum fails, another rank has already
+    exited, which is not an error.
 
     Raises:
-        RuntimeError: `total` failed, or the sizes add up to more than MAX_BYTES, as may happen if the other ranks are
-            in a different sum.
+        RuntimeError: `total` failed, or the sizes add up to more than MAX_BYTES, which may happen if the other ranks
+            are running a different sum.
     """
     if size == 1:
         return [own]
@@ -75,10 +75,10 @@ def gather(total: Sum, place: int, size: int, own: bytes) -> list[bytes]:
 
 
 class RankRound:
-    """Runs exchanges among all ranks of the last quorum. In each exchange, every rank receives the bytes of all."""
+    """Runs exchanges among all ranks of the last quorum. In each, every rank receives the bytes of all ranks."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
-        """Prepare the exchanges. `what` names them in errors.
+        """Prepare the exchanges. `what` names them in errors, and `within_s` is the time limit of each.
 
         Raises:
             EvaluationInterrupted: There is no quorum, or the step has failed.
@@ -110,13 +110,14 @@ class RankRound:
         }
 
     def gather(self, own: bytes, operation: str, *, waits_for: str = "") -> list[list[bytes]]:
-        """Return the bytes of all ranks as [replica_rank][group_rank]. `lighthouse ranks` shows `operation`.
+        """Send `own` to all ranks. Return the bytes of all ranks as [replica_rank][group_rank].
 
-        If `waits_for` is not empty, this rank declares a wait with this text.
+        `operation` must be the same on all ranks. Meanwhile, `lighthouse ranks` shows that this rank is running
+        `operation`, or waiting for `waits_for` if that is not empty.
 
         Raises:
-            EvaluationInterrupted: A rank was lost or does not take part. Either all ranks of a group raise this or none
-                does. The next step requests another quorum.
+            EvaluationInterrupted: A rank was lost or does not take part. If one rank of a group raises this, all of
+                them do. The next step requests another quorum.
         """
         progress, has_others = self._internals.progress, self.assignment.replica_world_size > 1
         entry = progress.numbers.inside()
@@ -250,7 +251,7 @@ def _run(
 
 
 def _outcome(opened: RankRound, received: list[bytes], first: int, what: str) -> Any:
-    """Return the result that group `first` sent, or raise the error that one of its ranks sent."""
+    """Return the result that group `first` sent, or raise EvaluationFailed if one of its ranks sent an error."""
     for group_rank, payload in enumerate(received):
         if payload.startswith(ERROR):
             text = payload[len(ERROR) :].decode(errors="replace")

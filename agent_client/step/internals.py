@@ -78,7 +78,7 @@ class Internals:
     def __init__(
         self, agent: Closable, manager_address: str, state: TrainState, config: AgentConfig, place: GroupPlace
     ) -> None:
-        """Create the components, and connect them so that a revoke from the manager aborts collectives and transfers.
+        """Create the components. Collectives and transfers are aborted when the manager revokes their quorum.
 
         If this raises ConfigurationError, nothing was opened.
         """
@@ -136,7 +136,7 @@ class Internals:
         self.last_saves: list[Callable[[float], object]] = []
         """Functions that save a checkpoint within the given seconds. Called after a drain if no other group stays."""
         self.last_vote: tuple[weakref.ref[Optimizer], int] | None = None
-        """The FaultTolerantOptimizer that voted last, and the value of the machine's `moves` at that time."""
+        """The FaultTolerantOptimizer that voted last, and the value of `StepMachine.moves` at that time."""
         self.parts: list[StepPart] = []
         self._quorum: Future[None] | None = None
         """Completes when the quorum is known, its process group is connected, and the state to heal to has arrived."""
@@ -191,7 +191,7 @@ class Internals:
         self.parts.append(part)
 
     def request_late(self) -> None:
-        """Request each quorum only when its step begins, for steps that are long, as with LocalSGD."""
+        """Request each quorum when its step begins instead of with the previous vote, for long steps (LocalSGD)."""
         self.manager.asks_ahead = False
         self.runner.requests_late = True
 
@@ -209,8 +209,8 @@ class Internals:
     def salvage_by(self, reduce_again: Callable[[], None]) -> None:
         """Register `reduce_again`, which reduces the gradients of the current step once more.
 
-        If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so that the script need
-        not compute the gradients again.
+        If a peer is lost in a step, the Agent requests another quorum and calls `reduce_again`, so the script need not
+        compute the gradients again.
         """
         world_size = self.machine.world_size
         if world_size.depends_on_quorum:
@@ -226,7 +226,7 @@ class Internals:
         return self.place.group.store if self.place.group else None
 
     def group_for_torch(self) -> ObservedGroup:
-        """Return a process group of this replica group's ranks, for a torch module that communicates in the group."""
+        """Return a process group of this replica group's ranks, for a torch module that communicates among them."""
         group = self.place.group or GlooGroup(
             HashStore(), 0, 1, self._host, connect_timeout_s=self._timeout_s, timeout_s=self._timeout_s
         )
@@ -254,7 +254,7 @@ class Internals:
 
     @never_compiled
     def last_slot(self) -> tuple[int, int]:
-        """Return this rank's index among all ranks of the last quorum, and their number. Wait if there is no quorum."""
+        """Return this rank's index among all ranks of the last quorum, and their number. Wait for the first quorum."""
         self.wait_first_quorum()
         return slot_among_all(self.runner.last, self.place.group_rank, self.place.group_world_size)
 
@@ -302,8 +302,8 @@ class Internals:
         """Begin a step if none is in progress.
 
         Args:
-            has_computed: Whether the script has already computed something for this step, so that no peer's state may
-                be installed. None means True inside a backward pass, and False elsewhere. With None, if an earlier
+            has_computed: Whether the script has already computed something for this step, so no peer's state may be
+                installed. None means True inside a backward pass, and False elsewhere. With None, if an earlier
                 backward pass was abandoned, first discard its step by voting on it.
         """
         machine = self.machine
@@ -368,7 +368,7 @@ class Internals:
         self.scalers.forget_begun()
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Sum a tensor over the ranks of this replica group, in place. Raises RuntimeError if a rank was lost."""
+        """Sum a tensor over the ranks of this replica group, in place. Raise RuntimeError if a rank was lost."""
         if self.ranks > 1:
             entry = self.progress.numbers.inside()
             self.thread.submit(lambda: self.runner.sum_over_group(tensor, entry)).result()
@@ -389,7 +389,7 @@ class Internals:
         self._begun_version = self._state_version()
 
     def _digest_state(self) -> StepDigest | None:
-        """Return a digest of the state at the beginning of a step, or None if it is not compared in this step."""
+        """Return a digest of the state with which the step begins, or None if this rank's state is not compared."""
         machine, every = self.machine, self.runner.comparison.check_every
         if not every or machine.step % every or not self.holds_state:
             return None
@@ -397,7 +397,7 @@ class Internals:
         return StepDigest(machine.tag, digest, self._state_digests.count)
 
     def _state_version(self) -> int:
-        """Return a number that changes when the script modifies the parameters."""
+        """Return the version counter of the first parameter, which changes when the script modifies the parameters."""
         first = next(iter(self.state.model.parameters()), None)
         return 0 if first is None else first._version
 
@@ -562,7 +562,7 @@ class Internals:
                 warn_of_split_samplers(self.place.group_world_size, groups)
 
     def tear(self, text: str) -> None:
-        """Record, with the reason `text`, that a committed step was not fully applied, so that this rank heals."""
+        """Record that a committed step was not fully applied, so this rank must heal. `text` is the reason to log."""
         log.error("%s; %s", text, APPLY_HINT)
         self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
         if self.catch_up is not None:
@@ -594,7 +594,7 @@ class Internals:
         part.pass_order.sync(step=machine.step, ended=machine.ended, was_committed=machine.was_committed)
 
     def _discard_redrawn(self) -> bool:
-        """If drawing a batch twice shows that the script has abandoned the step, discard the step and return True."""
+        """Discard the step, and return True, if drawing a batch again shows that the script has abandoned the step."""
         for part in self.parts:
             self._sync_order(part)
         if not any(part.pass_order.has_reduced for part in self.parts):
@@ -619,7 +619,7 @@ class Internals:
             part.pass_order.gave_up()
 
     def _starts_over(self) -> bool:
-        """Return whether the script has reset the gradients that were reduced in this step, and so starts over.
+        """Return whether the script starts the step over, because it has reset gradients that were already reduced.
 
         A loop that accumulates still has the gradients. If the parameters have changed, as with SAM, or a GradScaler
         has skipped the step, the script may have reset the gradients on purpose, so the result is False.
@@ -633,7 +633,7 @@ class Internals:
         return not (self.scalers.have_moved if self.scalers.may_skip else may_skip())
 
     def contribute_nothing(self) -> bool:
-        """Reduce zeros instead of this rank's gradients. If this is impossible, abort the step and return False."""
+        """Reduce zeros instead of this rank's gradients. If that is impossible, disconnect and return False."""
         self.wait_quorum()
         machine = self.machine
         if len(self.parts) == 1 and not machine.has_reduced and machine.failure is None:
@@ -646,5 +646,5 @@ class Internals:
 
 
 def is_in_backward() -> bool:
-    """Return whether this thread is running a backward pass. A forward pass recomputed there begins no step."""
+    """Return whether this thread is running a backward pass. A forward pass recomputed inside it begins no step."""
     return torch._C._current_graph_task_id() != -1  # pyright: ignore[reportPrivateUsage]

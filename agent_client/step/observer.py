@@ -102,7 +102,7 @@ class Observer:
             log.warning("this rank cannot be observed: `lighthouse ranks` will not show it", exc_info=True)
 
     def _find_manager(self) -> str:
-        """Return the address of the manager that rank 0 starts, or an empty string if the observer closes first."""
+        """Return the address of the manager that rank 0 starts, or an empty string if the observer is closed first."""
         while (store := _script_store()) is None:
             if self._closed.wait(RETRY_S):
                 return ""
@@ -120,7 +120,7 @@ class Observer:
 def _script_store() -> Any:
     """Return the store of the script's process group, or None if there is none.
 
-    Never import torch for the first time. If another thread is importing torch, wait for that import to finish, because
+    Do not import torch if the script has not. If another thread is importing torch, wait until it has finished, because
     the module lacks some functions until then.
     """
     if TORCH_GROUPS not in sys.modules:

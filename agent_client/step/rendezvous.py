@@ -72,7 +72,7 @@ def rendezvous(env: Environment, config: AgentConfig) -> tuple[str, GroupPlace]:
 
 
 def _connect_ranks(env: Environment, config: AgentConfig, presence: Presence) -> tuple[str, GroupPlace]:
-    """Connect several ranks. The manager sees each rank from the start, and can name the missing ranks."""
+    """Connect the ranks of a group. Each shows its presence to the manager, which can then name the missing ranks."""
     rank, size = env.group_rank, env.group_world_size
     if env.manager:
         presence.show(env.manager)
@@ -150,7 +150,8 @@ def start_manager(env: Environment, secret: str = "") -> tuple[ServerProcess, st
 def wait_for_store(manager: str, timeout_s: float) -> None:
     """Wait until the group's TCPStore answers, because a supervisor starts the store in parallel with the ranks.
 
-    Return immediately if the manager does not answer. The first quorum request will report this.
+    Return immediately if the manager does not answer. The first quorum request will report this. Raise AgentError if
+    the store does not answer within `timeout_s` seconds.
     """
     ends_at = time.monotonic() + timeout_s
     try:

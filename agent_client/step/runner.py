@@ -231,7 +231,7 @@ class StepRunner:
         return tensor if summed is tensor else tensor.copy_(summed)
 
     def _with_fault(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Put a NaN into the gradient if `lighthouse chaos` has ordered this fault. The step is then discarded."""
+        """Put a NaN into the gradient, in place, if `lighthouse chaos` has ordered this fault. Return the gradient."""
         watch = self.manager.watch
         if watch.has_fault(FaultKind.NAN) and gradient.is_floating_point() and gradient.numel():
             watch.end_fault(FaultKind.NAN)
@@ -253,7 +253,7 @@ class StepRunner:
         return packed
 
     def sum_over_group(self, tensor: torch.Tensor, entry: Entry) -> None:
-        """Sum the tensor over the ranks of the group, in place. Raises RuntimeError if a rank was lost."""
+        """Sum the tensor over the ranks of the group, in place. Raise RuntimeError if a rank was lost."""
         if self.place.group is not None:
             with self.collective(entry, "all_reduce", tensor.shape, within_group=True):
                 self.place.group.all_reduce(tensor)
@@ -301,10 +301,10 @@ class StepRunner:
                 self._reject(name)  # without a comparison, the group at fault is unknown
 
     def _reject(self, name: str, wrong: Sequence[str] = ()) -> bool:
-        """Discard the step because the gradient `name` is not finite. If a GradScaler will skip the step, return True.
+        """Discard the step because the gradient `name` is not finite. Do nothing if a GradScaler will skip the step.
 
         The groups in `wrong`, whose own gradients are not finite, report this. If there are none, only the mean is not
-        finite, and the first group reports this.
+        finite, and the first group reports this. Return True if a GradScaler will skip the step.
         """
         if self.scalers.may_skip or may_skip():
             return True
@@ -326,10 +326,10 @@ class StepRunner:
         return f"; samples here: {', '.join(map(str, samples[:SAMPLES_LOGGED]))}{more}"
 
     def reach_all(self) -> None:
-        """Before the vote, if nothing was reduced, run a collective to check that every participant is in the step.
+        """Check before the vote that every participant has reached the end of the step.
 
-        In the first step under a quorum, always check this, and that all participants have run the same number of
-        collectives. In later steps, the next announcement would reveal a difference.
+        In the first step under a quorum, also check that all have run the same number of collectives. In later steps,
+        the next announcement would reveal a difference, so run a collective only if nothing was reduced in the step.
         """
         if self.comparison.compares_end:
             if self.machine.failure is not None:
@@ -430,13 +430,13 @@ class StepRunner:
         return loss.lost, loss.reason.removeprefix(f"{loss.lost}: ")
 
     def _log_for_group(self, line: str, level: int = logging.WARNING) -> None:
-        """Log a line about the whole group on only one of its ranks. Do nothing if the line is empty."""
+        """Log a line about the whole group: with `level` on rank 0, and with DEBUG on the others. Skip empty lines."""
         if line:
             log.log(level if self.manager.group_rank == 0 else logging.DEBUG, "%s", line)
 
 
 def log_quorum(before: Assignment | None, now: Assignment) -> None:
-    """Log the quorum of `now`, and which groups joined or left since `before`. Do nothing if the quorum is the same."""
+    """Log the quorum, and the groups that have joined or left since `before`. Do nothing if it is the same quorum."""
     if before is not None and before.quorum_id == now.quorum_id:
         return
     known = frozenset(before.replica_ids if before is not None else now.replica_ids)
@@ -449,7 +449,7 @@ def log_quorum(before: Assignment | None, now: Assignment) -> None:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Return whether no element is infinite or NaN."""
+    """Return whether all elements of a tensor are finite, that is, neither infinite nor NaN."""
     values = tensor._values() if tensor.is_sparse else tensor
     if not (values.is_floating_point() or values.is_complex()):
         return True
@@ -459,7 +459,7 @@ def is_finite(tensor: torch.Tensor) -> bool:
 
 
 class ReductionFuture(Future[torch.Tensor]):
-    """Result of a reduction. Waiting for it does not count as compute time."""
+    """Future of a reduction. The time spent waiting for it does not count as compute time."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()

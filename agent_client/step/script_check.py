@@ -1,4 +1,4 @@
-"""Checks for objects of a script that would make the replica groups differ. Each error says what to do instead.
+"""Refuses objects in a script with which the replica groups would diverge. Each error says what to do instead.
 
 Most problems are found in the registered model and optimizer. Others are found only by a search of all live objects of
 the process, once before the first vote. `OptimizerWatch` observes which optimizers step after a commit, and whether
@@ -33,9 +33,9 @@ AFTER_THE_VOTE = (
 
 
 def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> None:
-    """Raise ConfigurationError for an optimizer that cannot heal, or whose steps cannot be voted on.
+    """Raise ConfigurationError for an optimizer that cannot heal, such as ZeRO-1.
 
-    `votes_each_step` is True if each step of the optimizer is voted on. Otherwise the second check is left out.
+    With `votes_each_step`, also refuse an optimizer that needs two backward passes in a step, such as SAM.
     """
     name = type(optimizer).__name__
     if any(each.__name__ == "ZeroRedundancyOptimizer" for each in type(optimizer).__mro__):
@@ -52,7 +52,7 @@ def refuse_optimizer(optimizer: object, *, votes_each_step: bool = False) -> Non
 
 
 def refuse_model(module: nn.Module) -> None:
-    """Raise ConfigurationError for a model that our DistributedDataParallel cannot replicate."""
+    """Raise ConfigurationError for a model that `agent_client.DistributedDataParallel` cannot replicate."""
     if (name := find_fsdp1(module)) is not None:
         raise ConfigurationError(
             f"{name} is a FullyShardedDataParallel (FSDP1), which is not supported: use torch's fully_shard "
@@ -76,7 +76,7 @@ def find_fsdp1(module: nn.Module) -> str | None:
 
 
 def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
-    """Raise ConfigurationError if an optimizer steps a registered parameter inside a backward pass."""
+    """Raise ConfigurationError if the optimizer is about to step registered parameters inside a backward pass."""
     if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # pyright: ignore[reportPrivateUsage]
         return
     registered = set(map(id, state.model.parameters()))
@@ -85,7 +85,7 @@ def refuse_step_in_backward(optimizer: Optimizer, state: TrainState) -> None:
 
 
 def refuse_live_objects(state: TrainState, *, has_reduced: bool) -> None:
-    """Raise ConfigurationError for live objects that would make the groups differ. Call this before the first vote.
+    """Raise ConfigurationError for live objects with which the groups would diverge. Call this before the first vote.
 
     `has_reduced` is True if the Agent has reduced gradients in this step.
     """

@@ -96,9 +96,9 @@ _attached: "weakref.WeakKeyDictionary[object, weakref.WeakSet[Closable]]" = weak
 
 
 def close_at_end(closable: Closable, *, is_of_process: bool = False) -> None:
-    """Close the object when the process exits, or before the wrapped function that opened it runs again.
+    """Register an object to be closed when the process exits, or before the wrapped function that opened it runs again.
 
-    With `is_of_process`, close it only when the process exits.
+    With `is_of_process`, it is closed only when the process exits.
     """
     _open[closable] = is_of_process
 
@@ -116,7 +116,7 @@ def close_attached(owner: object) -> None:
 
 
 def opened() -> list[Closable]:
-    """Return the open objects that must be closed before a wrapped function runs again."""
+    """Return the registered objects that must be closed before a wrapped function runs again."""
     return [each for each, is_of_process in _open.items() if not is_of_process]
 
 
@@ -128,7 +128,7 @@ def close_each(opened: Iterable[Closable]) -> None:
 
 
 def _after_fork() -> None:
-    """Restore the default handlers, so that SIGTERM stops a forked child, such as a DataLoader worker."""
+    """Restore the default signal handlers in a forked child, such as a DataLoader worker, so that SIGTERM ends it."""
     for each in list(_installed):
         each.uninstall()
     _open.clear()
@@ -145,7 +145,7 @@ _codes: set[CodeType] = set()
 
 
 def uninterrupted(function: Callable[P, T]) -> Callable[P, T]:
-    """Exclude calls of `function` from the interruption of a wrapped function (restart/interrupter.py).
+    """Decorate a function that must not be interrupted when its generation ends (restart/interrupter.py).
 
     The interruption is raised before or after the call. `function` must not block without a time limit.
     """

@@ -1,4 +1,6 @@
-"""Replaces torchft's native module with a module that uses our daemons. The import requires neither torch nor torchft.
+"""Replaces torchft's native module with one that uses our daemons.
+
+This package can be imported without torch and torchft.
 
     from agent_client.torchft import install
     install()
@@ -65,7 +67,7 @@ def install() -> None:
 
 
 def _tolerant_hook() -> Callable[..., Any]:
-    """Return a gradient hook that tolerates a failed all-reduce.
+    """Return a gradient hook for torchft's DistributedDataParallel that tolerates a failed all-reduce.
 
     The hook of torchft 0.2.0 asserts that an all-reduce has a future, but a failed all-reduce has none. With gloo, the
     loss of a peer during a step would therefore crash every other trainer.

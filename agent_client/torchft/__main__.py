@@ -24,7 +24,7 @@ ALONE = (
 
 
 def run_module(module: str, before: Callable[[], None] = lambda: None) -> None:
-    """Run a module as the main module, with this process's arguments. `before` is called after `install`."""
+    """Call install() and then `before`. Then run a module as the main module, with this process's arguments."""
     install()
     before()
     refuse_to_train_alone()

@@ -27,7 +27,7 @@ from lighthouse_runtime.security.client_tls import files_from
 
 @dataclass(slots=True)
 class QuorumResult:
-    """A quorum, from the point of view of one rank.
+    """Answer to a rank's request for a quorum.
 
     Args:
         quorum_id (int): Id of the quorum. It changes with the members, and after a failed commit.
@@ -187,7 +187,7 @@ class LighthouseClient:
         return self._channel.call(Rpc(_LIGHTHOUSE + "Quorum", request, answer, quorum), timeout)
 
     def heartbeat(self, replica_id: str, timeout: timedelta = timedelta(seconds=5)) -> None:
-        """Send a heartbeat of the group `replica_id`."""
+        """Report to the lighthouse that the group `replica_id` is alive."""
         request = torchft_pb2.LighthouseHeartbeatRequest(replica_id=replica_id)
         answer = torchft_pb2.LighthouseHeartbeatResponse
         self._channel.call(Rpc(_LIGHTHOUSE + "Heartbeat", request, answer, lambda _: None), timeout)
@@ -223,10 +223,9 @@ class ManagerClient:
         commit_failures: int,
         timeout: timedelta,
     ) -> QuorumResult:
-        """Request a quorum for `step`.
+        """Request a quorum for `step`. Wait until every rank of the group has requested it and the quorum has formed.
 
-        The call returns when every rank of the group has sent its request and the quorum has formed. torchft's Manager
-        makes this call.
+        torchft's Manager calls this method.
         """
         request = torchft_pb2.ManagerQuorumRequest(
             group_rank=group_rank,
@@ -240,7 +239,10 @@ class ManagerClient:
         return self._channel.call(Rpc(_MANAGER + "Quorum", request, answer, quorum_result), timeout)
 
     def _checkpoint_metadata(self, rank: int, timeout: timedelta) -> str:
-        """Return the address at which `rank` serves its state, from the rank's last request for a quorum."""
+        """Return the address at which `rank` of the manager's group serves its state.
+
+        The rank sent it in its last request for a quorum.
+        """
         request = torchft_pb2.CheckpointMetadataRequest(rank=rank)
         answer = torchft_pb2.CheckpointMetadataResponse
         return self._channel.call(
@@ -258,7 +260,10 @@ class Channel(SyncClient):
     """Connection to a server that raises torchft's exceptions instead of ours."""
 
     def __init__(self, addr: str, connect_timeout: timedelta, files: TlsFiles = NO_FILES) -> None:
-        """Connect to a manager, or with its TLS `files` to a lighthouse. Raise RuntimeError if there is no answer."""
+        """Connect to a manager, or to a lighthouse with the TLS `files`.
+
+        Raise RuntimeError if there is no answer within `connect_timeout`.
+        """
         with _torchft_errors():
             super().__init__(parse_coordinator(addr, "addr", default_port=None).with_files(files), ())
         try:
@@ -269,7 +274,7 @@ class Channel(SyncClient):
             raise RuntimeError(f"failed to connect: {e}; {advice}") from None
 
     def call(self, rpc: Rpc[T], timeout: timedelta) -> T:
-        """Make a call. Fail immediately if the server is down."""
+        """Execute `rpc` and return its answer. Fail immediately if the server is down."""
         with _torchft_errors():
             return self.invoke(dataclasses.replace(rpc, timeout_s=timeout.total_seconds(), wait_for_ready=False))
 

@@ -24,7 +24,10 @@ _MARK = "lighthouse_torchrun"
 
 
 def extend() -> None:
-    """Wrap the methods of torch's agent. Agents with other handlers are not affected. Further calls do nothing."""
+    """Apply the three patches of this module to torch's agent. Further calls do nothing.
+
+    The patches have no effect on an agent whose rendezvous handler is not a LighthouseRendezvous.
+    """
     for wrapper in (_monitor_workers, _rendezvous, _invoke_run):
         name = wrapper.__name__
         original = getattr(LocalElasticAgent, name, None)

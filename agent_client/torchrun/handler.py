@@ -7,8 +7,8 @@ run, and each round as a generation of that run.
   for the rendezvous.
 - Each round has its own store, on the node with rank 0. That node publishes the store's address as a key of the
   generation. So no node contacts the store of a dead node, and keys of an earlier round are not visible.
-- torchrun's agents call `num_nodes_waiting` each time they check their workers (--monitor-interval). The result is 1
-  once the round has ended.
+- torchrun's agents call `num_nodes_waiting` each time they check their workers (--monitor-interval). Once the round
+  has ended, it returns 1, and the agents restart their workers.
 """
 
 import dataclasses
@@ -110,15 +110,19 @@ class Options:
 
 
 class LighthouseRendezvous(RendezvousHandler):
-    """torchrun's rendezvous handler for one node. The first next_rendezvous() connects to the lighthouse."""
+    """torchrun's rendezvous handler for one node. It connects to the lighthouse in the first next_rendezvous()."""
 
     def __init__(
         self, params: RendezvousParameters, client: LighthouseClient, named_by: str, host: str, options: Options
     ) -> None:
         """Set the parameters, without connecting.
 
-        `client` is a client for the run of the nodes, `named_by` the option or variable that names the lighthouse, and
-        `host` the address at which other nodes can reach this node.
+        Args:
+            params: torchrun's parameters of the rendezvous.
+            client: Client whose run is that of the nodes.
+            named_by: Option or variable that names the lighthouse, for errors.
+            host: Address at which other nodes can reach this node.
+            options: Options of `--rdzv-conf`.
         """
         self.options = options
         self._params = params
@@ -141,7 +145,10 @@ class LighthouseRendezvous(RendezvousHandler):
         return os.getenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0") != "1"
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Leave the current round, and wait for the next one that includes this node."""
+        """Leave the current round, and wait for the next one that includes this node.
+
+        Raise a subclass of RendezvousError if none forms within `join_timeout`, or if the run has ended.
+        """
         node, limit_s = self._live_node(), self.options.join_timeout
         while (joined := node.join(limit_s)) is not None:
             if (info := self._join_round(node, joined, time.monotonic() + limit_s)) is not None:
@@ -169,7 +176,8 @@ class LighthouseRendezvous(RendezvousHandler):
     def num_nodes_waiting(self) -> int:
         """Return 1 if the round has ended, or else 0.
 
-        If it is 1, torchrun's agent restarts its workers. The next round forms once all nodes have stopped theirs.
+        If the result is 1, torchrun's agent restarts its workers. The next round forms once all nodes have stopped
+        theirs.
         """
         node = self._node
         if node is None or isinstance(node.outcome, RunCompleted):
@@ -198,7 +206,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- for elastic_agent.py
 
     def finished(self) -> None:
-        """Report that this node's workers have succeeded. If the node is lost later, the round continues."""
+        """Report that this node's workers have succeeded. The round then continues even if this node is lost."""
         if self._node is not None:
             self._node.finish()
 
@@ -208,8 +216,8 @@ class LighthouseRendezvous(RendezvousHandler):
     def is_lost_elsewhere(self) -> bool:
         """Return whether the round has ended because another node was lost or wants to join.
 
-        A failure of this node's workers is then only a consequence. Wait up to `loss_timeout` for the lighthouse to
-        report this.
+        If so, a failure of this node's workers is only a consequence. Wait up to `loss_timeout` seconds for the
+        lighthouse to report that the round has ended.
         """
         node = self._node
         return node is not None and node.is_over_within(self.options.loss_timeout) and not node.is_over_by_failure
@@ -217,7 +225,7 @@ class LighthouseRendezvous(RendezvousHandler):
     # -- a round
 
     def _join_round(self, node: Node, joined: Run, ends_at: float) -> RendezvousInfo | None:
-        """Connect to the round's store. Return None if the round has ended or `ends_at` has passed."""
+        """Connect to the store of the round `joined`. Return None if that round has ended or `ends_at` has passed."""
         store = self._serve(node, joined) if joined.rank == 0 else None
         while store is None and not node.is_over and time.monotonic() < ends_at:
             store = self._connect(node, joined, ends_at)
@@ -258,7 +266,7 @@ class LighthouseRendezvous(RendezvousHandler):
         return None
 
     def _connect(self, node: Node, joined: Run, ends_at: float) -> TCPStore | None:
-        """Try once to connect to the round's store. If this fails, wait briefly and return None."""
+        """Try once to connect to the store of the round `joined`. If this fails, wait briefly and return None."""
 
         def published() -> Address:
             _, keys = self._client.get_keys(joined.number, KeyKind.ITERATION, _STORE, timeout_s=CALL_TIMEOUT_S)

@@ -33,8 +33,10 @@ class Node(DriverThread):
     def __init__(self, entry: RankHello, limit_s: float, open_stream: Callable[[], Stream]) -> None:
         """Set the parameters. Call start() to connect.
 
-        `entry` is the first message to the lighthouse. While the node waits for a round, the lighthouse may be
-        unreachable for `limit_s` seconds.
+        Args:
+            entry: First message to the lighthouse.
+            limit_s: Seconds for which the lighthouse may be unreachable while the node waits for a round.
+            open_stream: Opens a stream to the lighthouse.
         """
         # torchrun stops the workers, so the machine must never kill this process.
         config = RankConfig(lighthouse_timeout_s=limit_s, hard_timeout_s=NEVER_S)
@@ -68,7 +70,7 @@ class Node(DriverThread):
     def is_over(self) -> bool:
         """True if the current round has ended because a node was lost, failed or wants to join.
 
-        False if the run is complete, so that other nodes can finish.
+        False if the run has completed, so that other nodes can finish.
         """
         return self._is_over and not isinstance(self.outcome, RunCompleted)
 
@@ -160,7 +162,7 @@ LEAST_S = 0.001
 
 
 class RoundOver(DistStoreError):
-    """Raised by a wait if the round has ended: a node was lost or failed, or another node wants to join."""
+    """Raised by a wait for a key if the round has ended, because a node was lost, failed or wants to join."""
 
 
 class RoundStore(PrefixStore):

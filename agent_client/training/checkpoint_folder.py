@@ -87,7 +87,7 @@ class CheckpointFolder:
             folder: Path of the folder.
             agent: The Agent of this rank. Its `close()` waits up to 10 minutes for a save in progress.
             keep: Number of newest checkpoints to keep, at least 2. The newest checkpoint that all ranks have is always
-                kept. The disk needs space for one more than this number.
+                kept. The disk needs space for `keep` + 1 checkpoints.
 
         Raises:
             ValueError: `keep` is less than 2.
@@ -160,7 +160,7 @@ class CheckpointFolder:
         return path
 
     def _save_last(self, within_s: float) -> None:
-        """Save the group's last step before its host is taken away."""
+        """Save the current step before this host shuts down. Wait up to `within_s` seconds for the write."""
         path = self.save()
         if path is not None and self.wait(within_s):
             log.info("%s: wrote the last step before this host ends", path)
@@ -256,7 +256,10 @@ class CheckpointFolder:
         self._disk = disk
 
     def _usable(self, held: dict[Tag, Path], reasons: list[str]) -> dict[Tag, dict[int, Part]]:
-        """Return the checkpoints that this rank can load, by tag. Append to `reasons` why it cannot load the others."""
+        """Return the parts of each checkpoint in `held` that this rank can load.
+
+        Append to `reasons` why this rank cannot load the others.
+        """
         usable: dict[Tag, dict[int, Part]] = {}
         for tag in sorted(held, reverse=True)[:MOST_TAGS]:
             try:
@@ -371,7 +374,10 @@ class CheckpointFolder:
         )
 
     def _complete(self, *, every: bool = False) -> None:
-        """Rename each hidden folder that has the parts of all ranks. With `every`, also those of earlier processes."""
+        """Rename each finished hidden folder, which has the parts of all ranks on this disk, to its final name.
+
+        Unless `every` is True, skip the folders of earlier processes.
+        """
         ending = re.compile(rf".*\.{self._nonce}(\.{self._rank})?")
         for path in list(self._folder.iterdir()):
             found = _UNFINISHED.fullmatch(path.name)
@@ -395,9 +401,9 @@ class CheckpointFolder:
             sync_folder(self._folder)
 
     def _rotate(self, saved: Tag) -> None:
-        """Remove old checkpoints after a save. Keep the newest, and the newest that all ranks are known to have.
+        """Remove old checkpoints after a save, except the newest ones and the newest that all ranks have.
 
-        `saved` is the tag of the state that was saved.
+        Remove none if it is unknown which checkpoints the other ranks have. `saved` is the tag of the saved state.
         """
         held = {tag: path for tag, path in self._held().items() if tag not in self._foreign}
         self._given_up |= {tag for tag in held if tag > saved}
@@ -415,9 +421,10 @@ class CheckpointFolder:
                 shutil.rmtree(removed, ignore_errors=True)
 
     def _held_by_ranks(self, own: Collection[Tag]) -> Sequence[Collection[Tag]] | None:
-        """Return the checkpoints that each rank had after its last save, or None if unknown.
+        """Return the tags of the checkpoints that each rank had after its last save, or None if unknown.
 
-        Ranks with local disks exchange their lists through the group's store.
+        `own` contains this rank's tags. If all ranks share one folder, the result is just `[own]`. Otherwise the ranks
+        exchange their tags through the group's store.
         """
         if len(self._disk) == self._ranks:
             return [own]
@@ -463,7 +470,10 @@ def _name(tag: Tag) -> str:
 
 
 def _was_common(path: Path) -> bool:
-    """Return whether all ranks had a checkpoint: they share the folder, or the checkpoint contains the file COMMON."""
+    """Return whether all ranks had the checkpoint at `path`, or True if this is unknown.
+
+    They all had it if they share one folder, or if the checkpoint contains the file COMMON.
+    """
     try:
         part = next(iter(read_parts(path).values()))
     except (CorruptState, OSError):

@@ -1,9 +1,9 @@
 """A DistributedDataParallel whose gradients the Agent reduces, bucket by bucket, during the backward pass.
 
 torch's class rearranges its buckets after the first backward pass, in the order of that pass. A group that has just
-restarted would then sum different gradients than its peers, and this would go unnoticed, because the sizes match. Here,
-the buckets are arranged once, before the first pass, last parameter first. Options that change or omit buckets are
-refused.
+restarted would then sum different gradients than its peers, and this would go unnoticed, because the sizes match. This
+class arranges its buckets once, before the first pass, starting with the last parameter. It refuses options that change
+or omit buckets.
 
 A forward pass in training mode begins the step. If a backward pass raises after it has reduced some buckets, the step
 is discarded before the next step begins, because the peers wait for the remaining buckets.
@@ -74,7 +74,8 @@ class SharedBuffers:
 
     The groups train on different samples, so their statistics differ. Before the vote, all groups receive the buffers
     of the first participant that contributes. The buffers are sent as bytes, in a single reduction for all dtypes, so
-    the copies are bitwise equal. `find` returns the buffers. It is called each time, because a script may replace them.
+    the copies are bitwise equal. `find` returns the buffers. It is called for each copy, because a script may replace
+    them.
     """
 
     def __init__(self, agent: Agent, find: Callable[[], Sequence[Tensor]]) -> None:
@@ -172,11 +173,11 @@ class Salvage:
             log.info("salvage: %.1f MiB of gradients are kept for each step", self.held_bytes / MIB)
 
     def keep_used(self, used: Tensor, name: str) -> None:
-        """Keep the map of the parameters that this rank has used. It is reduced, under `name`, after all buckets."""
+        """Keep `used`, the map of parameters that this rank has used. reduce_again() reduces it as `name`."""
         self._used = used.clone(), name
 
     def reduce_again(self) -> None:
-        """Reduce the kept buckets under the current quorum, and store the means as gradients."""
+        """Reduce the kept buckets under the current quorum, and store the means in the parameters' `grad`."""
         missing: dict[int, Tensor] = {}
         for kept in self._buckets:
             reduced = self.agent.all_reduce(kept.content.clone(), name=kept.name, followed_by=kept.rest).result()
@@ -350,7 +351,10 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         self._reset_reducer()
 
     def share_buffers(self) -> None:
-        """Start sharing the buffers. Raise torch's RuntimeError if some parameters were not used in the pass."""
+        """Start sharing the buffers with the other groups.
+
+        Raise torch's RuntimeError if the pass did not use all parameters.
+        """
         self.reducer._check_reducer_finalized()
         self._shared.start()
 
@@ -381,7 +385,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
         return self.modules_buffers
 
     def _build_params_for_reducer(self) -> tuple[list[torch.nn.Parameter], list[bool]]:
-        """Return the parameters in the order of the buckets.
+        """Return the parameters in bucket order, and whether the gradient of each is sparse.
 
         With `find_unused_parameters`, torch reverses the order itself.
         """
@@ -400,7 +404,7 @@ class DistributedDataParallel(parallel.DistributedDataParallel):
 class _GroupAmongGroups(ObservedGroup):
     """Process group of this replica group, except that `allreduce` runs over all replica groups.
 
-    torch's reducer calls `allreduce` only for the map of used parameters. Gradients go through the hook.
+    torch's reducer calls `allreduce` only for the map of used parameters. Gradients go through the communication hook.
     """
 
     def __init__(self, agent: Agent) -> None:
@@ -413,7 +417,10 @@ class _GroupAmongGroups(ObservedGroup):
 
     @never_compiled
     def allreduce(self, tensors: list[Tensor], opts: object = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Set the map to 1 for each parameter that was used by any rank whose gradients count."""
+        """Reduce torch's map of used parameters, `tensors[0]`, over all replica groups.
+
+        Set the map to 1 for each parameter that was used by a rank whose gradients count, and to 0 for the others.
+        """
         [used] = tensors
         here = used.bool()
         if self.salvage is not None:
@@ -431,10 +438,11 @@ class _GroupAmongGroups(ObservedGroup):
         return f"{self.label}, used parameters"
 
     def _forget(self, uncounted: Tensor) -> None:
-        """Remove the gradients of the parameters in `uncounted`, used only by ranks whose gradients do not count.
+        """Remove the gradients of parameters that were used only by ranks whose gradients do not count.
 
-        For example, parameters that only a healing group used have no gradients in the other groups. If the step has
-        failed, keep the gradients until the step is discarded, because a GradScaler raises without gradients.
+        `uncounted` is a mask of these parameters. For example, parameters that only a healing group used have no
+        gradients in the other groups. If the step has failed, keep the gradients until the step is discarded, because a
+        GradScaler raises without gradients.
         """
         if self.agent.has_failed:
             return
@@ -444,14 +452,17 @@ class _GroupAmongGroups(ObservedGroup):
 
 
 def _name_in(model: torch.nn.Module, module: torch.nn.Module) -> str:
-    """Return the name of `module` inside `model`, or else its class name. Compilation does not change the name."""
+    """Return the name of `module` inside `model`, or the name of its class if it is not a part of `model`.
+
+    Compiling the model or the module does not change the result.
+    """
     module, model = (getattr(each, "_orig_mod", each) for each in (module, model))
     found = next((name for name, part in model.named_modules() if part is module), "")
     return found or type(module).__name__
 
 
 class _Mark:
-    """Object attached to an autograd node. It is freed together with the node."""
+    """Marker attached to an autograd node. Once a weak reference to it is dead, the graph has been freed."""
 
 
 @dataclass(slots=True)

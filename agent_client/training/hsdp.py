@@ -1,9 +1,10 @@
 """HSDP: torch's `fully_shard` (FSDP2) shards inside a replica group, and the Agent replicates across replica groups.
 
 Each rank averages the gradients of its shards with the same rank of the other groups, during the backward pass. If a
-step has several microbatches, only the last one averages (`model.set_requires_gradient_sync(is_last)`). FSDP2 requires
-that all ranks of a group use the same parameters in a step. Here, all groups must use the same parameters, or call
-`model.set_reduce_scatter_unused_params(True)`. A forward pass of the module in training mode begins the step.
+step has several microbatches, call `model.set_requires_gradient_sync(is_last)` before each backward pass, so that only
+the last one averages. FSDP2 requires that all ranks of a group use the same parameters in a step. With replication, all
+groups must use the same parameters too, unless each rank calls `model.set_reduce_scatter_unused_params(True)`. A
+forward pass of the module in training mode begins the step.
 """
 
 import functools
@@ -94,7 +95,10 @@ class _ShardedPart:
         return list(self._module.parameters())
 
     def contribute_zeros(self) -> bool:
-        """Return False, because the other ranks wait in torch's own collectives for this rank's backward pass."""
+        """Return False: this rank must run its backward pass.
+
+        The other ranks of its group wait for the pass in torch's own collectives.
+        """
         return False
 
     def abandon_backward(self) -> None:

@@ -33,7 +33,7 @@ STATE_NAME = "outer"
 
 
 class OuterState:
-    """The global parameters, and everything that a healing group copies together with them.
+    """State that a healing group copies: global parameters, outer optimizer, and counts of inner steps and batches.
 
     Inner steps change only the local parameters. If the model is sharded, each rank stores its own shards.
     """
@@ -87,7 +87,7 @@ class OuterSteps(FaultTolerantOptimizer):
 
     zero_grad() and step() call the inner optimizer, and every `interval`-th step() ends an outer step. An outer step
     begins `delay` inner steps before its end, and its communication overlaps with these. A discarded outer step is
-    retried immediately. If `attempts` attempts fail, its inner steps are lost, and the script repeats them.
+    retried immediately. After `attempts` failed attempts, its inner steps are lost, and the script repeats them.
 
     If an object of this class is the `position` of a StepSampler, the sampler counts inner steps.
     """
@@ -163,7 +163,10 @@ class OuterSteps(FaultTolerantOptimizer):
         return self._state.inner_steps < self._interval or self._end_outer_step()
 
     def _join(self) -> None:
-        """Before the first inner step, run an outer step without inner steps, in which this rank heals if necessary."""
+        """Commit step 0, an outer step without inner steps in which this rank heals if necessary.
+
+        Do nothing if the Agent has committed a step.
+        """
         while self._agent.current_step == 0:
             self._begin_outer_step()
             self._end_outer_step()
@@ -240,7 +243,7 @@ class LocalSGD(OuterSteps):
             attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.
 
         Raises:
-            ValueError: The arguments are not valid together.
+            ValueError: `sync_every` or `attempts` is less than 1, or `optimizer` has parameters that `model` lacks.
             ConfigurationError: The Agent has `heal_mode="catch_up"`.
         """
         state = OuterState(model.parameters())
@@ -304,7 +307,8 @@ class DiLoCo(OuterSteps):
             attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.
 
         Raises:
-            ValueError: The arguments are not valid together.
+            ValueError: A number is out of its range, the fragments do not cover the model exactly once, or an optimizer
+                has the wrong parameters.
             ConfigurationError: The Agent has `heal_mode="catch_up"`.
         """
         parameters = list(model.parameters())
@@ -360,7 +364,7 @@ def _split(parameters: Sequence[Tensor], fragments: int | Sequence[torch.nn.Modu
 
 
 def _balanced(sizes: Sequence[int], count: int) -> list[list[int]]:
-    """Divide parameters into `count` fragments of similar size. Return the indices of the parameters in each.
+    """Divide parameters of the given `sizes` into `count` fragments. Return the indices of each fragment's parameters.
 
     Each parameter, largest first, is assigned to the fragment that is smallest so far.
     """

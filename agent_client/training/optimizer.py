@@ -24,8 +24,8 @@ from agent_client.step.script_check import refuse_optimizer
 class FaultTolerantOptimizer(Optimizer):
     """Optimizer whose `step()` commits the step in all replica groups or discards it in all of them.
 
-    It wraps a torch optimizer and shares the parameter groups and state, so a scheduler may be created for either of
-    the two optimizers. A discarded step changes neither parameters nor optimizer state.
+    It wraps a torch optimizer and shares its parameter groups and state, so a scheduler may be created for either of
+    them. A discarded step changes neither parameters nor optimizer state.
 
     Attributes:
         last_loss: The value that the closure of the last `step()` returned, or None if there was no closure.
@@ -210,9 +210,10 @@ class _Together(Optimizer):
 class FaultTolerantScheduler(LRScheduler):
     """Learning-rate scheduler for loops that ignore the return value of `optimizer.step()`.
 
-    It wraps a scheduler that the loop steps after each optimizer step, and does nothing if the optimizer step was
-    discarded or skipped. Register the wrapped scheduler in the TrainState, so that a healing group copies its state. If
-    `step()` is called several times after one optimizer step, as Accelerate does, all calls take effect.
+    The loop calls step() after each optimizer step. If that was committed, the call steps the wrapped scheduler. If it
+    was discarded or skipped, the call does nothing. Register the wrapped scheduler in the TrainState, so that a healing
+    group copies its state. If `step()` is called several times after one optimizer step, as Accelerate does, all calls
+    take effect.
     """
 
     def __init__(self, scheduler: LRScheduler, agent: Agent) -> None:

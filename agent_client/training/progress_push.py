@@ -95,7 +95,7 @@ class ProgressPush:
             self._start_push(self._rates, now)
 
     def close(self) -> None:
-        """Push the last values. Wait for each push, but not longer than a receiver may take to answer."""
+        """Push the last values. Wait up to ANSWERED_WITHIN_S for each push in progress."""
         for _ in range(2):
             if self._push is not None:
                 self._push.join(ANSWERED_WITHIN_S)
@@ -127,7 +127,10 @@ class ProgressPush:
         self._push.start()
 
     def _receiver(self, replica_id: str) -> Send:
-        """Return the function that sends values. It runs on another thread, on which MLflow has no active run."""
+        """Return the function that sends values to the receiver. A URL also receives `replica_id`.
+
+        The function runs on another thread, on which MLflow has no active run, so the run is looked up here.
+        """
         if not isinstance(self._to, str):
             return self._to
         library: Any = sys.modules.get(self._to)
@@ -150,7 +153,7 @@ class ProgressPush:
             self._log_push_error(f"{type(e).__name__}: {first_line(e)}")
 
     def _log_push_error(self, error: str) -> None:
-        """Log the error of a push, unless the previous push failed with the same error. Empty means success."""
+        """Log the error of a push, unless the previous push failed with the same error. Pass "" after a success."""
         before, self._error = self._error, error
         if error and error != before:
             log.warning("progress was not pushed to %s: %s; training is not affected", self._shown, error)

@@ -1,8 +1,8 @@
 """Selects the samples on which a rank trains.
 
 All batches of a run are numbered from 0: first the batches of step 0 on all ranks, then those of step 1, and so on. The
-number of a step's first batch is the number of batches in all earlier committed steps. A healing group copies it
-together with the state. So each batch is used in exactly one committed step, even if groups join and leave.
+number of a step's first batch is the number of batches in all earlier committed steps. A healing group copies
+that number together with the state. So each batch is used in exactly one committed step, even if groups join and leave.
 """
 
 import functools
@@ -62,7 +62,7 @@ class Draws:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """One of a rank's batches in a step. `first` is the lowest number of a batch in this step on any rank."""
+    """One of a rank's batches in a step. `first` is the number of the step's first batch, over all ranks."""
 
     first: int
     offsets: tuple[int, ...]
@@ -99,7 +99,10 @@ def drawn_in(slots: Sequence[tuple[int, int]], rank_batches: int, accumulate: in
 
 
 def in_microbatches(drawn: Iterable[tuple[Drawn, T]], accumulate: int) -> Iterator[list[T]]:
-    """Group a rank's batches into lists. Each list contains one batch of each microbatch that the rank has."""
+    """Group a rank's batches into lists, `accumulate` lists per step.
+
+    Each list contains one batch for each of the rank's microbatches.
+    """
     batches: list[T] = []
     for each, batch in drawn:
         several = len(each.offsets) // accumulate

@@ -1,7 +1,7 @@
-"""Data loader whose worker processes load samples in advance, even though replica groups join and leave.
+"""Data loader whose worker processes load samples in advance, although replica groups may join and leave.
 
 The workers load the batches that come next if the set of groups stays the same. If the set changes, the loader drops
-these batches and loads the right batches.
+these batches and loads the right ones.
 """
 
 from collections import deque
@@ -107,11 +107,14 @@ class StepLoader:
         return cls(loader.dataset, sampler, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the loaded batches. Raise errors of the sampler, and of loading a sample."""
+        """Yield the loaded batches. Raise any error of the sampler or of a worker."""
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:
-        """Yield each loaded batch with its description. With `several`, the rank may have several microbatches."""
+        """Yield each loaded batch, as a pair of its Drawn and the batch.
+
+        With `several`, the rank may have several microbatches per step.
+        """
         ahead, loaded = self._ahead, None
         for wanted in self.sampler.draws(several=several):
             if loaded is None:
@@ -134,7 +137,10 @@ class StepLoader:
         return self._loader.state_dict() if hasattr(self._loader, "state_dict") else {}  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state of a StatefulDataLoader. Call this before the first batch. The next step stays the same."""
+        """Load the state of a StatefulDataLoader. Call this before the first batch.
+
+        The next batch does not depend on this state, but on the Agent's step.
+        """
         if hasattr(self._loader, "load_state_dict"):
             self._loader.load_state_dict(state_dict)  # type: ignore[attr-defined]
 

@@ -1,7 +1,8 @@
-"""Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC. No torch.
+"""Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC.
 
-Every method takes `timeout_s`. On failure it raises an exception of lighthouse_protocol/refusals.py. A client belongs
-to one job and one run, which it sends as metadata. Opening the first stream imports client/streams.py.
+This module does not import torch. Every method takes `timeout_s`. On failure it raises an exception of
+lighthouse_protocol/refusals.py. A client belongs to one job and one run, which it sends as metadata. Opening the first
+stream imports client/streams.py.
 """
 
 import time
@@ -60,7 +61,7 @@ class _LighthouseMethods:
 
 
 class LighthouseClient(_LighthouseMethods, SyncClient):
-    """Client of a lighthouse, with a method for each call of the command line: `status`, `runs`, `drain`, `kill` etc.
+    """Client of a lighthouse, with a method for each operation of the command line, such as `status` and `drain`.
 
     Every method takes `timeout_s` (seconds). On failure it raises a LighthouseError that gives the reason and the
     remedy. If there are several lighthouses, the client calls the leader. A call that is not answered is repeated at
@@ -127,7 +128,7 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return replace(rpc, timeout_s=timeout_s, wait_for_ready=False)
 
     def _prepare_retry(self, error: LighthouseError, ends_at: float) -> bool:
-        """Switch to the next address to retry a call that failed with `error`. Pause if all addresses have failed.
+        """Prepare to retry a call that failed with `error`, at the next address. Pause if all addresses have failed.
 
         Return False if a retry cannot help, or cannot finish before `ends_at` (a time.monotonic() value).
         """
@@ -143,7 +144,10 @@ class LighthouseClient(_LighthouseMethods, SyncClient):
         return True
 
     def _stream_failed(self, error: LighthouseError) -> None:
-        """Switch to the next address if the server was unreachable. The next stream uses it."""
+        """After a failure of a stream, switch to the next address if the server was unreachable.
+
+        Later streams and calls use that address.
+        """
         if isinstance(error, Unreachable):
             self._search.mark_failed(error)
             self._move(self._search.address)
@@ -248,7 +252,10 @@ class AsyncManagerClient(_ManagerMethods, AsyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def host(self) -> "HostStream":
-        """Open the stream from a supervisor on another host of the group. The first message must be a HostHello."""
+        """Open the stream between a supervisor on another host of the group and the group's manager.
+
+        The first message sent must be a HostHello.
+        """
         from lighthouse_runtime.client.streams import NODE
 
         return self.open(NODE)

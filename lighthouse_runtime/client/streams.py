@@ -94,7 +94,7 @@ class AsyncStream(Generic[S, M]):
         return self._opening is not None and not self._opening.done()
 
     def send(self, message: S) -> None:
-        """Queue a message without blocking. Does nothing on a closed stream.
+        """Queue a message without blocking. Do nothing on a closed stream.
 
         Raises:
             LimitReached: The message is larger than MAX_REQUEST_BYTES.
@@ -110,7 +110,7 @@ class AsyncStream(Generic[S, M]):
         self._outbox.close()
 
     def cancel(self, error: LighthouseError | None = None) -> None:
-        """Cancel the stream. The iteration raises `error` if given, or else stops. Later calls do nothing."""
+        """Cancel the stream. The iteration raises `error` if given, or else stops. Further calls do nothing."""
         if not self._is_cancelled:
             self._is_cancelled = True
             self._error = self._error or error
@@ -143,7 +143,7 @@ class AsyncStream(Generic[S, M]):
         self._call = await call
 
     async def _opened(self) -> None:
-        """Wait until the call is open. Raises the error if opening failed, or CancelledError after cancel()."""
+        """Wait until the call is open. Raise its error if opening fails, or CancelledError after cancel()."""
         if self._opening is not None and self._call is None:
             await asyncio.wait((self._opening,))
             self._opening.result()
@@ -199,10 +199,10 @@ class SyncStream(Generic[S, M]):
         """Open the stream.
 
         Args:
-            open_: Opens the stream, given an iterator of messages to send. If it raises a LighthouseError, the reader
-                gets it.
+            open_: Opens a gRPC call, given an iterator over the messages to send. If it raises a LighthouseError, the
+                reader gets it.
             address: Address of the server, for errors.
-            kind: Message types.
+            kind: Path and message types of the stream.
             map_error: Converts the gRPC error of a failed stream.
         """
         self._map_error = map_error
@@ -225,11 +225,11 @@ class SyncStream(Generic[S, M]):
             self._send_no_more()
 
     def on_failure(self, failed: Callable[[LighthouseError], None]) -> None:
-        """Set a function that is called with the error of a failed stream, before the iteration raises it."""
+        """Call `failed` with the error if the stream fails, before the iteration raises the error."""
         self._on_failure = failed
 
     def send(self, message: S) -> None:
-        """Queue a message without blocking. Does nothing on a closed stream."""
+        """Queue a message without blocking. Do nothing on a closed stream."""
         self._outbox.put(self._kind.write(message))
 
     def repeat(self, make: Callable[[], S | None], every_s: float) -> None:
@@ -241,7 +241,7 @@ class SyncStream(Generic[S, M]):
         self.repeat_now()
 
     def repeat_now(self) -> None:
-        """Send the message of repeat() now instead of after its interval. Does nothing if repeat() was not called."""
+        """Send the message of repeat() now instead of after its interval. Do nothing if repeat() was not called."""
         self._outbox.put(_REPEATED)
 
     def _messages(self) -> Iterator[bytes]:
@@ -269,7 +269,7 @@ class SyncStream(Generic[S, M]):
         self.cancel()
 
     def cancel(self) -> None:
-        """Cancel the stream. The iteration stops without an error. Does nothing in a forked child."""
+        """Cancel the stream. The iteration stops without an error. Do nothing in a forked child."""
         if self._pid == os.getpid():
             self._is_cancelled = True
             if self._call is not None:

@@ -32,12 +32,12 @@ def advertised_host(peer: str, wanted: str | None = None, bind: str = "::") -> s
     The result is the first of these that applies:
     - `wanted`, if given;
     - `bind`, if it is a single address;
-    - the address of this host on the route to `peer` (host:port), unless it is a loopback;
+    - the address of this host on the route to `peer` (host:port), unless it is a loopback address;
     - the address of this host on its default route, or its first global address;
-    - the loopback address.
+    - a loopback address.
 
     Raises:
-        InvalidRequest: The server listens on a loopback only, so that it cannot be reached at `wanted`.
+        InvalidRequest: `bind` is a loopback address and `wanted` is not, so peers could not connect.
     """
     listens = Address(bind, None)
     if wanted:
@@ -102,7 +102,7 @@ def listening_host(advertised: str) -> str:
     """Return the address to listen on so that the server can be reached at `advertised` only.
 
     If `advertised` is not a single address of this host, return an empty string, which means all addresses. Examples
-    are a name that resolves to a loopback address here, and an address outside a NAT.
+    are a name that this host resolves to a loopback address, and the outer address of a NAT.
     """
     address = Address(advertised, None)
     if address.is_loopback:
@@ -127,8 +127,8 @@ def served_host(bind: str) -> str:
 def own_name() -> str:
     """Return the name or address at which other hosts can reach this one.
 
-    This is the host name, or a global address if the name does not resolve here or resolves to a loopback, as on
-    Debian.
+    This is the host name, unless it does not resolve, or resolves to a loopback address as on Debian. In these cases,
+    it is a global address of this host, if there is one.
     """
     name = socket.gethostname()
     if resolves_to_loopback(name):
@@ -150,7 +150,7 @@ def _log_replaced(name: str, address: str) -> None:
 
 
 def resolves_to_loopback(host: str) -> bool:
-    """Return whether `host` is a loopback address, or a name that resolves to one here (127.0.1.1 is common)."""
+    """Return whether `host` is a loopback address, or a name that this host resolves to one (often 127.0.1.1)."""
     if Address(host, None).is_loopback:
         return True
     try:
@@ -197,8 +197,8 @@ def _source_address(host: str) -> str | None:
 def _global_address() -> str | None:
     """Return the source address of the default route, or else the first global address of an interface that is up.
 
-    Prefers IPv4. The default route comes first because an interface may be a container bridge, whose address other
-    hosts cannot reach.
+    Prefer IPv4. Try the default route first, because an interface may be a container bridge, whose address other hosts
+    cannot reach.
     """
     by_route = (_source_address(where) for where in _REMOTE)
     by_interface = (ip for _, ip in (*_ipv4_addresses(), *_ipv6_addresses()))
@@ -242,7 +242,10 @@ def _ipv6_addresses() -> Iterator[tuple[str, str]]:
 
 
 def split_bind(text: str, option: str) -> tuple[str, int]:
-    """Split HOST:PORT, [V6]:PORT or :PORT into host and port. :PORT means all addresses. Raises InvalidRequest."""
+    """Split HOST:PORT, [V6]:PORT or :PORT into host and port. :PORT means all addresses.
+
+    Raise InvalidRequest if `text`, the value of `option`, has none of these forms.
+    """
     address = parse_address(f"[::]{text}" if text.startswith(":") and not text.startswith("::") else text, option)
     if address.port is None:
         raise InvalidRequest(f"{text!r} has no port; write host:port, or host:0 for a free one", field=option)
@@ -250,7 +253,7 @@ def split_bind(text: str, option: str) -> tuple[str, int]:
 
 
 def check_bind(text: str, option: str) -> None:
-    """Raise ValueError if a bind address is malformed."""
+    """Raise ValueError if `text`, the value of `option`, is not an address to listen on."""
     try:
         split_bind(text, option)
     except InvalidRequest as e:
@@ -263,7 +266,10 @@ def grpc_bind(text: str) -> str:
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Open a listening TCP socket. `::` listens on all IPv4 and IPv6 addresses. Raises OSError."""
+    """Open a TCP socket that listens on `host` and `port`. Raise OSError if this fails.
+
+    The host `::` means all IPv4 and IPv6 addresses.
+    """
     if host == "::" and socket.has_dualstack_ipv6():
         return socket.create_server((host, port), family=socket.AF_INET6, dualstack_ipv6=True)
     if host == "::":
@@ -288,6 +294,6 @@ def check_host(host: str, option: str) -> None:
 
 
 def check_reachable(address: Address, option: str) -> None:
-    """Raise InvalidRequest for a wildcard address, to which peers cannot connect."""
+    """Raise InvalidRequest if `address` is a wildcard address, to which peers cannot connect."""
     if address.is_unspecified:
         raise InvalidRequest(f"{address} is not reachable; give an address that the peers can reach", field=option)

@@ -21,9 +21,9 @@ _LIBC = ctypes.CDLL(None)
 
 
 def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
-    """Let the kernel send signal `number` to this process when the thread that started it exits.
+    """Make the kernel send signal `number` to this process when the thread that started it exits.
 
-    Exits at once if the parent process no longer exists.
+    If its parent is no longer the process `parent_pid`, exit immediately.
     """
     _LIBC.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -52,10 +52,10 @@ def started_at(pid: int) -> int:
 
 @contextlib.contextmanager
 def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generator[None, None, None]:
-    """Call `on_end` on the running loop if the process exits within the context.
+    """Call `on_end` on the running loop if a process exits within the context.
 
-    This is faster than waiting for its connections to close, since forked children may keep the sockets open. Does
-    nothing if the process has already exited.
+    `pid` and `started` (see started_at) identify the process. If it has already exited, do nothing. This is faster than
+    waiting for its connections to close, since forked children may keep the sockets open.
     """
     with process_descriptor(pid, started) as descriptor:
         if descriptor is None:
@@ -76,7 +76,7 @@ def ended_process(pid: int, started: int, on_end: Callable[[], None]) -> Generat
 
 @contextlib.contextmanager
 def process_descriptor(pid: int, started: int) -> Generator[int | None, None, None]:
-    """Open a pidfd for the context. Yields None if no process with this pid and start time exists."""
+    """Yield a pidfd of a process within the context, or None if no process has this pid and start time."""
     try:
         descriptor = os.pidfd_open(pid) if pid > 0 else None
     except (OSError, AttributeError):
@@ -96,7 +96,10 @@ def command_lines() -> Generator[list[str], None, None]:
 
 
 def describe_listener(port: int) -> str:
-    """Describe the process that listens on a TCP port of this host, if /proc shows it to this user."""
+    """Describe the process that listens on a TCP port of this host.
+
+    If this user cannot see the process, return a text that says how to find it.
+    """
     inodes = {inode for table in ("tcp", "tcp6") for inode in _listening(table, port)}
     for pid in os.listdir("/proc"):
         if pid.isdigit() and inodes & _sockets(pid):
@@ -106,7 +109,10 @@ def describe_listener(port: int) -> str:
 
 
 def _listening(table: str, port: int) -> Generator[str, None, None]:
-    """Yield the inodes of the sockets that listen (state 0A) on the port, in the form of links in /proc/PID/fd."""
+    """Yield the sockets in `table` (tcp or tcp6) that listen on the port, in the form of links in /proc/PID/fd.
+
+    In these tables, 0A is the state of a listening socket.
+    """
     try:
         lines = Path(f"/proc/net/{table}").read_text().splitlines()[1:]
     except OSError:
@@ -159,7 +165,7 @@ class ServerProcess:
             variables: Extra environment variables, for values that must not appear in a command line.
 
         Raises:
-            RuntimeError: The daemon did not start. Its own output contains the reason.
+            RuntimeError: The daemon did not start. Its output contains the reason.
         """
         started: Future[tuple[subprocess.Popen[bytes], str]] = Future()
         is_stopping = threading.Event()

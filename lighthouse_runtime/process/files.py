@@ -23,13 +23,13 @@ def state_folder(option: str) -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Create `folder` and its missing parents, accessible to this user only. Raises OSError."""
+    """Create `folder` and its missing parents, accessible to this user only. Raise OSError on failure."""
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_private(path: Path, content: bytes) -> None:
-    """Write a file atomically, readable by this user only. Raises OSError."""
+    """Write a file atomically, readable by this user only. Raise OSError on failure."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
@@ -50,8 +50,8 @@ CHECKED_EVERY_S = 0.5
 class WatchedFile(Generic[T]):
     """Parsed content of one or more files, at most CHECKED_EVERY_S old.
 
-    If a new version of the files is invalid, the old content stays in use and `error` is the reason. Otherwise `error`
-    is empty.
+    If a new version of the files is invalid, the old content stays in use, and `error` says why. Otherwise `error` is
+    empty.
     """
 
     def __init__(self, read: Callable[[], T], *paths: Path) -> None:

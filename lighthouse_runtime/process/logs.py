@@ -36,7 +36,8 @@ def set_up_logging(
 ) -> None:
     """Set up logging, replacing earlier settings.
 
-    `job` and `replica_group` become fields of every JSON line, unless empty. `secrets` are removed from every line.
+    `level` is one of LEVELS, and `form` one of FORMATS. `job` and `replica_group` become fields of every JSON line,
+    unless empty. `secrets` are removed from every line.
     """
     _secrets[:] = filter(None, secrets)
     handlers = [logging.StreamHandler(sys.stderr), _RecentLines()]

@@ -29,7 +29,7 @@ _NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # ignored from the start under nohup(1
 def on_signals(
     loop: asyncio.AbstractEventLoop, stop: Callable[[int], object], warn: Callable[[int], object] | None = None
 ) -> None:
-    """Call `stop` on a signal in STOP_SIGNALS and `warn` on one in WARNING_SIGNALS, with the signal number."""
+    """Call `stop` with the number of each signal in STOP_SIGNALS, and `warn` with that of each in WARNING_SIGNALS."""
     for number in STOP_SIGNALS:
         if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)
@@ -39,7 +39,7 @@ def on_signals(
 
 
 class StopRequest:
-    """Event that stops a daemon, set by a stop signal or by calling the object. A second signal ends the process."""
+    """Event that stops a daemon, set by a stop signal or by calling the object. A second signal kills the process."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
@@ -169,7 +169,10 @@ class ServiceManager:
 
 
 def _read(environment: Mapping[str, str], pid: int) -> tuple[str | None, float | None]:
-    """Read (address of systemd's socket, watchdog timeout in seconds). Each is None if not set for this process."""
+    """Return the address of systemd's socket, and the watchdog's timeout in seconds.
+
+    Each is None if the environment does not set it for the process `pid`.
+    """
     path = environment.get("NOTIFY_SOCKET", "")
     if not path.startswith(("/", "@")):
         return None, None

@@ -79,7 +79,7 @@ class Audit:
 
     @contextmanager
     def action(self, principal: Principal, peer: str, what: str, target: str) -> Generator[None, None, None]:
-        """Record an operator's action, which runs inside the context, and its result: done, refused or failed."""
+        """Record the operator's action that runs in this context, and its result: done, refused or failed."""
         result = "failed"
         try:
             yield
@@ -169,7 +169,7 @@ class Access(ABC):
         """Identify the caller. Raise NotPermitted for an invalid credential."""
 
     def has_good_token(self, caller: Caller) -> bool:
-        """Return whether the caller sent a valid token. Always False if the server does not use tokens."""
+        """Return whether the caller sent a valid token. If the server does not use tokens, return False."""
         return False
 
 
@@ -190,10 +190,9 @@ def admit(to: Access, path: str, caller: Caller) -> Principal:
 
 
 class LoopbackAccess(Access):
-    """Access to a server on a loopback address: every caller may do everything.
+    """Access to a server on a loopback address: every caller except an HTTP proxy may do everything.
 
-    The exception is an HTTP proxy on this host: it may forward requests from other hosts, so its requests count as
-    remote.
+    A proxy on this host may forward requests from other hosts, so its requests count as remote.
     """
 
     def principal(self, caller: Caller) -> Principal:
@@ -256,7 +255,7 @@ def names_in_certificate(spiffe: Iterable[str], dns: Iterable[str]) -> tuple[str
 
 
 def is_local(peer: str) -> bool:
-    """Return whether `peer`, in gRPC's form, is a loopback, one of this host's addresses, or a UNIX socket."""
+    """Return whether `peer`, in gRPC's form, is a loopback address, an address of this host, or a UNIX socket."""
     if peer.startswith("unix:"):
         return True
     address = address_of(peer)

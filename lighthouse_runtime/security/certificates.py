@@ -16,7 +16,7 @@ CLOCKS_DIFFER = datetime.timedelta(days=1)  # certificates are backdated by this
 
 
 def make_ca() -> tuple[bytes, bytes]:
-    """Create a CA. Return (private key, certificate) as PEM."""
+    """Create a CA. Return its private key and its certificate as PEM."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "lighthouse CA")])
     usage = x509.KeyUsage(
@@ -40,10 +40,10 @@ def make_ca() -> tuple[bytes, bytes]:
 
 
 def make_server(ca_pem: bytes, ca_key_pem: bytes, names: Sequence[str]) -> tuple[bytes, bytes]:
-    """Create a server certificate that is signed by a CA. Raise ValueError if the CA's key or certificate is malformed.
+    """Create a server certificate that a CA signs. Raise ValueError if the CA's key or certificate is malformed.
 
-    Return (private key, certificate followed by the CA's) as PEM. The first of `names` is also the subject's common
-    name.
+    Return the private key, and the certificate followed by the CA's, both as PEM. The first of `names` is also the
+    subject's common name.
     """
     ca = x509.load_pem_x509_certificate(ca_pem)
     ca_key = serialization.load_pem_private_key(ca_key_pem, None)

@@ -3,10 +3,10 @@
 Options or environment variables name the PEM files; a supervisor passes the variables to its training processes. The
 files are read again for each connection.
 
-The CA certificate of a pin is fetched from the server. A first, unverified handshake gets the certificates of the
-server and its CA. No data is sent over this connection, and the CA certificate is trusted only if its SHA-256 equals
-the pin. A second handshake is verified with that CA and detects expired certificates and wrong clocks, so that errors
-can explain them.
+The CA certificate that matches a pin is fetched from the server. A first, unverified handshake gets the certificates of
+the server and its CA. No data is sent over this connection, and the CA certificate is trusted only if its SHA-256
+equals the pin. A second handshake is verified with that CA and detects expired certificates and wrong clocks, so that
+errors can explain them.
 
 Training processes import this module, so it imports the slow `cryptography` only to explain an error.
 """
@@ -54,7 +54,7 @@ def variables_of(files: TlsFiles) -> dict[str, str]:
 
 
 def known_tls(coordinator: Coordinator) -> ClientTls | None:
-    """Return the result of fetch_tls() if it is known without reading a file or contacting the server, or else None."""
+    """Return the result of fetch_tls() if it needs neither a file nor the server, or else None."""
     roots = _roots.get(coordinator.ca_pin) if coordinator.files == NO_FILES else None
     return None if roots is None else ClientTls(roots, SERVER_NAME)
 
@@ -65,7 +65,7 @@ def fetch_tls(coordinator: Coordinator, timeout_s: float, *, waits: bool = False
     Args:
         coordinator: Lighthouse with a pin or with files.
         timeout_s: Maximum time in seconds for contacting the server.
-        waits: Retry while the server is down.
+        waits: Whether to retry while the server is down.
 
     Raises:
         Unreachable: The server does not answer, or a file is unusable. Retry if the file may be in the middle of a
@@ -154,7 +154,10 @@ _lock = threading.Lock()
 
 
 def fetch_roots(coordinator: Coordinator, timeout_s: float, *, waits: bool = False) -> bytes:
-    """Return the CA certificate that matches the coordinator's pin, as PEM. The first call fetches it."""
+    """Return the CA certificate that matches the coordinator's pin, as PEM.
+
+    The first call for a pin fetches it from the server. With `waits`, retry while the server is down.
+    """
     ends_at, delay_s = time.monotonic() + timeout_s, RETRY_S
     while (roots := _roots.get(coordinator.ca_pin)) is None:
         try:
@@ -208,7 +211,7 @@ def _fetch_from(address: Address, pin: str, ends_at: float) -> bytes:
 
 
 def connected(address: Address, timeout_s: float) -> socket.socket:
-    """Open a TCP connection. Raise Unreachable with an explanation if that fails."""
+    """Open a TCP connection. If that fails, raise Unreachable, with the likely cause and the remedy."""
     try:
         return socket.create_connection((address.host, address.port or 0), max(0.01, timeout_s))
     except socket.gaierror:
@@ -268,7 +271,7 @@ def _chain(tls: ssl.SSLSocket) -> list[bytes]:
 
 
 def port_of(address: str) -> int | None:
-    """Return the port in HOST:PORT, or in the last address of a list, or None if there is none."""
+    """Return the port of HOST:PORT, or of the last address in a list of these, or None if there is no port."""
     port = address.rpartition(":")[2]
     return int(port) if port.isascii() and port.isdigit() else None
 

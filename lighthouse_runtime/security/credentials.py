@@ -92,7 +92,10 @@ class Tokens:
         return tuple(token for tokens in self.by_role.values() for token in tokens)
 
     def principal(self, shown: str, port: int = LIGHTHOUSE_PORT) -> Principal:
-        """Return the principal of the token `shown`, in constant time. Raise NotPermitted if the token is not valid."""
+        """Return the principal whose token is `shown`. The comparison takes constant time.
+
+        Raise NotPermitted if no role has this token. `port` is the lighthouse's port, for the error's advice.
+        """
         matching = [
             (role, token)
             for role, tokens in self.by_role.items()
@@ -151,7 +154,7 @@ class Credentials:
 
 
 def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
-    """Load the credentials in `folder`, or create them if it contains none. Raise InvalidRequest if it is unusable.
+    """Load the credentials in `folder`, or create them if it contains none. Raise InvalidRequest if that fails.
 
     `names` are DNS names and addresses of this host for the server certificate, in addition to SERVER_NAME.
     """
@@ -173,7 +176,10 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """Load or create only the tokens, for a lighthouse with certificates of another PKI. Raises InvalidRequest."""
+    """Load the tokens in `folder`, or create them, for a lighthouse with certificates of another PKI.
+
+    Raise InvalidRequest if that fails.
+    """
     try:
         is_new = not (folder / FILE).exists()
         if is_new:
@@ -199,9 +205,9 @@ def _warn_of_readers(folder: Path) -> None:
 
 
 def _make_tokens(folder: Path) -> None:
-    """Create the folder and the tokens unless they exist. Raises OSError.
+    """Create the folder and the tokens unless they exist.
 
-    Raise InvalidRequest if the folder contains other files, or other users can read it.
+    Raise InvalidRequest if the folder contains other files or other users can read it, and OSError if a write fails.
     """
     make_private(folder.parent)
     folder.mkdir(mode=0o700, exist_ok=True)
@@ -213,10 +219,10 @@ def _make_tokens(folder: Path) -> None:
 
 
 def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
-    """Renew the server certificate if it is missing or expires soon. Return whether it was renewed.
+    """Create a new server certificate if it is missing or expires soon. Return whether one was created.
 
-    Without the CA's key, an existing certificate stays, even if it expires soon. Raise OSError or ValueError if the
-    renewal fails.
+    Without the CA's key, keep an existing certificate even if it expires soon. Raise OSError or ValueError if the new
+    certificate cannot be created.
     """
     has_key = (credentials.folder / "ca.key").exists()
     if credentials.certificate.exists() and (
@@ -238,12 +244,15 @@ def renew_if_due(credentials: Credentials, names: Iterable[str]) -> bool:
 
 
 def pin_of(pem: bytes) -> str:
-    """Return the SHA-256 of a PEM certificate in DER form, in hexadecimal. Raise ValueError for other content."""
+    """Return the SHA-256 digest, in hexadecimal, of a certificate's DER encoding.
+
+    Raise ValueError if `pem` is not a PEM certificate.
+    """
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode())).hexdigest()
 
 
 def read_pin(folder: Path) -> str:
-    """Return the pin of the CA in a folder of credentials. Raise InvalidRequest if the folder has no CA."""
+    """Return the pin of the CA in a folder of credentials. Raise InvalidRequest if there is no CA certificate."""
     try:
         return pin_of((folder / "ca.pem").read_bytes())
     except (OSError, ValueError) as e:
@@ -260,7 +269,7 @@ class CertificateFiles:
         """Read the files. Raise OSError or ValueError if one is unusable.
 
         The file `client_ca` contains the CAs that sign client certificates. If it is None, no client needs a
-        certificate. Otherwise gRPC clients need one. HTTP clients may have one, but probes and browsers do not.
+        certificate. Otherwise gRPC clients must send one. HTTP clients may, because probes and browsers have none.
         """
         self._certificate = certificate
         self._key = key
@@ -275,10 +284,10 @@ class CertificateFiles:
         return grpc.dynamic_ssl_server_credentials(self._fetched, fetch, self._client_ca is not None)
 
     def for_http(self) -> ssl.SSLContext:
-        """Return a context that uses the newest certificate for each handshake.
+        """Return an SSL context whose handshakes use the newest certificate.
 
-        Each handshake switches to the newest context. Reloading the files into an existing context does not work,
-        because a context cannot drop a CA.
+        Each handshake switches to the context of the newest files. Reloading the files into an existing context does
+        not work, because a context cannot drop a CA.
         """
         front = self._context()
 
@@ -341,7 +350,10 @@ def _check_owner(folder: Path) -> None:
 
 
 def time_until_expiry(certificate: Path) -> datetime.timedelta:
-    """Return how long a certificate file remains valid, negative if it has expired. Raises OSError or ValueError."""
+    """Return how long a certificate file remains valid, negative if it has expired.
+
+    Raise OSError or ValueError if it cannot be read.
+    """
     from lighthouse_runtime.security import certificates
 
     return certificates.expires_at(certificate.read_bytes()) - datetime.datetime.now(datetime.UTC)

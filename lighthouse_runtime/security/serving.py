@@ -40,7 +40,8 @@ class Serving:
 def write_serving_file(port: int, serving: Serving | None) -> None:
     """Write the file through which this user's processes find the credentials of the lighthouse on `port`.
 
-    If `serving` is None, remove the file. Raises OSError or InvalidRequest.
+    If `serving` is None, remove the file. Raise OSError if the file cannot be written, and InvalidRequest if the user
+    has no home directory.
     """
     path = _path(port)
     if serving is None:
@@ -69,7 +70,7 @@ def read_serving_file(port: int) -> Serving | None:
 
 
 def served_ports() -> tuple[int, ...]:
-    """Return the gRPC ports of this user's lighthouses with credentials on this host, the last started first."""
+    """Return the gRPC ports of this user's lighthouses with credentials on this host, most recently started first."""
     try:
         files = [(path.stat().st_mtime, path.name) for path in state_folder(_OPTION).iterdir()]
     except (OSError, InvalidRequest):
@@ -80,7 +81,10 @@ def served_ports() -> tuple[int, ...]:
 
 
 def with_local_credentials(coordinator: Coordinator, role: Role) -> Coordinator:
-    """Add the credentials of this user's lighthouse if `coordinator` is a loopback address without credentials."""
+    """Add the credentials of this user's lighthouse if `coordinator` is a loopback address without credentials.
+
+    `role` selects the lighthouse's token. Return other coordinators unchanged.
+    """
     if not _may_be_given(coordinator):
         return coordinator
     serving = read_serving_file(coordinator.addresses[0].port or 0)
@@ -102,7 +106,7 @@ class Locator:
     """Finds the current credentials for a lighthouse on this host."""
 
     def __init__(self, coordinator: Coordinator, role: Role) -> None:
-        """Store the lighthouse's address. `role` selects which of the lighthouse's tokens to use."""
+        """Store the lighthouse's address. `role` selects the lighthouse's token."""
         self._given = coordinator
         self._role = role
         self._may_change = _may_be_given(coordinator)
@@ -121,7 +125,7 @@ class Locator:
         return self._found
 
     def wait(self, timeout_s: float) -> Coordinator:
-        """Wait until a server is listening, and return the result of find(). Raise Unreachable after `timeout_s`.
+        """Wait until a server listens, and return the result of find(). Raise Unreachable after `timeout_s` seconds.
 
         A lighthouse writes the file with its credentials before it listens.
         """

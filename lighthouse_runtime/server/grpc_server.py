@@ -70,7 +70,7 @@ class _Gate:
 
 
 class Peers:
-    """Limits on the peers of a server. Not thread-safe: use it on the event loop only."""
+    """Enforces a server's limits per peer. Not thread-safe: use it on the event loop only."""
 
     def __init__(self, limits: PeerLimits | None = None) -> None:
         self.limits = limits or PeerLimits()
@@ -90,25 +90,28 @@ class Peers:
         self._refusals.warning("refused: %s", refusal)
 
     def stream_limits(self, peer: Peer) -> tuple[StreamMeter, WriteGate]:
-        """Return a new stream's limits: the meter for messages from the peer, and the gate for large messages to it."""
+        """Return a new stream's limits: the meter of messages from the peer, and the gate for large messages to it."""
         gate = self._writes.get(peer)
         if gate is None:
             gate = self._writes[peer] = WriteGate(parent=self._writes_to_all)
         return StreamMeter(peer, self.limits), gate
 
     def charge(self, address: str, resource: Resource, amount: float = 1.0) -> None:
-        """Take `amount` of `resource` for a peer. Raise LimitReached if less is left."""
+        """Use up `amount` of a peer's allowance of `resource`. Raise LimitReached if less is left."""
         now = _now()
         self._table.get(peer_name(address), now).charge(resource, now, amount)
 
     def try_charge(self, address: str, resource: Resource, amount: float = 1.0) -> bool:
-        """Take `amount` of `resource` for a peer and return True, or return False if less is left."""
+        """Use up `amount` of a peer's allowance of `resource` and return True, or return False if less is left."""
         now = _now()
         return self._table.get(peer_name(address), now).try_charge(resource, now, amount)
 
     @asynccontextmanager
     async def expensive_read(self, address: str) -> AsyncGenerator[None]:
-        """Limit each peer to `limits.reads` expensive responses at a time. Further ones wait to enter this context."""
+        """Enter a context in which an expensive response is built and sent.
+
+        Each peer may have `limits.reads` of these contexts open. Further ones wait until one is left.
+        """
         name = peer_name(address)
         gate = self._gates.get(name)
         if gate is None:
@@ -155,7 +158,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """Context of a call, for its handler. The caller is authorised to use the method (rules/access.py)."""
+    """A call, from the point of view of its handler. The caller is authorised to use the method (rules/access.py)."""
 
     time_left_s: float | None  # None without a deadline
     peer: str  # address in gRPC's form
@@ -234,8 +237,8 @@ def options(keepalive_s: float) -> list[tuple[str, int]]:
 class GrpcServer:
     """The server and its open streams.
 
-    A request is parsed only if `access` admits the caller, `gate` accepts calls, and the peer is below the limits of
-    `peers`.
+    The server parses a request only if `access` admits the caller, `gate` accepts calls, and the peer is below the
+    limits of `peers`.
     """
 
     def __init__(
@@ -258,7 +261,7 @@ class GrpcServer:
             observe: Called with the method and status of each answered call, and of each stream unless its
                 connection broke.
             peers: Limits per peer, or None for no limits.
-            gate: Holds back responses until the records before them are durable. Health checks and reflection
+            gate: Holds back responses until earlier journal records are durable. Health checks and reflection
                 bypass it.
             keepalive_s: Seconds after which an unresponsive connection is closed.
         """

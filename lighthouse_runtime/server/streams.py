@@ -1,4 +1,4 @@
-"""Server side of open streams: sending, receiving, and holding back output until earlier records are durable.
+"""Server side of open streams: sends, receives, and holds back output until the journal's earlier records are durable.
 
 If a peer disconnects, grpc.aio cancels the handler; if a peer is killed, its requests just stop. In both cases, and if
 this server closes the stream, the iteration over the requests ends normally. `Sender.ending` then has the reason.
@@ -39,7 +39,7 @@ class _Block:
 
 
 class OutputGate:
-    """Queue for output that must not be sent before earlier records are durable."""
+    """Queue for output that must not be sent before the journal's earlier records are durable."""
 
     def __init__(self, refusal: Callable[[], LighthouseError | None] = lambda: None) -> None:
         """Create an empty queue.
@@ -65,7 +65,7 @@ class OutputGate:
             raise refusal
 
     def block(self) -> Callable[[], None]:
-        """Hold back all later output. Return a function that releases it again."""
+        """Hold back all later output. Return a function that ends this hold."""
         block = _Block()
         self._queue.append(block)
 
@@ -86,7 +86,7 @@ class OutputGate:
             callback()
 
     async def wait_delivered(self) -> None:
-        """Wait until the holds from earlier calls of block() are released. Raises the error of drop() or refusal()."""
+        """Wait until the holds from earlier calls of block() are released. Raise the error of drop() or refusal()."""
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -152,7 +152,7 @@ class Sender:
         """Start the task that writes queued messages.
 
         `meter` limits the messages from the peer, and `gate` limits large messages to the peer. None means no
-        limit. `output` holds back messages until earlier records are durable.
+        limit. `output` holds back messages until the journal's earlier records are durable.
         """
         self.ending: Ending | None = None
         self.error: LighthouseError | None = None
@@ -172,7 +172,7 @@ class Sender:
         return self.ending is None
 
     def send(self, message: Body | Message) -> None:
-        """Queue a message without blocking. Does nothing on a closed stream.
+        """Queue a message without blocking. Do nothing on a closed stream.
 
         If the queue is full because the peer reads too slowly, the stream is closed.
         """
@@ -194,7 +194,7 @@ class Sender:
     def end(self, error: LighthouseError | None = None) -> None:
         """Close the stream after the queued messages, with the status of `error` if given.
 
-        Does nothing if the stream is closed already.
+        Do nothing if the stream is closed already.
         """
         self._output.deliver(lambda: self._end_with(error))
 
@@ -236,7 +236,7 @@ class Sender:
         return body
 
     def mark_broken(self) -> None:
-        """Mark the stream as broken. Called when the task that serves the stream is cancelled."""
+        """Record that the connection broke. The server calls this when the task that serves the stream is cancelled."""
         self._lose()
 
     async def finish(self) -> None:

@@ -20,7 +20,7 @@ _EARLY_S = 0.0005  # keeps a timer that fires slightly early from spinning
 
 
 class DeadlineTimer:
-    """Calls `tick` once at the time set last. Setting another time replaces the earlier one."""
+    """Calls `tick` once, at a time that can be changed. Setting a new time replaces the old one."""
 
     def __init__(self, tick: Callable[[], None], timers: Timers) -> None:
         self._tick = tick
@@ -59,7 +59,7 @@ class DeadlineTimer:
 
 
 class SustainedNotice:
-    """Reports when a condition has lasted for `after_s`, and when it has ended. A text describes the condition."""
+    """Reports when a condition has lasted for `after_s`, and when it has ended. A text says what the condition is."""
 
     def __init__(self, timers: Timers, report: Callable[[str], None], after_s: float) -> None:
         """Create a notice for a condition that does not hold yet.
@@ -147,7 +147,7 @@ class StallWatch:
         self._timer = DeadlineTimer(self.check_now, timers)
 
     def wake(self) -> None:
-        """Check now, unless a check is scheduled. Call this when a rank appears."""
+        """Check for a stall now, unless a later check is already scheduled. Call this when a rank appears."""
         if not self._timer.is_set:
             self.check_now()
 
@@ -188,7 +188,7 @@ class LoopLag:
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:
-        """Create a stopped monitor. `follows` is the consequence of a pause, for the log line."""
+        """Create a stopped monitor. `follows` is the consequence of a pause, which the log line states."""
         self.late_s = 0.0  # total length of all pauses
         self._timers = timers
         self._follows = follows

@@ -1,10 +1,11 @@
 """Access control of the HTTP routes, and the actions of the status page (kill, drain, stop, resume).
 
-Any website that is open in a browser can make it send requests here. So every request is checked, in this order:
+Any website that is open in a browser can make the browser send requests to this daemon. So every request is checked, in
+this order:
 
 1. The Host header names this daemon: an IP address, a loopback name, or one of its own names. Otherwise a foreign name
-   that is made to resolve here (DNS rebinding) would count as the daemon's own page. A request with a valid token may
-   use any host name, since a foreign page has no token. An Authorization header without a valid token is no proof.
+   that resolves to this host (DNS rebinding) would count as the daemon's own page. A request with a valid token may
+   use any host name, since a foreign page has no token. An Authorization header without a valid token does not count.
 2. The caller has a role that may use the route (lighthouse_protocol/rules/access.py).
 
 Actions also require:
@@ -114,7 +115,10 @@ class HttpGuard:
         self._names = {name.lower() for name in (socket.gethostname(), *names) if name}
 
     def guarded(self, route: str, handler: Handler) -> Handler:
-        """Return a handler that authorises the caller first. Raise KeyError if rules/access.py lacks the route."""
+        """Wrap `handler` so that callers who may not use `route` are refused.
+
+        Raise KeyError if rules/access.py lacks the route.
+        """
         has_data = Role.PROBE not in needed(route)
 
         async def guarded(request: web.Request) -> web.StreamResponse:
@@ -174,12 +178,12 @@ class HttpGuard:
             raise InvalidRequest(f"is {request.content_type}; send application/json", field=hdrs.CONTENT_TYPE)
 
     def call_of(self, request: web.Request) -> Call:
-        """Return the request's context in the form that handlers of RPCs use."""
+        """Return the request's context as a Call, like those that RPC handlers receive."""
         caller = self.caller_of(request)
         return Call(ACTS_WITHIN_S, caller.peer, caller.metadata, self._access.principal(caller))
 
     def refusal_text(self, route: str, request: web.Request) -> str:
-        """Return why the caller may not use `route`, or an empty string if it may."""
+        """Return why the request's sender may not use `route`, or an empty string if it may."""
         try:
             self._check_host_unless_token(request)
             check(route, self._access.principal(self.caller_of(request)), self._access.port)
@@ -188,13 +192,13 @@ class HttpGuard:
         return ""
 
     def _check_host_unless_token(self, request: web.Request) -> None:
-        """Raise NotPermitted if Host does not name this daemon and the request has no valid token."""
+        """Raise NotPermitted if the Host header does not name this daemon and the request has no valid token."""
         shown = Caller("", {TOKEN_METADATA_KEY: _shown(request)})
         if not self._access.has_good_token(_caller(shown, shown.token) if shown.token else shown):
             self.check_host(request)
 
     def check_host(self, request: web.Request) -> None:
-        """Raise NotPermitted if Host does not name this daemon."""
+        """Raise NotPermitted if the Host header does not name this daemon."""
         host = request.headers.get(hdrs.HOST, "")
         try:
             address = parse_address(host, hdrs.HOST)
@@ -220,7 +224,7 @@ class HttpControl:
         return {route: self._handler(act) for route, act in self._acts.items()}
 
     async def describe(self, request: web.Request) -> web.Response:
-        """Answer GET /control: whether the caller may act and view, why not, and the CSRF token."""
+        """Answer GET /control: whether the caller may act and view, why it may not act, and the CSRF token."""
         refusals = (self._guard.refusal_text(route, request) for route in self._acts)
         why, why_not_seen = next(filter(None, refusals), ""), self._guard.refusal_text(_VIEW_ROUTE, request)
         try:

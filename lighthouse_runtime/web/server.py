@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 class _WellFormedOnly(logging.Filter):
-    """Drops log records with tracebacks about malformed HTTP, which is the client's fault."""
+    """Drops log records of errors caused by malformed HTTP, which is the client's fault."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
@@ -222,7 +222,10 @@ def cut(client: web.RequestHandler) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HttpSide:
-    """Functions that produce a daemon's HTTP responses. The server calls them on the event loop, once per request."""
+    """Functions and documents that a daemon's HTTP server serves.
+
+    The server calls the functions on the event loop, once per request.
+    """
 
     is_ready: Callable[[], bool]
     metrics: Callable[[], tuple[bytes, str]]  # body and content type
@@ -279,7 +282,10 @@ class HttpServer:
         return routes | dict(side.hooks)
 
     async def start(self, bind: str, tls: ssl.SSLContext | None = None) -> int:
-        """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given. Return the port. Raises InvalidRequest."""
+        """Listen on `bind` (HOST:PORT), with HTTPS if `tls` is given. Return the port.
+
+        Raise InvalidRequest if the server cannot listen there.
+        """
         try:
             listener = listening_socket(*split_bind(bind, "--http"))
         except OSError as e:
@@ -309,7 +315,7 @@ class HttpServer:
     def _victim(self, open_ones: Sequence[web.RequestHandler]) -> web.RequestHandler:
         """Choose the connection to close, among those of the host that has the most.
 
-        This is the oldest connection without a status feed. If all have one, it is the oldest connection.
+        Return the oldest one without a status feed, or else the oldest one.
         """
         [(most, _)] = Counter(map(_host, open_ones)).most_common(1)
         own = [each for each in open_ones if _host(each) == most]

@@ -1,6 +1,6 @@
 """The `lighthouse-manager` command line.
 
-Each command lives in a module that is imported only when the command runs, so that `--help` stays fast.
+Each command lives in a module that is imported only when the command runs, which keeps `--help` fast.
 """
 
 import lighthouse_runtime.process.grpc_environment  # noqa: F401, I001  # pyright: ignore[reportUnusedImport]  before grpc
@@ -24,7 +24,7 @@ _VERBS = {
 @click.group(cls=LazyGroup, verbs=_VERBS, context_settings=CONTEXT_SETTINGS)
 @click.version_option(VERSION, prog_name="lighthouse-manager")
 def main() -> None:
-    """Run next to each replica group and represent its ranks at the lighthouse.
+    """Manage one replica group, and talk to the lighthouse on behalf of its ranks.
 
-    Most jobs need only `run`, which also serves.
+    Most jobs need only `run`, which does everything that `serve` does.
     """

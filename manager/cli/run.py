@@ -73,7 +73,7 @@ async def _supervise(launch: Launch, guard: GuardClient, stop: StopRequest) -> N
 
 
 def _command_of(command: tuple[str, ...], is_module: bool) -> tuple[str, ...]:
-    """Return the command to run. As torchrun does, run scripts and modules (`-m`) with this interpreter."""
+    """Return the command line of a rank. Like torchrun, run scripts and modules (`-m`) with this interpreter."""
     if is_module:
         return (sys.executable, "-u", "-m", *command)
     if command[0] == "-m":

@@ -30,7 +30,7 @@ from manager.server.service import secret_from
 @click.option("--timeout", type=Duration(), default="5s", show_default=True, help="Timeout of each request.")
 @reports_errors
 def status(address: str, output: str, timeout: float) -> None:
-    """Show a manager: its step, its quorum, and the ranks it is waiting for."""
+    """Show a manager's addresses, its step and quorum, and which ranks are waiting."""
     with ManagerClient(address, secret_from()) as client:
         answer = client.status(timeout_s=timeout)
     if output == "json":

@@ -1,9 +1,9 @@
-"""Counters and status of one replica group. No I/O.
+"""Counters and status of one replica group. This module does no I/O.
 
-`StepCounts` counts committed steps, discarded steps by reason, heals, and the time spent in both kinds of steps. A step
-lasts from its grant until its decision. If the answer to a vote carries the next grant, the next step starts
-immediately, so the time that the script spends between two steps counts towards the later one. Steps in which a group
-heals add no time, because ranks are then waiting for a state.
+`StepCounts` counts committed steps, discarded steps (by reason) and heals, and measures the time spent in committed and
+in discarded steps. A step lasts from its grant until its decision. If the answer to a vote carries the next grant, the
+next step starts immediately, so the time that the script spends between two steps counts towards the later one. Steps
+in which a group heals add no time, because ranks are then waiting for a state.
 
 `GroupStatus` is a snapshot of the group, and describes waits and missing ranks in text.
 """
@@ -22,7 +22,7 @@ GROUP_LOST, RANK_LOST, REVOKED, VOTED_NO = REASONS
 
 
 class StepCounts:
-    """Counters of one manager. They never decrease."""
+    """Counts the steps, discards and heals of one manager. The counts never decrease."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
@@ -46,7 +46,7 @@ class StepCounts:
         self._began_at = None if has_healing else now
 
     def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
-        """Record that the lighthouse revoked a quorum. `is_group_lost` means that the reason was a lost group."""
+        """Record that the lighthouse revoked a quorum. `is_group_lost` is True if it did so because it lost a group."""
         self._revoked_id = quorum_id
         if is_group_lost:
             self._lost_id = quorum_id
@@ -60,9 +60,9 @@ class StepCounts:
     def discarded(self, quorum_id: int, now: float, *, is_rank_lost: bool) -> None:
         """Count a discarded step.
 
-        `is_rank_lost` means that the reason is the loss of a rank of this group before its vote. Any other reason may
-        change until the next step begins, because ranks may notice the loss of another group, and vote no, before
-        the lighthouse reports that loss.
+        `is_rank_lost` means that the reason is the loss of a rank of this group before its vote. Any other reason is
+        provisional until the next step begins, because ranks may notice the loss of another group, and vote no,
+        before the lighthouse reports that loss.
         """
         self._settle()
         is_revoked = quorum_id == self._revoked_id
@@ -84,7 +84,7 @@ class StepCounts:
         self._note_totals()
 
     def healed(self, group_rank: int, rank_incarnation: str, totals: HealTotals) -> None:
-        """Record a report of the heal totals of a rank's process. Ignore it if an earlier one has more heals."""
+        """Record the heal totals that a rank's process reports. Ignore totals that are lower than its last ones."""
         rank = self._group.ranks[group_rank]
         known = rank.heals
         if known is not None and known[0] != rank_incarnation:
@@ -141,7 +141,7 @@ class GroupStatus:
         return [rank for rank in range(self.me.group_world_size) if rank not in self.waiting]
 
     def waiting_for(self, lighthouse_error: str) -> str:
-        """Describe what requests for a quorum wait for. `lighthouse_error` is empty if the lighthouse is reachable."""
+        """Describe what the requests are waiting for. `lighthouse_error` is empty if the lighthouse is reachable."""
         lighthouse = f"the lighthouse: {lighthouse_error}" if lighthouse_error else ""
         if self.is_joined or not self.is_gathering:
             return lighthouse or self.awaited or "the lighthouse to answer"

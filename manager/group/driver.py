@@ -1,9 +1,9 @@
 """Driver of one replica group's manager.
 
-`GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the machine's next
-deadline. It is synchronous. The clock, the ranks' streams and calls, the session with the lighthouse and the evidence
-collector are passed in, so the simulator runs the same code. Its parts are `RankNotices`, which informs the ranks and
-the log about waits and the size of the job, and `GroupProgressDriver`, which collects progress samples and detects
+`GroupDriver` feeds events to a `GroupMachine`, performs the effects in order and sets one timer for the state machine's
+next deadline. It is synchronous. The clock, the ranks' streams and calls, the session with the lighthouse and the
+evidence collector are passed in, so the simulator runs the same code. It uses `RankNotices`, which notifies the ranks
+of waits, of the job's size and of preemptions, and `GroupProgressDriver`, which collects progress samples and detects
 stalls.
 """
 
@@ -82,12 +82,12 @@ Watches = dict[int, Watch]
 """The open watches, by number."""
 
 
-# The ranks of a group connect one after the other, so only a long wait is logged.
+# The ranks of a group do not connect at the same moment, so missing ranks are logged only after this time.
 INCOMPLETE_LOGGED_AFTER_S = 10.0
 
 
 class RankNotices:
-    """Sends the ranks the reason for a wait and the size of the job. Logs long waits for a quorum and missing ranks.
+    """Notifies the ranks of waits, the size of the job and preemptions. Logs long waits and missing ranks.
 
     `waiting_for` returns the reason why requests for a quorum are waiting, and is called only while a request waits.
     """
@@ -179,8 +179,8 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and returns the group's progress for heartbeats.
 
-    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, in which samples could
-    not be read.
+    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, during which it cannot
+    read samples.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class GroupProgressDriver:
         self._watch = StallWatch(timers, log, "", self, limits.floor_s)
 
     def record_assignment(self, assignment: Assignment) -> None:
-        """Record whether this group is alone in the quorum. Called with each assignment that a rank receives."""
+        """Record whether this group is alone in its quorum. Call this with each assignment that a rank receives."""
         self._is_alone = assignment.replica_world_size == 1
 
     def add_sample(self, watch: Watch, sample: ProgressSample) -> None:
@@ -217,7 +217,7 @@ class GroupProgressDriver:
             self._progress.remove_rank(watch.hello.group_rank)
 
     def was_late(self, by_s: float) -> None:
-        """Do not count a pause of this process, of `by_s` seconds, as time without progress. Call before a verdict."""
+        """Do not count the `by_s` seconds for which this process was paused as time without progress."""
         self._progress.add_pause(by_s, self._clock())
 
     def view(self, now: float) -> GroupView:
@@ -242,20 +242,20 @@ class GroupProgressDriver:
 
 
 def _is_within_group(sample: ProgressSample) -> bool:
-    """Return whether the rank's current collective stays within its group, or the rank has no Agent."""
+    """Return True if the rank has no Agent, or if its newest collective involves only ranks of its own group."""
     return bool(sample.at) or (sample.collective is not None and sample.collective.within_group)
 
 
 class LighthousePort(Protocol):
-    """Interface to the session with the lighthouse and its connection.
+    """Interface to the session with the lighthouse, and to the connection that carries it.
 
-    The implementation calls the driver's `begin_session`, `handle_message` and `closed`. It opens a new session when
-    one ends.
+    An implementation calls the driver's `begin_session`, `handle_message` and `closed`, and opens a new session
+    whenever one ends.
     """
 
     @property
     def error(self) -> str:
-        """Why the lighthouse is unreachable, or an empty string if it is reachable."""
+        """Why the lighthouse is unreachable or refuses the group, or an empty string if there is no problem."""
         ...
 
     def send(self, message: ToLighthouse) -> None:
@@ -263,20 +263,20 @@ class LighthousePort(Protocol):
         ...
 
     def give_up(self, reason: str) -> None:
-        """Close this connection and open a new one."""
+        """Close the connection because of `reason`, and open a new one."""
         ...
 
     def connect_second(self, reason: str) -> None:
-        """Open a second connection and move the session there."""
+        """Open a second connection, and move the session there once it is established. `reason` is logged."""
         ...
 
     def cancel_second(self) -> None:
-        """Cancel the second connection, because the first one works again."""
+        """Stop opening a second connection, because the first one works again."""
         ...
 
 
 class EvidenceSource(Protocol):
-    """Interface to the collector of evidence of what the ranks are doing."""
+    """Interface to the evidence collector, which finds out what the ranks are doing."""
 
     def add_watch(self, watch: Watch) -> None: ...
 
@@ -317,17 +317,21 @@ class _Call:
 
 
 class GroupDriver:
-    """Driver of one group.
+    """Feeds events to one group's state machine, and performs the effects that it returns.
 
     Ranks call `ask`, `vote` and `open_watch`. The link calls `begin_session`, `handle_message` and `closed`.
-    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are the arguments of GroupMachine.
+    `me`, `life`, `secret`, `encode_handles` and `rank_timeout_s` are passed on to GroupMachine.
 
     Args:
         timers: The clock.
         link: The session with the lighthouse.
         evidence: The evidence collector.
-        report: Called when the group has left or was killed, for each lost rank that did not return, if the group does
-            not fit its peers, and with the lighthouse's answer to a preemption notice.
+        report: Receives each outcome that the daemon or its supervisor must handle:
+
+            - `HasLeft` or `Killed` if the group has left the job or was killed,
+            - `RankGivenUp` if a lost rank has not returned in time,
+            - `GroupGivenUp` if the group does not fit its peers,
+            - `PreemptionNoted`, the lighthouse's answer to a preemption notice.
         limits: Time limits after which a rank counts as stalled.
         lag: Detects pauses of this process.
     """
@@ -378,7 +382,7 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Set this group's description as a participant, once its addresses are known."""
+        """Replace `me`, the group's description of itself to its peers. Called once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
@@ -395,9 +399,9 @@ class GroupDriver:
     # -- calls of ranks
 
     def ask(self, reply: Reply[Answer], time_left_s: float, **fields: Any) -> int:
-        """Handle a rank's request for a quorum. Return the number of the call, for `end_call`.
+        """Handle a rank's request for a quorum. Return the number of the call, to be passed to `end_call`.
 
-        `reply` receives the answer or a refusal later, within `time_left_s` seconds. `fields` are the fields of
+        `reply` receives the answer or a refusal within `time_left_s` seconds. `fields` are the fields of
         QuorumRequest except `call` and `deadline_at`.
         """
         within_s = _answer_within_s(time_left_s)
@@ -405,7 +409,7 @@ class GroupDriver:
         return self._submit_call(_Call(reply), ask, within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
-        """Handle a rank's vote. See `ask` for the arguments and the result. `fields` are those of PendingVote."""
+        """Handle a rank's vote, as `ask` handles a request. `fields` are the fields of PendingVote except `call`."""
         vote = PendingVote(call=next(self._numbers), **fields)
         return self._submit_call(_Call(reply), vote, _answer_within_s(time_left_s))
 
@@ -417,12 +421,12 @@ class GroupDriver:
             self._feed(events.CallEnded(call))
 
     def report_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, *, ends_group: bool) -> None:
-        """Handle a rank's report that it failed and is about to exit. With `ends_group`, its whole group must exit."""
+        """Handle a rank's report that it has failed and will exit. If `ends_group`, its whole group must exit."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         self._feed(events.RankFailed(group_rank, rank_incarnation, reason, ends_group))
 
     def drain_for(self, group_rank: int, rank_incarnation: str, reason: str) -> None:
-        """Make the group leave the job at a rank's request. Raise WrongState if the rank's process is not watched."""
+        """Make the group leave the job at a rank's request. Raise WrongState if that process has no open watch."""
         check_rank(group_rank, self.machine.group.me.group_world_size)
         if not self.machine.watches.is_watched(group_rank, rank_incarnation):
             raise WrongState(f"rank {group_rank}: its process is not watched, so it cannot drain the group")
@@ -450,7 +454,7 @@ class GroupDriver:
         return replace(assignment, secret=self.machine.secret_of(assignment.quorum_id))
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
         self._feed(events.RanksStarted(None if group_ranks is None else tuple(group_ranks)))
 
     # -- watches of ranks
@@ -474,7 +478,7 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch. None stands for an unknown message, which still shows that the rank is alive."""
+        """Handle a message on a watch. It is None if its type is unknown, which still shows that the rank is alive."""
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -552,12 +556,16 @@ class GroupDriver:
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice to the lighthouse now and in each later session. None withdraws the last notice."""
+        """Report a notice to the lighthouse now and in each later session. It is None if the last one was withdrawn."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
-        """Send a notice to the connected ranks, and to those that connect later."""
+        """Send a preemption notice to the connected ranks now, and to other ranks when they connect.
+
+        `notice` is None if there is no notice, or if it was withdrawn. `should_save` tells the ranks to save a
+        checkpoint before they exit.
+        """
         self._notices.set_preemption(PreemptionChanged(notice, should_save))
 
     def close(self, reason: str) -> None:
@@ -579,7 +587,7 @@ class GroupDriver:
     # -- waiting
 
     def _submit_call(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
-        """Pass a call to the machine, and refuse the call if it is not answered within `within_s` seconds."""
+        """Pass a call to the state machine. Refuse the call if it is not answered within `within_s` seconds."""
         number = event.call
         if self._closed is not None:
             call.send_answer(self._closed)
@@ -721,5 +729,5 @@ def _log_pushed(message: ToRank, watches: tuple[int, ...]) -> None:
 
 
 def _answer_within_s(time_left_s: float) -> float:
-    """Return the seconds in which to answer, so that the answer arrives before the deadline in `time_left_s`."""
+    """Return the time limit in seconds for answering a caller whose own deadline is in `time_left_s` seconds."""
     return time_left_s - answer_margin_s(time_left_s) / 2

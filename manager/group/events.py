@@ -1,7 +1,7 @@
-"""Events that a replica group's machine handles, and the effects that it returns.
+"""Events that the state machine of a replica group handles, and the effects that it returns.
 
-There is no effect class for the answer to a vote. The machine returns the message `VoteAnswer` itself, with the number
-of the call.
+There is no effect class for the answer to a vote. The state machine returns the message `VoteAnswer` itself, with the
+number of the call.
 """
 
 from collections.abc import Set
@@ -105,7 +105,7 @@ class RankFailed:
 
 @dataclass(frozen=True, slots=True)
 class RankHealed:
-    """A rank reports the heal totals of its process."""
+    """A rank has reported the heal totals of its process."""
 
     group_rank: int
     rank_incarnation: str
@@ -114,7 +114,7 @@ class RankHealed:
 
 @dataclass(frozen=True, slots=True)
 class RanksStarted:
-    """A supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+    """A supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
 
     group_ranks: tuple[int, ...] | None = None
 
@@ -174,7 +174,7 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Pushed:
-    """Send `message` on these watches."""
+    """Send `message` on the watches with these numbers."""
 
     message: ToRank
     watches: tuple[int, ...]
@@ -198,14 +198,14 @@ class MissingChanged:
 
 @dataclass(frozen=True, slots=True)
 class WaitChanged:
-    """The ranks' wait for a quorum has begun or ended, or only some of the waiting requests were answered."""
+    """Record that the ranks' wait for a quorum has begun or ended, or has ended for only some of the ranks."""
 
     is_waiting: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """A lost rank did not return in time. Its process, if any, can be killed unless the rank exited normally."""
+    """Report that a lost rank did not return in time. A supervisor may then kill the rank's process and restart it."""
 
     group_rank: int
     reason: str
@@ -215,13 +215,13 @@ class RankGivenUp:
 
     @property
     def is_expected(self) -> bool:
-        """Return True if the rank exited normally or is being restarted, so that its loss is not a failure."""
+        """Return True if the rank exited normally or is being restarted, which means that its loss is not a failure."""
         return self.has_left or self.is_started
 
 
 @dataclass(frozen=True, slots=True)
 class GroupGivenUp:
-    """The group does not fit its peers, for example because its model differs. A restart does not fix this."""
+    """Report that the group does not fit its peers (its model may differ), which a restart would not fix."""
 
     reason: str
 
@@ -244,7 +244,7 @@ class SessionGivenUp:
 class SilenceChanged:
     """The lighthouse has stopped or resumed answering heartbeats.
 
-    If it has stopped, open a second connection and move the session there. If it has resumed, cancel that attempt.
+    If it has stopped, open a second connection and move the session there. If it has resumed, cancel that.
     """
 
     is_silent: bool
@@ -252,7 +252,7 @@ class SilenceChanged:
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """The lighthouse has killed the group, so its ranks must exit."""
+    """Make the ranks exit, because the group was killed."""
 
     reason: str
     behind: Set[int] = NO_RANKS  # stalled ranks that caused the kill; empty if an operator requested it

@@ -2,7 +2,7 @@
 
 `LighthouseLink` opens a new session whenever one ends, until the group has left. It chooses the lighthouse if there are
 several, and can move the session to a second connection if the first one is silent (see session.py). `Absence` limits
-the log lines about an unreachable lighthouse.
+how often an unreachable lighthouse is logged.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ FIRST_TRY_S = 0.5
 
 
 class Absence:
-    """Selects the log lines about an unreachable lighthouse.
+    """Limits how often an unreachable lighthouse is logged.
 
     Each new reason is logged immediately. The same reason is logged again after REMIND_S, then at intervals that double
     up to MAX_REMIND_S.
@@ -65,7 +65,7 @@ class Absence:
 
 
 class _Connection:
-    """One connection and the session on it."""
+    """Connection to the lighthouse, and the session that it carries."""
 
     def __init__(self, client: AsyncLighthouseClient, on_message: "Callable[[_Connection, ToManager], None]") -> None:
         self.client = client
@@ -87,12 +87,12 @@ class _Connection:
 
 
 class LighthouseLink:
-    """Runs sessions with the lighthouse, one after the other.
+    """Runs sessions with the lighthouse, one at a time.
 
     A session may move to a second connection. The first connection closes only after the lighthouse has accepted
     the second. If the first closed earlier, the lighthouse would consider this group lost. `connect` creates a client
-    for the address that `search` selects. Each client has its own connection, so that no attempt waits for the backoff
-    of another.
+    for the address that `search` selects. Each client has its own connection, so no attempt waits for another's
+    backoff.
     """
 
     def __init__(self, connect: Callable[[], AsyncLighthouseClient], search: LeaderSearch) -> None:
@@ -193,12 +193,12 @@ class LighthouseLink:
             self._connection.session.send(message)
 
     def give_up(self, reason: str) -> None:
-        """Close this connection and open a new one."""
+        """Close the connection because of `reason`, and open a new one."""
         if self._connection is not None:
             self._connection.session.cancel(Unreachable(f"{self.address} is unreachable: {reason}"))
 
     def connect_second(self, reason: str) -> None:
-        """Open a second connection because the first may be broken, and move the session there."""
+        """Open a second connection, because the first may be broken, and move the session to it. Log `reason`."""
         if self._connection is not None and self._second is None:
             log.info(
                 "%s: %s; opening a second connection",

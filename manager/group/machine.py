@@ -1,11 +1,11 @@
-"""State machine of one replica group's manager, between the ranks and the lighthouse. No I/O.
+"""State machine of one replica group's manager, between the ranks and the lighthouse. This module does no I/O.
 
 `ReplicaGroup` (records.py) holds the state. presence.py, requests.py, votes.py and session.py hold the rules for its
 parts, and append their effects to `ReplicaGroup.effects`. This module combines them.
 
-Three terms: a *standing quorum* is one under which the group may do many steps. A *grant* is the manager's permission
-for its ranks to enter the next step of that quorum without asking the lighthouse. The *lease* is the time after the
-last acknowledged heartbeat during which the manager may grant.
+This module uses three terms. A *standing quorum* is one under which the group may do many steps. A *grant* is the
+manager's permission for its ranks to enter the next step of that quorum without asking the lighthouse. The *lease* is
+the time after the last acknowledged heartbeat during which the manager may grant.
 
 1. When a rank requests a quorum, the manager grants it a step under the standing quorum, keeps the request until the
    lighthouse's next message or the group's next vote, or gathers it for a join. When all ranks have asked, the group
@@ -15,10 +15,10 @@ last acknowledged heartbeat during which the manager may grant.
    votes, the answers to the votes carry the grant. A discarded step ends the quorum for this group.
 4. The loss of a rank also ends the quorum, and the other ranks receive `Revoked`. If the rank does not return, they
    receive `RankGone`, and their requests are refused, because their collectives would wait for it forever.
-5. A rank that exits normally after its last step was committed stays until the quorum is over, because its peers may
-   still be reading its data. It also waits until the group's other ranks leave or request the next step. Then it
-   receives `Released` and exits.
-6. Changes for which the lighthouse waits (the group stops using a quorum, a rank is lost) are sent immediately.
+5. A rank that closes its Agent normally after its last committed step does not exit until it receives `Released`. The
+   manager sends this when the quorum is over, because peers may still be reading the rank's data, and when the group's
+   other ranks have left or requested the next step.
+6. Changes for which the lighthouse is waiting are sent immediately, such as the loss of a rank or the end of a quorum.
 7. A draining group completes the steps that it has been granted, and leaves instead of joining again.
 """
 
@@ -47,7 +47,7 @@ class GroupMachine:
 
     Args:
         me: This group as a participant. Each join sets the fields that change.
-        life: Identifier of this start of the manager. It becomes part of the group's incarnation.
+        life: Identifier of this manager process. It becomes part of the group's incarnation.
         encode_handles: Encodes the handles of torchft's ranks, which are relayed to the peers.
         rank_timeout_s: See RankPresence.
         progress: See SessionMachine.
@@ -169,7 +169,7 @@ class GroupMachine:
         return self._finish(now)
 
     def deadline(self) -> float | None:
-        """Return when to call `tick` next."""
+        """Return when to call `tick` next, or None if no timer is needed."""
         deadlines = self.session.deadline(), self.watches.deadline()
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
@@ -203,7 +203,7 @@ class GroupMachine:
                 self._handle_rank(event, now)
 
     def _finish(self, now: float) -> list[events.Effect]:
-        """Add the effects that follow from the new state of the records, and return all effects."""
+        """Finish handling an event: add the effects that follow from the changed records, and return all effects."""
         self._release()
         if self.group.drains and not self.watches.has_ranks:
             self._leave()
@@ -273,7 +273,7 @@ class GroupMachine:
             self._add(events.Pushed(Released(), released))
 
     def _answer_request(self, request: QuorumRequest, now: float) -> None:
-        """Grant a step under the standing quorum, keep the request waiting, add it to the next join, or refuse it."""
+        """Decide on a rank's request with `decide_request`, and carry out the decision."""
         rank = self.group.ranks[request.group_rank]
         superseded = Superseded(f"rank {request.group_rank} has asked again")
         if rank.pending is not None and not rank.pending.is_gathering:
@@ -330,7 +330,7 @@ class GroupMachine:
     def _enter_quorum(self, quorum: Quorum, now: float, *, stands: bool) -> None:
         """Start the first step of the quorum that answers the group's join, and answer the ranks' requests.
 
-        `stands` means that the quorum is a standing one.
+        `stands` is True for a standing quorum, under which the group may do many steps.
         """
         answers = self.requests.enter_quorum(quorum, stands=stands)
         if isinstance(answers, LighthouseError):
@@ -342,7 +342,7 @@ class GroupMachine:
         self.group.effects += answers
 
     def _decide_again(self, now: float) -> None:
-        """Decide again on the requests that were kept waiting."""
+        """Decide again on the waiting requests, except those gathered for a join."""
         waiting = self.group.pending(is_gathering=False)
         for request in waiting:
             self.group.ranks[request.group_rank].pending = None
@@ -365,7 +365,7 @@ class GroupMachine:
             self._decide_again(now)
 
     def _decide_step(self, commit: bool | None, now: float, rank_lost: str = "") -> None:
-        """Decide the current step and answer its votes. Do nothing if `commit` is None.
+        """Commit or discard the current step, and answer its votes. Do nothing if `commit` is None (undecided).
 
         If the loss of a rank caused a discard, `rank_lost` describes it.
         """
@@ -456,9 +456,10 @@ class GroupMachine:
         self.group.refuse(request.call, error)
 
     def _end_call(self, call: int, error: LighthouseError | None) -> None:
-        """Drop the request and the vote of a call that has ended.
+        """Drop the request or the unbound vote of a call that has ended.
 
-        If the call failed and this withdraws the group's join, refuse all ranks' requests with the call's error.
+        `error` is the error with which the call ended at its deadline, or None if its caller disconnected. If the end
+        of a call at its deadline withdraws a join, the requests of the other ranks are refused with the same error.
         """
         was_joined = self.session.is_joining
         for rank in self.group.ranks:

@@ -1,4 +1,4 @@
-"""Rules that decide which ranks of a group are present, lost or given up. No I/O.
+"""Rules that decide which ranks of a group are present, lost or given up. This module does no I/O.
 
 A *watch* is the stream that an Agent's process keeps open to its manager.
 
@@ -8,7 +8,7 @@ A *watch* is the stream that an Agent's process keeps open to its manager.
    it forever.
 3. A rank without a watch counts as present from its first request on. If a rank timeout is set, such a rank is lost
    after that time without a call in progress.
-4. A process that exits normally stays until the group's other ranks no longer read its data. These are its `mates`.
+4. A process that is about to exit normally waits until the group's other ranks, its `mates`, no longer need its data.
 """
 
 import math
@@ -86,7 +86,7 @@ class RankPresence:
         return tuple(number for number, watch in self._group.watches.items() if not watch.has_left)
 
     def watches_of(self, processes: Container[str]) -> tuple[int, ...]:
-        """Return the watch numbers of these processes, given by their rank incarnations."""
+        """Return the numbers of the watches of the given processes. `processes` contains rank incarnations."""
         return tuple(number for number, watch in self._group.watches.items() if watch.rank_incarnation in processes)
 
     def is_watched(self, group_rank: int, rank_incarnation: str) -> bool:
@@ -94,7 +94,7 @@ class RankPresence:
         return watch is not None and watch.rank_incarnation == rank_incarnation
 
     def record_request(self, group_rank: int) -> None:
-        """Mark a rank as present, with or without a watch, because it requests a quorum."""
+        """Record that a rank has requested a quorum, which makes it present even if it has no watch."""
         if 0 <= group_rank < self._group.size:
             rank = self._group.ranks[group_rank]
             rank.has_asked = True
@@ -142,7 +142,7 @@ class RankPresence:
         return tuple(released)
 
     def started(self, group_ranks: Iterable[int] | None = None) -> None:
-        """Record that a supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+        """Record that a supervisor has restarted the lost ranks among `group_ranks` (if it is None, all lost ranks)."""
         for loss in self.losses:
             loss.is_restarted |= group_ranks is None or loss.group_rank in group_ranks
 
@@ -156,7 +156,7 @@ class RankPresence:
         return watch.group_rank
 
     def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Record that a process reports its own failure. If the process is not watched, return False and do nothing."""
+        """Mark a rank as lost because its process reports a failure. Return False if the process has no open watch."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)

@@ -2,7 +2,8 @@
 
 A *watch* is the stream that an Agent's process keeps open to its manager. A *standing quorum* is one under which the
 group may do many steps; for each step after the first, the manager gives its ranks a *grant*, the permission to enter
-it. An *attempt* is one try at a step under one quorum; it ends with the group's decision to commit or discard the step.
+it. An *attempt* is one execution of a step under one quorum; it ends with the group's decision to commit or discard the
+step.
 
 Each fact about a rank is stored in one place, a field of its `Rank`. The rules (presence.py, requests.py, votes.py)
 read and change these records, and append their effects to `ReplicaGroup.effects`.
@@ -24,7 +25,7 @@ GRANTING = (HoldState.STANDING, HoldState.RECALLED, HoldState.RESUMED)
 
 @dataclass(eq=False, slots=True)
 class OpenWatch:
-    """Open watch of a rank's process."""
+    """A watch that is open, and whether the process that opened it is about to exit."""
 
     number: int
     group_rank: int
@@ -58,7 +59,7 @@ class LostRank:
     """True if a supervisor has started another process for the rank."""
 
     is_given_up: bool = field(default=False, compare=False)
-    """True if the rank did not return in time, so that the other ranks were sent `RankGone`."""
+    """True if the rank did not return in time, so the other ranks were sent `RankGone`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ class Rank:
     since then, to which the rank may have healed."""
 
     is_dismissed: bool = False
-    """True if the rank was refused with `Drained`, so that it requests no other quorum."""
+    """True if the rank was refused with `Drained`, so it requests no other quorum."""
 
     # -- the vote on the current step
 
@@ -186,7 +187,7 @@ class StandingQuorum:
 
 @dataclass(slots=True)
 class Attempt:
-    """One try at a step under one quorum. The votes are stored in the ranks' records."""
+    """One execution of a step under one quorum. The votes are stored in the ranks' records."""
 
     quorum_id: int
     step: int
@@ -253,12 +254,12 @@ class ReplicaGroup:
     # -- pending requests
 
     def wait(self, request: QuorumRequest, *, is_gathering: bool) -> None:
-        """Store a request that waits, for the next join if `is_gathering`. Replaces the same rank's earlier request."""
+        """Keep a request waiting, for the group's next join if `is_gathering`. Replace the rank's earlier request."""
         number = 1 + max((rank.pending.number for rank in self.ranks if rank.pending is not None), default=0)
         self.ranks[request.group_rank].pending = PendingRequest(request, is_gathering, number)
 
     def pending(self, *, is_gathering: bool) -> list[QuorumRequest]:
-        """Return the requests that wait for a join (`is_gathering`), or the other waiting ones, in order of arrival."""
+        """Return the waiting requests in order of arrival: those for a join if `is_gathering`, otherwise all others."""
         found: list[PendingRequest] = []
         for rank in self.ranks:
             if rank.pending is not None and rank.pending.is_gathering is is_gathering:

@@ -1,10 +1,11 @@
-"""Rules for the ranks' requests for a quorum. No I/O.
+"""Rules for the ranks' requests for a quorum. This module does no I/O.
 
-A rank requests a quorum before each step. Either the manager answers from the standing quorum with a *grant*, the
-permission to enter the next step. Or the group *joins*: it sends the requests of all its ranks to the lighthouse as one
-request for the next quorum. `decide_request` decides which. `QuorumRequests` combines the ranks' requests into one join
-and stores the standing quorum. `assign` computes a rank's part in a quorum: its index among the contributors, and its
-sources and targets if states must be copied. The first functions build the errors of refused requests.
+A rank requests a quorum before each step. If the manager can, it answers from the standing quorum with a *grant*, the
+permission to enter the next step. Otherwise the group *joins*: it combines the requests of all its ranks into one
+request to the lighthouse for the next quorum. `decide_request` decides which. `QuorumRequests` combines the ranks'
+requests into one join and stores the standing quorum. `assign` computes a rank's part in a quorum: its index among the
+contributors, and its sources and targets if states must be copied. The first functions build the errors of refused
+requests.
 """
 
 from collections.abc import Sequence
@@ -45,10 +46,10 @@ def _steps_differ(ask: QuorumRequest, other: QuorumRequest) -> Unrecoverable:
 
 
 def no_state(ask: QuorumRequest, other: QuorumRequest, *, may_heal: bool) -> LighthouseError:
-    """Build the error for ranks that cannot heal: two with different states, or one without a usable state (`other`).
+    """Build the error for ranks that cannot heal: `ask` and `other` hold different states, or `other`'s is unusable.
 
     `may_heal` means that a peer that can heal the ranks may still return. The error is then WrongState, so that the
-    ranks request a quorum again. Otherwise it is Unrecoverable.
+    ranks request a quorum again. Otherwise the error is Unrecoverable.
     """
     torn = other.distrust
     what = f"{torn.text if torn is not None else _describe_difference(ask, other)}, and no other group can heal them"
@@ -264,7 +265,11 @@ def decide_request(group: ReplicaGroup, request: QuorumRequest, now: float) -> R
 def _decide_grant(
     group: ReplicaGroup, rank: Rank, request: QuorumRequest, now: float
 ) -> tuple[Verdict, HoldState | None]:
-    """Decide whether a grant under the standing quorum answers the request. Return JOIN if the group must join."""
+    """Decide whether a grant under the standing quorum answers the request.
+
+    Return the verdict, which is JOIN if the group must join, and the standing quorum's new mode, or None if it keeps
+    its mode.
+    """
     standing = group.standing
     if standing is None or standing.mode in (HoldState.JOINING, HoldState.LEAVING):
         return Verdict.JOIN, None
@@ -289,7 +294,7 @@ def _decide_grant(
 
 
 def _invalid_step(rank: Rank, request: QuorumRequest) -> LighthouseError | None:
-    """Return the error for a request whose step is invalid, or None if the step is valid."""
+    """Return an error if the request's step is malformed or earlier than the rank's last state, otherwise None."""
     try:
         check_count(request.step, "step")
     except InvalidRequest as e:
@@ -373,7 +378,10 @@ class QuorumRequests:
         rank.last_request = request
 
     def join(self, me: Participant) -> Participant:
-        """Return `me` with the fields that the ranks' requests determine. All ranks must have asked."""
+        """Combine the requests of all ranks into a join: return `me` with the fields that they determine.
+
+        All ranks must have requested a quorum.
+        """
         group, standing = self._group, self._group.standing
         asks = sorted(group.pending(is_gathering=True), key=lambda ask: ask.group_rank)
         states = {ask.holds for ask in asks}
@@ -519,7 +527,7 @@ class QuorumRequests:
         return is_news
 
     def _end_when_done(self, standing: StandingQuorum) -> None:
-        """If the quorum's last step is committed, allow no more grants, so that the next request joins."""
+        """If the quorum's last step is committed, allow no more grants. The next request then joins."""
         if standing.mode is HoldState.RESUMED and standing.committed == standing.granted >= standing.upto:
             standing.mode = HoldState.JOINING
 
@@ -532,11 +540,11 @@ class QuorumRequests:
         return True
 
     def leave(self, step: int | None) -> None:
-        """Leave the quorum when a rank exits normally, if all granted steps are committed.
+        """Leave the quorum because a rank exits normally, unless a step has begun and is not committed yet.
 
-        This also applies if the quorum was revoked in the meantime, after the group had completed all its
-        steps. The report to the lighthouse then shows a normal exit instead of a loss. `step` is the step that
-        the rank would request next, or None if it is in the middle of a step.
+        Also leave a quorum that the lighthouse revoked after the group had completed all its steps. The report to
+        the lighthouse then shows a normal exit instead of a loss. `step` is the step that the rank would request
+        next, or None if it is in the middle of a step.
         """
         standing = self._group.standing
         if standing is None:
@@ -549,7 +557,10 @@ class QuorumRequests:
             standing.mode, standing.granted = HoldState.LEAVING, committed
 
     def offer(self, now: float) -> bool:
-        """Grant the next step together with the commit of the previous one, if allowed. Return True if granted."""
+        """Grant the next step along with the commit of the previous one, if the quorum and the lease allow it.
+
+        Return True if the step was granted.
+        """
         standing = self._group.standing
         if standing is None or standing.mode not in (HoldState.STANDING, HoldState.RESUMED):
             return False
@@ -581,7 +592,7 @@ class QuorumRequests:
         return standing is not None and self._assign(standing, 0, True).catches_up
 
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
-        """Return a rank's assignment in the highest granted step.
+        """Return a rank's assignment for the highest granted step.
 
         After the quorum's first step, only groups that catch up still heal, and these do not contribute.
         """
@@ -611,7 +622,7 @@ class QuorumRequests:
         )
 
     def _assign(self, standing: StandingQuorum, group_rank: int, init_sync: bool) -> Assignment:
-        """Return a rank's assignment in the quorum's first step. Cached, because it takes O(participants) time."""
+        """Return a rank's assignment for the quorum's first step. Cached, because it takes O(participants) time."""
         assigned = self._group.ranks[group_rank].assigned
         formed = assigned.get(init_sync)
         if formed is None:

@@ -1,4 +1,4 @@
-"""The manager's side of its session with the lighthouse. No I/O.
+"""The manager's side of its session with the lighthouse. This module does no I/O.
 
 `SessionMachine` decides when to send hellos, heartbeats and joins, and when to give up the connection.
 `ProgressReporter` decides which heartbeats carry the progress of the ranks.
@@ -27,7 +27,7 @@ REPEATED_S = 4.0  # interval after which an unchanged view is repeated; less tha
 
 
 class ProgressReporter:
-    """Selects the heartbeats that carry the progress of the ranks.
+    """Decides which heartbeats carry the progress of the ranks.
 
     A heartbeat carries the progress if it has changed, or if REPEATED_S have passed, to show that the ranks are alive.
     Progress alone causes no additional heartbeat. `view` returns the progress at a given time.
@@ -80,7 +80,7 @@ class _Join:
 class SessionMachine:
     """State machine of the manager's sessions with the lighthouse.
 
-    `progress` selects the progress that heartbeats carry. `secret` is a random string by which the lighthouse
+    `progress` supplies the progress of the ranks for heartbeats. `secret` is a random string by which the lighthouse
     recognizes this manager when it opens another session.
     """
 
@@ -127,7 +127,7 @@ class SessionMachine:
         self.is_open = False
 
     def tick(self, report: session.GroupReport, now: float) -> list[session.ToLighthouse]:
-        """Return a heartbeat if one is due, or if the report contains a change for which the lighthouse is waiting."""
+        """Return a heartbeat if one is due, or if `report` contains a change for which the lighthouse is waiting."""
         if report.held is not None and self._entered[0] != report.held.quorum_id:
             self._entered = (report.held.quorum_id, report.held.granted)
         is_due = now >= self._next_heartbeat_at or (
@@ -145,7 +145,7 @@ class SessionMachine:
         return min(moments if self._is_silent else [*moments, self._silent_at])
 
     def silence_change(self, now: float) -> bool | None:
-        """Return whether the session is silent, or None if the result is the same as that of the last call."""
+        """Return whether the session is silent, or None if this has not changed since the last call."""
         is_silent = self.is_open and bool(self._sent_at) and now >= self._silent_at
         if is_silent is self._is_silent:
             return None
@@ -198,9 +198,9 @@ class SessionMachine:
         return is_ours
 
     def full_answer(self, answer: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
-        """Return the answer to the join with the full quorum, expanding an answer that contains only the changes.
+        """Return the answer to a join, with the full quorum. If it has only changes, apply them to the known quorum.
 
-        Return None if the changes apply to a different quorum than the known one. Call `request_full` in this case.
+        Return None if the changes apply to a different quorum. The caller must then call `request_full`.
         """
         if isinstance(answer, session.JoinAccepted):
             self.known = NamedQuorum.of(answer.quorum)
@@ -257,5 +257,5 @@ def _is_urgent(report: session.GroupReport, reported: session.GroupReport) -> bo
 
 
 def _wanted(held: session.HeldQuorum | None) -> int | None:
-    """Return the id of the quorum that the group has if the group needs a new quorum, or else None."""
+    """Return the id of the held quorum if the group needs another one, or None if it does not."""
     return held.quorum_id if held is not None and held.wants_next else None

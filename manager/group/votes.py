@@ -1,9 +1,9 @@
-"""The group's decision on a step: commit or discard. No I/O.
+"""The group's decision on a step: commit or discard. This module does no I/O.
 
-An *attempt* is one try at a step, identified by (quorum_id, step). It commits when all ranks of the group have voted
-yes. A single no discards it immediately. A yes that names its quorum is *bound*: it counts even after its call has
-ended, and its rank repeats it until it receives the decision. A yes without a quorum ends with its call, and the rank
-may vote again.
+An *attempt* is one execution of a step, identified by (quorum_id, step). It commits when all ranks of the group have
+voted yes. A single no discards it immediately. A yes that names its quorum is *bound*: it counts even after its call
+has ended, and its rank repeats it until it receives the decision. A yes without a quorum ends with its call, and the
+rank may vote again.
 
 A late or repeated vote receives the decision, except that a no is never answered with a commit. A vote for a step other
 than the current one is refused; the error names both steps. When the ranks receive a quorum for a step, a new attempt
@@ -72,7 +72,7 @@ class Votes:
                 rank.vote = None
 
     def note_loss(self, group_rank: int) -> bool | None:
-        """Decide to discard the step if the lost rank has not voted and no earlier manager may have decided it."""
+        """Decide to discard the step if the lost rank has not voted, unless an earlier manager may have decided it."""
         attempt = self._group.attempt
         if attempt is None or attempt.decision is not None or attempt.is_inherited:
             return None
@@ -209,7 +209,7 @@ class Votes:
         return self._begin_attempt(Attempt(quorum_id, vote.step, is_opened=False))
 
     def _is_over(self, attempt: Attempt) -> bool:
-        """Return whether all ranks have received the discard, so that the next vote belongs to the retry."""
+        """Return whether all ranks have received the discard. If so, the next vote belongs to the retry."""
         return attempt.decision is False and all(rank.knows_decision for rank in self._group.ranks)
 
     def _answer(self, vote: PendingVote, commit: bool) -> None:

@@ -1,8 +1,8 @@
 """A process that the guard has started, and its output.
 
-`Child` starts the process, writes its log file and stores its exit status. It is kept until the last descendant of the
-process has ended. `Lines` splits the output into lines and keeps the last ones, which often show why a rank died.
-`Outlet` is the queue of prefixed lines for the guard's standard output.
+`Child` starts the process, writes its log file and stores its exit status. The guard keeps it until the last descendant
+of the process has ended. `Lines` splits the output into lines and keeps the last ones, which often show why a rank
+died. `Outlet` is the queue of prefixed lines for the guard's standard output.
 """
 
 import contextlib
@@ -35,14 +35,17 @@ PIECE_BYTES = 4096  # PIPE_BUF: a writable pipe accepts this many bytes without 
 
 
 class Lines:
-    """Splits a byte stream into lines. Lines longer than MAX_LINE_BYTES are split."""
+    """Splits a byte stream into lines, and keeps the last ones.
+
+    If an unfinished line grows longer than MAX_LINE_BYTES, its beginning counts as a line of its own.
+    """
 
     def __init__(self) -> None:
         self._rest = b""
         self._tail: deque[bytes] = deque(maxlen=TAIL_LINES)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add data, and return the lines that are now complete, without their line ends."""
+        """Add data, and return the lines that are now complete, without their newlines."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         while len(self._rest) > MAX_LINE_BYTES:
             lines.append(self._rest[:MAX_LINE_BYTES])
@@ -115,7 +118,7 @@ def _printable(line: bytes) -> str:
 
 @dataclass(slots=True)
 class Child:
-    """A process and its descendants."""
+    """A process that the guard has started, its output and its exit status."""
 
     number: int
     label: str
@@ -144,8 +147,8 @@ class Child:
     def spawn(self, argv: Sequence[str], more: Mapping[str, str], *, has_input: bool) -> None:
         """Start the process. Raise OSError or subprocess.SubprocessError if that fails.
 
-        `more` are additional environment variables. With `has_input`, standard input is a pipe that stays open
-        until the guard exits.
+        `more` contains additional environment variables. If `has_input`, standard input is a pipe that stays open
+        until the guard exits. Otherwise it is /dev/null.
         """
         guard = os.getpid()
         ours, its = os.pipe()
@@ -175,9 +178,12 @@ class Child:
     def write_log(self, data: bytes) -> str:
         """Append `data` to the log.
 
-        If the file system is full or unreachable, the output is still read, so that the rank continues. It is logged
-        again once the file system has recovered. Return a warning when writing begins to fail, repeated at most
-        every LOG_WARNED_EVERY_S, a notice when it works again, or an empty string.
+        If this fails, for example because the file system is full, the data is dropped and the rank continues. Each
+        further call tries again.
+
+        Returns:
+            A line to print: a warning if writing fails, at most once every LOG_WARNED_EVERY_S, or a notice if it works
+            again. Otherwise an empty string.
         """
         if self.log_path is None:
             return ""

@@ -64,9 +64,10 @@ class GuardClient:
     def __init__(self, *, observes: bool = False, is_all: bool = False) -> None:
         """Start the guard.
 
-        With `observes`, scripts that create a process group are observed (rank_site/sitecustomize.py). `is_all`
-        means that this process starts other processes only through the guard. If the guard is killed, all
-        descendants are then killed, even those without MARK_VARIABLE in their environment.
+        Args:
+            observes: Whether to observe scripts that create a process group (rank_site/sitecustomize.py).
+            is_all: Whether this process starts other processes only through the guard. If so, and the guard is killed,
+                all descendants of this process are killed, even those without MARK_VARIABLE in their environment.
         """
         ours, its = socket.socketpair()
         command = [sys.executable, "-P", "-S", "-E", "-c", _CODE, str(its.fileno()), str(os.getpid()), _OURS]
@@ -112,11 +113,11 @@ class GuardClient:
         asyncio.get_running_loop().call_later(grace_s + END_TIMEOUT_S, self._check_end, number)
 
     def pass_on(self, number: int, signal_number: int) -> None:
-        """Send a signal to those processes of a process tree that have a handler for it."""
+        """Send a signal to a started process if it has a handler, or else to its nearest descendants that have one."""
         self._send(**{"signal": number, "pass": signal_number})
 
     def strike(self, number: int, signal_number: int, *, is_largest: bool) -> None:
-        """Send a signal to all processes of a process tree, or only to the one with the most memory."""
+        """Send a signal to a process and its descendants, or if `is_largest` only to the one with the most memory."""
         self._send(strike=number, is_largest=is_largest, **{"with": signal_number})
 
     async def tail(self, number: int) -> tuple[str, ...]:
@@ -149,7 +150,7 @@ class GuardClient:
         return status
 
     async def stop(self) -> None:
-        """Kill all processes of the guard, and wait until the guard has exited."""
+        """Make the guard kill all its processes and exit. Wait until it has exited."""
         if self._writer is not None:
             self._writer.close()
         else:
@@ -157,12 +158,12 @@ class GuardClient:
         await self._wait()
 
     def kill_now(self) -> None:
-        """Kill all processes of the guard and block until it has exited. Use this only if `run` was never called."""
+        """Stop the guard as `stop` does, but block. Use this only if `run` was never called, or after `stop`."""
         self._socket.close()
         self._process.wait(END_TIMEOUT_S)
 
     async def _keep_awake(self) -> None:
-        """Send SIGCONT to a guard that a signal has stopped. It could neither stop ranks nor report exits."""
+        """Send SIGCONT whenever a signal has stopped the guard, so it can again stop ranks and report exits."""
         while True:
             await asyncio.sleep(AWAKE_EVERY_S)
             if process_tree.is_stopped(self.pid):
@@ -227,7 +228,10 @@ def _output(event: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def cause_of(error_file: str) -> str:
-    """Return the message in the content of an error file that torch's @record wrote, as one line."""
+    """Return the message in an error file of torch's @record as one line, or an empty string if there is none.
+
+    `error_file` is the content of the file.
+    """
     try:
         message = json.loads(error_file)["message"]
         text = message["message"] if isinstance(message, dict) else message

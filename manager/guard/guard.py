@@ -15,7 +15,7 @@ orders and sends results as lines of JSON on a socket:
 When the socket closes, the guard kills all processes and exits. A process that was stopped by a signal (SIGSTOP) still
 occupies its slot and its GPU, so the guard kills it after STOPPED_S and reports this in `why`. Each process is the
 leader of its own session, and the kernel kills it if the guard dies. The guard imports only the standard library and a
-few of our modules that also import nothing else.
+few of our modules that import nothing else either.
 """
 
 import contextlib
@@ -135,7 +135,10 @@ class Guard:
             self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
 
     def _strike(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
-        """Send a signal for `lighthouse chaos`. Processes that the child starts meanwhile may miss it."""
+        """Send a signal for `lighthouse chaos` to a child and its descendants, or only to the largest of them.
+
+        Processes that they start meanwhile may not receive it.
+        """
         pids = process_tree.marked(os.getpid(), child.mark, child.pid)
         process_tree.send([process_tree.largest(pids)] if is_largest and pids else pids, signal_number)
         self._print(child.label, f"lighthouse chaos: {signal.Signals(signal_number).name}")
@@ -184,7 +187,7 @@ class Guard:
         self._end_strays()
 
     def _end_strays(self) -> None:
-        """Kill stray processes that are older than every running rank. No running rank can have started these."""
+        """Kill stray processes that are older than every running rank, so no running rank can have started them."""
         if self._strays_until is None:
             return
         here = self._children.values()
@@ -220,7 +223,7 @@ class Guard:
     # -- output
 
     def _read_output(self, child: Child) -> bool:
-        """Read available output of a process. Return whether there may be more."""
+        """Read, log and print the available output of a child. Return whether there may be more."""
         try:
             data = os.read(child.output, _READ_BYTES)
         except BlockingIOError:
@@ -248,7 +251,7 @@ class Guard:
         self._selector.register(child.output, selectors.EVENT_READ, lambda: self._read_output(child))
 
     def _apply_backpressure(self) -> None:
-        """Stop reading the ranks' output while the guard's own output is blocked, so that their writes block, too."""
+        """Stop reading the ranks' output while the guard's own output is blocked. Their writes then block, too."""
         if self._outlet.has_data != self._is_writing:
             self._is_writing = self._outlet.has_data
             if self._is_writing:
@@ -273,7 +276,7 @@ class Guard:
                 self._outlet.consume(len(piece))
 
     def _write_rest(self) -> None:
-        """Write the remaining output of the ranks. Give up after _REST_S, because the reader may have stopped."""
+        """Write the remaining output of the ranks. Give up after _REST_S, because its reader may not be reading."""
         poll = select.poll()
         poll.register(sys.stdout.fileno(), select.POLLOUT)
         ends_at = time.monotonic() + _REST_S
@@ -293,7 +296,7 @@ def _is_due(child: Child, now: float) -> bool:
 
 
 def main() -> None:
-    """Run the guard. The arguments are the descriptor of the control socket and the pid of the supervisor."""
+    """Run the guard. sys.argv contains the descriptor of the control socket and the supervisor's pid."""
     control = socket.socket(fileno=int(sys.argv[1]))
     decided = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
     for number in (*decided, signal.SIGPIPE):

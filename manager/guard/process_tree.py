@@ -30,7 +30,7 @@ def become_subreaper() -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Return the pids of a process's descendants, without zombies."""
+    """Return the pids of a process's descendants, excluding zombies."""
     children = _children()
     found: list[int] = []
     below = [root]
@@ -41,7 +41,10 @@ def descendants(root: int) -> list[int]:
 
 
 def marked(root: int, mark: str, session: int = 0) -> list[int]:
-    """Return the pids of the descendants of `root` that are in `session` or whose MARK_VARIABLE starts with `mark`."""
+    """Return the pids of the descendants of `root` that are in `session` or whose MARK_VARIABLE starts with `mark`.
+
+    If `session` is 0, only the mark counts.
+    """
     sign = f"{MARK_VARIABLE}={mark}".encode()
     return [pid for pid in descendants(root) if (session and _session(pid) == session) or sign in environment(pid)]
 
@@ -65,8 +68,8 @@ def strays(root: int, known: Collection[int], marks: Collection[str]) -> list[St
 def environment(pid: int) -> bytes:
     """Return the environment with which a process was started, in the format of /proc/PID/environ.
 
-    Return an empty value if the process has ended, belongs to another user, or was started without an environment.
-    The environment also looks empty while a process calls exec, so the read is then repeated.
+    Return empty bytes if the process has ended, belongs to another user, or was started without an environment.
+    The environment also looks empty during a call of exec, so an empty result is read again.
     """
     if not os.access(f"/proc/{pid}/environ", os.R_OK):
         return b""
@@ -134,12 +137,12 @@ def send(pids: list[int], number: int) -> None:
 
 
 def largest(pids: list[int]) -> int:
-    """Return the process with the most resident memory, which the kernel would kill first if memory runs out."""
+    """Return the pid of the process with the most resident memory, which the out-of-memory killer tends to choose."""
     return max(pids, key=lambda pid: int(fields[21]) if (fields := _stat(pid)) else -1)
 
 
 def _children() -> Mapping[int, list[int]]:
-    """Return the pids of all processes on this host, by the pid of their parent."""
+    """Map the pid of each process on this host that has children to the pids of these children."""
     children: defaultdict[int, list[int]] = defaultdict(list)
     for pid, parent in _parents():
         children[parent].append(pid)
@@ -159,7 +162,7 @@ def _is_zombie(pid: int) -> bool:
 
 
 def _has_memory(pid: int) -> bool:
-    """Return whether the process has memory. Zombies and kernel threads have none, and so no environment."""
+    """Return whether the process has memory. Zombies and kernel threads have none, and therefore no environment."""
     fields = _stat(pid)
     return bool(fields) and int(fields[20]) > 0
 
@@ -180,7 +183,7 @@ def _session(pid: int) -> int:
 
 
 def _read(pid: int, name: str) -> bytes:
-    """Return the content of a file in /proc/PID, or nothing if the process has ended or belongs to another user."""
+    """Return the content of /proc/PID/NAME, or empty bytes if the process has ended or belongs to another user."""
     try:
         return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:

@@ -1,4 +1,4 @@
-"""Sources of preemption notices: metadata services of clouds, signals, a file, and the manager's HTTP hook.
+"""Sources of preemption notices: cloud metadata services, signals, a file, and the manager's HTTP hook.
 
 Each source reads one kind of answer. An answer that a source cannot read is an error, never the absence of a notice: a
 metadata service may answer late, with an error page or not at all, and a notice that was seen before stays valid. Only
@@ -47,7 +47,10 @@ OnNotice = Callable[[str, PreemptionNotice | None], object]
 
 
 class Source(Protocol):
-    """A source that is polled. `poll` returns its notice or None, or raises one of POLL_ERRORS."""
+    """Source of preemption notices that must be polled.
+
+    `poll` returns the current notice, or None if there is none. It raises one of POLL_ERRORS if it cannot find out.
+    """
 
     name: str
 
@@ -64,7 +67,7 @@ class Answer(NamedTuple):
 
 
 async def fetch(http: aiohttp.ClientSession, method: str, url: str, headers: Mapping[str, str]) -> Answer:
-    """Return the answer to a request, without following redirects. Raise ValueError if it exceeds MAX_ANSWER_BYTES."""
+    """Send an HTTP request, without following redirects. Raise ValueError if the answer exceeds MAX_ANSWER_BYTES."""
     async with http.request(method, url, headers=headers, allow_redirects=False) as response:
         body = bytearray()
         async for chunk in response.content.iter_any():
@@ -91,7 +94,10 @@ def _json_object(text: str, url: str) -> Mapping[str, object]:
 
 
 def _unix_time(text: object) -> float:
-    """Parse a time as AWS (2026-09-18T08:22:00Z) or Azure (Mon, 19 Sep 2026 18:29:47 GMT) writes it."""
+    """Convert a time in the format of AWS or Azure to Unix time. Raise ValueError if it is malformed.
+
+    AWS writes 2026-09-18T08:22:00Z, and Azure writes Mon, 19 Sep 2026 18:29:47 GMT.
+    """
     if not isinstance(text, str):
         raise ValueError(f"{text!r} is not a time")
     try:
@@ -105,7 +111,7 @@ def _unix_time(text: object) -> float:
 
 
 class Aws:
-    """AWS: the spot instance action and the rebalance recommendation, with tokens of IMDSv2."""
+    """Source on AWS: the spot instance action and the rebalance recommendation, read with IMDSv2 tokens."""
 
     name = AWS
 
@@ -145,7 +151,7 @@ class Aws:
 
 
 class Gcp:
-    """GCP: the metadata value `instance/preempted`. The server keeps the request open until the value changes."""
+    """Source on GCP: the metadata value `instance/preempted`. A request stays open until the value changes."""
 
     name = GCP
 
@@ -171,7 +177,7 @@ class Gcp:
 
 
 class Azure:
-    """Azure: Scheduled Events of the types Preempt and Terminate that name this machine."""
+    """Source on Azure: Scheduled Events of type Preempt or Terminate that name this machine."""
 
     name = AZURE
 
@@ -197,14 +203,20 @@ class Azure:
 
 
 def _is_end_of(scheduled: object, machine: str) -> bool:
-    """Return whether a scheduled event ends `machine`. Azure also lists the events of other machines."""
+    """Return whether a scheduled event ends `machine`. Azure also lists events of other machines.
+
+    Raise ValueError if the event is malformed.
+    """
     if not isinstance(scheduled, dict) or not isinstance(scheduled.get("Resources"), list):
         raise ValueError(f"{scheduled!r} is not a scheduled event")
     return scheduled.get("EventType") in ("Preempt", "Terminate") and machine in scheduled["Resources"]
 
 
 class File:
-    """A file whose existence is a notice. It may contain the seconds left when it was written, and a reason."""
+    """Source that reads a file, whose existence is a notice.
+
+    The file may contain the number of seconds that were left when it was written, and a reason.
+    """
 
     name = FILE
 
@@ -233,7 +245,10 @@ class File:
 
 
 def read_posted(body: Mapping[str, object], now_unix_s: float, host: str) -> PreemptionNotice | None:
-    """Parse the body of POST /preemption. Return None if it withdraws a notice. Raise InvalidRequest if malformed."""
+    """Parse the body of POST /preemption. Return None if it withdraws a notice.
+
+    Raise InvalidRequest if the body is malformed.
+    """
     seconds, reason, is_withdrawn = body.get("seconds"), body.get("reason", ""), body.get("withdrawn", False)
     if unknown := body.keys() - {"seconds", "reason", "withdrawn"}:
         raise InvalidRequest(f"unknown fields {sorted(unknown)}; use seconds, reason and withdrawn", field="body")
@@ -255,8 +270,9 @@ def read_signal(
 ) -> PreemptionNotice | None:
     """Return the preemption notice for a signal that the supervisor received, or None if it is not a notice.
 
-    Kubernetes sends SIGTERM. Slurm sends the signal of `--signal`, and sets SLURM_JOB_END_TIME. If that end is more
-    than MAX_SLURM_NOTICE_S away, the signal announces a preemption, and `grace_s` seconds are left.
+    A signal is a notice only if `used`, the chosen sources, contains its sender. Kubernetes sends SIGTERM, which leaves
+    `grace_s` seconds. Slurm sends the signal of `--signal`, and sets SLURM_JOB_END_TIME. If that time is unknown, past
+    or more than MAX_SLURM_NOTICE_S away, the signal announces a preemption, which also leaves `grace_s` seconds.
     """
     name, host = signal.Signals(number).name, socket.gethostname()
     if number == signal.SIGTERM and KUBERNETES in used:
@@ -275,7 +291,7 @@ _CLOUDS = {AWS: ("Amazon EC2",), GCP: ("Google", "Google Compute Engine"), AZURE
 
 
 def detect(environ: Mapping[str, str], folder: Path = _DMI) -> tuple[str, ...]:
-    """Detect this host's sources of notices from its firmware tables and the environment, without any request.
+    """Detect this host's sources of notices from its firmware tables and `environ`, without sending requests.
 
     Slurm's signal is never detected, because only the user knows what the job's warning signal is for.
     """
@@ -302,7 +318,7 @@ def parse_sources(text: str) -> tuple[str, ...]:
 
 
 def chosen_sources(text: str, environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Parse the value of --preemption, and replace the name `auto` with the detected sources."""
+    """Return the sources in the value of --preemption, with `auto` replaced by the detected ones."""
     names = [name for part in parse_sources(text) for name in (detect(environ) if part == "auto" else (part,))]
     return tuple(dict.fromkeys(names))
 
@@ -314,7 +330,10 @@ def polled_sources(names: Collection[str], endpoint: str) -> list[Source]:
 
 
 async def follow(source: Source, on_notice: OnNotice, every_s: float = EVERY_S) -> None:
-    """Poll a source until cancelled. Log when it begins to fail, and when it works again."""
+    """Poll a source until cancelled, and pass each result to `on_notice`.
+
+    Log when polling begins to fail, and when it works again.
+    """
     has_failed = False
     within_s = ANSWERS_WITHIN_S + (GCP_WAITS_S if source.name == GCP else 0)
     async with aiohttp.ClientSession() as http:

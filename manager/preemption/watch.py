@@ -1,4 +1,4 @@
-"""Decides what a replica group does about the preemption notices for its hosts, and carries the decision out."""
+"""Decides how a replica group reacts to preemption notices for its hosts, and carries out the decision."""
 
 import logging
 import time
@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 class PreemptionWatch:
     """Collects the notices for all hosts of a group. Reports the most urgent one, and drains the group when needed.
 
-    The lighthouse answers how many other groups stay. It handles the notices of all groups in order, so if all groups
-    are preempted at once, the last of them saves a checkpoint, and so does each group that has not left by then.
+    The lighthouse answers each notice with the number of other groups that stay. It handles one notice at a time, so
+    if all groups are preempted at once, the last one saves a checkpoint, and so does each that has not left by then.
     """
 
     def __init__(self, group: GroupDriver, timers: Timers, wall: Callable[[], float] = time.time) -> None:
@@ -50,7 +50,7 @@ class PreemptionWatch:
                 return 0.0
 
     def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
-        """Record the notice from one of a host's sources. `notice` is None if there is none or it was withdrawn."""
+        """Record the current notice of a host's `source`. It is None if there is none, or if it was withdrawn."""
         self._notices.pop((host, source), None)
         if notice is not None:  # its texts come from a file or a server
             clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))
@@ -62,7 +62,7 @@ class PreemptionWatch:
             self.set(host, source, None)
 
     def noted(self, others: int) -> None:
-        """Record the lighthouse's answer: the number of other groups that stay."""
+        """Record the lighthouse's answer to a notice: the number of other groups that stay."""
         self._others = others
         self._decide()
 

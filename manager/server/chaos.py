@@ -1,9 +1,9 @@
 """Injects the faults of `lighthouse chaos` into a replica group. Without --allow-chaos, it refuses them.
 
 `FaultInjector` stands between the group's driver and its link to the lighthouse. It carries out the orders of the
-lighthouse, and drops or delays the messages of both sides while such a fault lasts. A fault ends after its duration, at
-the lighthouse's order, when the manager stops, and, except for a cut, when the session with the lighthouse closes. A
-timer of this process continues a stopped rank. If this process dies, the guard kills the rank.
+lighthouse, and drops or delays the messages of both sides while such a fault lasts. A fault ends after its duration,
+when the lighthouse orders it, when the manager stops or, unless it is a cut, when the session with the lighthouse
+closes. A timer in this process resumes a stopped rank. If this process dies first, the guard kills the rank.
 """
 
 import logging
@@ -28,7 +28,11 @@ class Ranks(Protocol):
     """Interface to the group's supervisor, which sends signals to its ranks."""
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of a rank, or of all ranks if None. Raise WrongState if none is running."""
+        """Send signal `number` to all processes of a rank, or of all ranks if `rank` is None.
+
+        If `is_largest`, send it only to the process of each rank that uses the most memory. Raise WrongState if no
+        such rank is running.
+        """
         ...
 
 
@@ -40,7 +44,7 @@ class _Fault:
 
 
 class FaultInjector:
-    """A LighthousePort that injects faults. While no fault affects the link, it passes all messages on."""
+    """LighthousePort that injects faults. While no fault affects the link, it passes all messages through."""
 
     def __init__(
         self, replica_id: str, link: LighthousePort, ranks: Ranks | None, timers: Timers, *, is_allowed: bool
@@ -78,7 +82,7 @@ class FaultInjector:
     def between(
         self, driver: GroupDriver
     ) -> tuple[Callable[[], None], Callable[[ToManager], None], Callable[[], None]]:
-        """Return callbacks for LighthouseLink.run that pass the session's events on to `driver`."""
+        """Return callbacks for LighthouseLink.run that carry out fault orders, and pass other events to `driver`."""
 
         def opened() -> None:
             self._late.clear()  # messages of the previous session
@@ -140,7 +144,7 @@ class FaultInjector:
             fault.end()
 
     def _start(self, order: FaultOrder, driver: GroupDriver) -> Callable[[], object]:
-        """Start a fault and return the function that ends it. Raise LighthouseError if the fault is refused."""
+        """Start a fault, and return the function that ends it. Raise LighthouseError if the fault is not possible."""
         kind, rank, seconds = order.kind, order.group_rank, order.seconds
         if not self._is_allowed:
             raise NotPermitted(f"the manager of replica group {self._replica_id} was started without --allow-chaos")

@@ -1,8 +1,8 @@
 """The manager daemon of one replica group.
 
 `ManagerDaemon` connects the components: the group's driver, the link to the lighthouse, the RPC service, the group's
-store and the evidence collector. `serve` runs it in a process of its own until a signal, a drain or a kill. A
-supervisor runs it in the supervisor's process. The module also renders the manager's metrics.
+store and the evidence collector. `serve` runs it in a separate process until a signal, a drain or a kill. Under a
+supervisor, it runs inside the supervisor's process. This module also renders the manager's metrics.
 """
 
 import asyncio
@@ -103,7 +103,7 @@ NOT_WAITED_S = 0.01
 
 class Supervisor(Ranks, Protocol):
     def entries(self) -> Mapping[str, Entry]:
-        """Return the RPCs to serve on the manager's port."""
+        """Return the supervisor's own RPCs, by method name, which the manager serves on its port."""
         ...
 
     async def probe(self, request: WatchHello, is_here: bool) -> ProcessSnapshot:
@@ -113,11 +113,11 @@ class Supervisor(Ranks, Protocol):
     def handle(self, outcome: RankGivenUp | GroupGivenUp | Killed | PreemptionNoted) -> None: ...
 
     def kept_states(self) -> tuple[KeptState, ...]:
-        """Return which states the ranks of the group keep in the memory of their supervisors, on all hosts."""
+        """Return the step and size of the state that each rank of the group keeps in its supervisor's memory."""
         ...
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle a preemption notice from an HTTP request. None withdraws the last one."""
+        """Handle a preemption notice from an HTTP request. `notice` is None if the last one is withdrawn."""
         ...
 
 
@@ -137,9 +137,10 @@ class ManagerDaemon:
         Args:
             config: The options.
             secret: The group's secret, or an empty string (see GroupAccess in service.py).
-            end: Called with the exit status: 0 after the group has left, 1 after a kill, or MISCONFIGURED.
-            supervisor: The supervisor that runs this manager in its own process. It also handles kills.
-            session_secret: Secret by which the lighthouse recognizes this process. Default: a random one.
+            end: Called with the exit status: 0 after the group has left, 1 after a kill or the end of the store, or
+                MISCONFIGURED if the lighthouse cannot be used.
+            supervisor: The supervisor in whose process this manager runs, or None. It also handles kills.
+            session_secret: Secret by which the lighthouse recognizes this process. If empty, a random one is used.
         """
         self._config = config
         self._secret = secret
@@ -221,11 +222,11 @@ class ManagerDaemon:
         return AsyncLighthouseClient(coordinator, job=self._config.job)
 
     def ranks_started(self, group_ranks: Sequence[int] | None) -> None:
-        """Record that the supervisor has restarted the lost ranks among `group_ranks`, or all lost ranks if None."""
+        """Record that the supervisor has restarted the lost ranks among `group_ranks` (if None, all lost ranks)."""
         self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
-        """Leave the job after completing the steps that were already granted, for up to --drain-timeout."""
+        """Leave the job after the steps that were already granted. Wait for them for up to --drain-timeout."""
         self._driver.drain(reason)
         timeout_s = self._config.drain_timeout_s
         try:
@@ -329,7 +330,7 @@ class ManagerDaemon:
         log.info("serves HTTP on port %d", port, extra=event("serving_http", port=port))
 
     async def _preempted(self, guard: HttpGuard, request: web.Request) -> web.Response:
-        """Answer POST /preemption: pass the notice in the body to the supervisor."""
+        """Handle POST /preemption by passing the notice in the body to the supervisor."""
         assert self._supervisor is not None
         try:
             guard.check_page(request)

@@ -1,4 +1,4 @@
-"""gRPC service of a manager, and the rules of access to it.
+"""gRPC service of a manager, and the rules for access to it.
 
 `ManagerService` serves the documented service (with and without its package name) and torchft's service on one port.
 The handlers translate messages for the group's driver. `GroupAccess` decides which callers may act for the group.
@@ -49,14 +49,21 @@ class ManagerService:
         watch_within_s: float = FIRST_WITHIN_S,
         more: Mapping[str, Entry] | None = None,
     ) -> None:
-        """Create the service. A supervisor passes the handlers of its additional RPCs, by method name, in `more`."""
+        """Create the service.
+
+        Args:
+            driver: The group's driver.
+            status: Returns the manager's status.
+            watch_within_s: Time limit for the first message of a watch, in seconds.
+            more: Handlers of a supervisor's additional RPCs, by method name.
+        """
         self._driver = driver
         self._status = status
         self._watch_within_s = watch_within_s
         self._more = dict(more or {})
 
     def services(self) -> Mapping[str, Mapping[str, Entry]]:
-        """Return the handlers by name of service and method."""
+        """Return the RPC handlers, by service name and method name."""
         documented: dict[str, Entry] = {
             "Quorum": Method(manager_pb2.ManagerQuorumRequest, self.quorum),
             "CheckpointAddress": Method(manager_pb2.CheckpointAddressRequest, self.checkpoint_address),
@@ -118,8 +125,8 @@ class ManagerService:
     async def _ask(self, call: Call, *, is_agent: bool, **fields: Any) -> Answer:
         """Pass a rank's request for a quorum to the driver, and wait for the answer.
 
-        If the group cannot continue because its ranks hold different states, the documented status is
-        FAILED_PRECONDITION. An Agent receives a different status, which makes its process exit.
+        If the group cannot continue because its ranks hold different states, an Agent receives Unrecoverable, which
+        makes its process exit. Other clients receive the documented status, FAILED_PRECONDITION.
         """
         reply = FutureReply[Answer]()
         try:
@@ -195,7 +202,7 @@ class ManagerService:
         return manager_pb2.ReportResponse()
 
     async def watch(self, requests: Requests[FromRank], call: Call, sender: Sender) -> None:
-        """Serve one rank's watch and votes until its stream or its process ends."""
+        """Serve the watch of a rank, including its votes, until the stream or the rank's process ends."""
         hello = await requests.read_hello(WatchHello, self._watch_within_s)
         if hello is None:
             return
@@ -233,7 +240,7 @@ def _catch_up(request: manager_pb2.ManagerQuorumRequest) -> CatchUp:
 
 
 def encode_handles(handles: tuple[str, ...]) -> bytes:
-    """Encode the ranks' reconfigure handles in the field that torchft's newer managers use."""
+    """Encode the ranks' reconfigure handles as newer torchft managers do. Return empty bytes if all are empty."""
     if not any(handles):
         return b""
     return torchft_pb2.QuorumMember(reconfigure_handles=handles).SerializeToString()

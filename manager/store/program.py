@@ -1,4 +1,4 @@
-"""Program of the store process, which hosts the group's TCPStore so that it outlives the ranks.
+"""Program of the store process, which hosts the group's TCPStore so that the store outlives the ranks.
 
 It is run as a file by the interpreter in --store-python, with two arguments: the port (0 for any) and the listen
 address (empty for all). It prints `store PORT` once it serves, and serves until its standard input closes or its parent

@@ -1,7 +1,8 @@
 """Driver of a group's supervision.
 
-It feeds events to a `SupervisorMachine`, performs the effects in order and sets one timer for the machine's next
-deadline. It is synchronous. The clock, the hosts and the lighthouse are passed in, so the simulator runs the same code.
+`SupervisorDriver` feeds events to a `SupervisorMachine`, performs the effects in order and sets one timer for the next
+deadline of that state machine. It is synchronous. The clock, the hosts and the lighthouse are passed in, so the
+simulator runs the same code.
 """
 
 import logging
@@ -20,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 class Group(Protocol):
-    """Interface to the group's hosts, by number, and to its run at the lighthouse."""
+    """Interface with which the driver starts and stops the group's ranks, and makes requests about the run.
+
+    `host` is the number of a host in the group.
+    """
 
     def start(self, host: int, ranks: Sequence[int], attempt: int) -> None: ...
 
@@ -55,7 +59,7 @@ class SupervisorDriver:
                 self.feed(events.EndAsked(1, f"this supervisor was refused by the lighthouse: {error}"))
 
     def manager_ended(self, status: int) -> None:
-        """Handle the exit of the group's manager. Status 0 means that the group has drained, others a fatal error."""
+        """Handle the exit of the group's manager. Status 0 means that the group has drained. Others are errors."""
         if status == 0:
             self.feed(events.EndAsked(0, "the group has left its quorum"))
         else:

@@ -1,9 +1,9 @@
-"""Host 0 of a group under `lighthouse-manager run`.
+"""Supervisor of a group's host 0 under `lighthouse-manager run`.
 
 `HeadHost` runs the group's manager, its store, the supervision of the whole group, and the ranks on host 0.
-`SupervisedStore` is the TCPStore, in a child of the guard process; it listens on a port that is known in advance and
-outlives all ranks. `WorkerHosts` manages the connections to the group's other hosts: it sends orders to start and stop
-ranks, and receives the exits of ranks. The other side of these connections is in worker_host.py.
+`SupervisedStore` runs the TCPStore in a child of the guard process. The store listens on a port that is known in
+advance, and outlives all ranks. `WorkerHosts` manages the connections to the group's other hosts: it sends them orders
+to start and stop ranks, and receives their reports of exits. worker_host.py is the other side of these connections.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ _PROBE_TIMEOUT_S = PROBE_TIMEOUT_S + 0.5
 
 @dataclass(slots=True)
 class _Host:
-    """Connection to the supervisor of another host."""
+    """Connection from host 0 to the supervisor of another host of the group."""
 
     sender: Sender
     heard_at: float  # when its last message arrived
@@ -64,7 +64,7 @@ class _Host:
 
 
 class WorkerHosts:
-    """Connections to the supervisors of the group's other hosts."""
+    """Connections from host 0 to the supervisors of the group's other hosts."""
 
     def __init__(self, head: "HeadHost") -> None:
         self._head = head
@@ -74,7 +74,7 @@ class WorkerHosts:
         self._probes: dict[int, asyncio.Future[ProcessSnapshot]] = {}
 
     def send(self, host: int, message: hosts.ToHost) -> None:
-        """Send a message to a host, or drop it if the host is not connected. The host's loss is reported anyway."""
+        """Send a message to a host, or drop it if the host is not connected. Its loss is reported separately."""
         if (connected := self._hosts.get(host)) is not None:
             connected.sender.send(NODE_RESPONSES.write(message))
 
@@ -187,9 +187,10 @@ QUIET_S = 60.0  # if the store lives for this time, the restart delay is reset
 
 
 class SupervisedStore:
-    """TCPStore of a group, restarted if it dies. `fail` is called with the reason if the store cannot start at all.
+    """Runs a group's TCPStore, and restarts it if it dies.
 
-    An empty `host` means that the store listens on all addresses. `label` is its name in logs.
+    If `host` is empty, the store listens on all addresses. `label` is its name in logs. `fail` is called with the
+    reason if the store cannot start at all.
     """
 
     def __init__(
@@ -206,7 +207,7 @@ class SupervisedStore:
         self._is_over = False
 
     def check(self) -> None:
-        """Raise InvalidRequest if the store cannot start."""
+        """Raise InvalidRequest if torch cannot be imported or the store's port is not free."""
         check_torch(self._python)
         check_port(self._port)
 
@@ -375,7 +376,7 @@ class HeadHost(HostSupervisor):
 
     @property
     def plan(self) -> LaunchPlan:
-        """The launch plan. Raises Unreachable if it is not known yet."""
+        """The launch plan. Raise Unreachable while it is not known yet."""
         if self._local is None:
             raise Unreachable("host 0 is starting; ask again")
         return self._local.plan
@@ -400,7 +401,7 @@ class HeadHost(HostSupervisor):
             await self._daemon.stop()
 
     def handle_signal(self, status: int, host: int = 0) -> None:
-        """Handle a stop signal.
+        """Handle a stop signal to the supervisor of `host`.
 
         After the first signal, the group completes its step and leaves. After the second, its ranks receive SIGTERM.
         After the third, they are killed. Several hosts may receive the same signal, so signals are counted per host.

@@ -1,4 +1,4 @@
-"""Memory of this host in which its ranks keep their last committed states (lighthouse_runtime/process/slots.py).
+"""Memory in which this host's ranks keep their last committed states (lighthouse_runtime/process/slots.py).
 
 The supervisor only owns the memory. The ranks write and read it (agent_client/healing/keeper.py).
 """
@@ -14,7 +14,7 @@ class Keepers:
     """Memory slots for the last committed states of this host's ranks. They exist as long as the supervisor."""
 
     def __init__(self, plan: LaunchPlan, every: int) -> None:
-        """Create the slots. The ranks keep their states every `every` steps. If `every` is 0, create no slots."""
+        """Create the slots. Every `every` steps, the ranks keep their states in them. If `every` is 0, create none."""
         self._every = every
         self._is_torchrun = plan.torchrun is not None
         first = plan.own_slots[0] - plan.slot_offset
@@ -30,7 +30,7 @@ class Keepers:
         return {"LIGHTHOUSE_KEEP_EVERY": str(self._every), "LIGHTHOUSE_KEEPER": ":".join(paths)}
 
     def newest_states(self) -> tuple[KeptState, ...]:
-        """Return the newest state of each rank, from the headers of its slots."""
+        """Return the step and size of each rank's newest state, from the headers of its slots."""
         return tuple(_newest(rank, slots) for rank, slots in self._slots.items())
 
 

@@ -33,14 +33,14 @@ CLOSE_TIMEOUT_S = 1.0
 
 class Supervisor(Protocol):
     def receive(self, message: run.ToSupervisor) -> None:
-        """Handle a message from the lighthouse. A final error of the stream is passed as a HelloRejected."""
+        """Handle a message from the lighthouse, or a HelloRejected with the error if the stream fails for good."""
         ...
 
     def heartbeat(self, now: float) -> run.SupervisorHeartbeat: ...
 
 
 class SupervisorLink:
-    """Keeps a supervisor's stream to the lighthouse open until the run ends. `entry` is each stream's first message."""
+    """Keeps a supervisor's stream to the lighthouse open until the run ends. Each stream begins with `entry`."""
 
     def __init__(
         self, coordinator: Coordinator, job: str, run_id: str, entry: run.SupervisorHello, supervisor: Supervisor

@@ -1,4 +1,4 @@
-"""Runs the ranks of this host, and contains the base class of its supervisor.
+"""Runs the ranks of this host, and defines the base class of the hosts' supervisors.
 
 `LocalHost` runs the health check, starts the ranks through the guard process, and reports their exits. `Launch`
 combines the settings of one `lighthouse-manager run`. `HostSupervisor` is the base class of `HeadHost` and
@@ -51,7 +51,7 @@ HALTED_STATUS = -15
 
 @dataclass(slots=True)
 class _Live:
-    """A rank that has been started."""
+    """A rank that is starting or running."""
 
     attempt: int
     incarnation: str
@@ -62,7 +62,8 @@ class _Live:
 class LocalHost:
     """Starts and stops the ranks of this host.
 
-    Sends reports of lost processes to the lighthouse through `link`. `report` passes events to the supervision machine.
+    It reports lost processes to the lighthouse through `link`. `report` passes events to the supervisor's state
+    machine.
     """
 
     def __init__(
@@ -93,7 +94,10 @@ class LocalHost:
         await self._is_idle.wait()
 
     def start(self, ranks: Sequence[int], attempt: int, unit: str) -> None:
-        """Start ranks. `unit` identifies this start and is the same on all hosts of the group."""
+        """Start ranks, after the health check if one is configured.
+
+        `attempt` counts the starts of these ranks. `unit` identifies this start on all hosts of the group.
+        """
         self._is_idle.clear()
         for rank in ranks:
             self._live[rank] = _Live(attempt, f"{self.plan.incarnation}.{unit}")
@@ -103,7 +107,7 @@ class LocalHost:
             self._run_health_check(check, self._settings.health_check_timeout_s, tuple(ranks))
 
     def halt(self, ranks: Sequence[int], grace_s: float) -> None:
-        """Stop ranks. If a rank is already being stopped, the grace period can only become shorter."""
+        """Send SIGTERM to ranks, and SIGKILL after `grace_s` seconds. Repeated calls can only shorten that time."""
         for rank in ranks:
             if (live := self._live.get(rank)) is not None:
                 live.is_halted = True
@@ -114,15 +118,16 @@ class LocalHost:
                 self._guard.halt(check, 0.0)
 
     def pass_on(self, number: int) -> None:
-        """Send a signal that the supervisor has received to the ranks that have a handler for it."""
+        """Forward signal `number`, which the supervisor has received, to the ranks that have a handler for it."""
         for live in self._live.values():
             if live.process is not None and not live.is_halted:
                 self._guard.pass_on(live.process, number)
 
     def strike(self, rank: int | None, number: int, *, is_largest: bool = False) -> None:
-        """Send a signal to all processes of a rank, or of all ranks of this host if `rank` is None.
+        """Send signal `number` to all processes of a rank, or of all ranks of this host if `rank` is None.
 
-        With torchrun, the signal always goes to all ranks of this host.
+        If `is_largest`, send it only to the process of each rank that uses the most memory. With torchrun, all ranks of
+        this host count as one.
 
         Raises:
             WrongState: The rank is not running on this host.
@@ -136,7 +141,7 @@ class LocalHost:
             self._guard.strike(process or 0, number, is_largest=is_largest)
 
     async def probe(self, request: WatchHello) -> ProcessSnapshot:
-        """Inspect a rank's process on this host, and read its last output."""
+        """Inspect a rank's process on this host, and read the last lines of its output."""
         return await probe_with_output(request, self.last_lines(request.group_rank))
 
     async def last_lines(self, rank: int) -> tuple[str, ...] | None:
@@ -287,7 +292,7 @@ class Launch:
 
 
 class HostSupervisor(ABC):
-    """Supervisor of one host: handles its signals, runs its guard and returns its exit status."""
+    """Base class of a host's supervisor, which handles signals, runs the guard and returns the exit status."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch
@@ -338,7 +343,7 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle a change of the notice from one of this host's sources. None means no notice, or a withdrawn one."""
+        """Handle the current preemption notice of a source on this host. `notice` is None if there is none."""
 
     @abstractmethod
     async def _begin(self) -> None:
@@ -346,14 +351,14 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     async def _end(self, over: GroupEnded) -> None:
-        """Report that the group has ended. Called when no rank is running any more."""
+        """Report the end of the group to the other components. Called when no rank is running any more."""
 
     @abstractmethod
     async def _close(self) -> None:
         """Close all components, after the group has ended or an error has occurred."""
 
     def _finish(self, over: GroupEnded) -> None:
-        """Make `run` return. Only the first call has an effect."""
+        """Make `run` return the status in `over`. Only the first call has an effect."""
         if not self._over.done():
             self._over.set_result(over)
 

@@ -1,4 +1,4 @@
-"""Supervisor of a group's other hosts: `lighthouse-manager run --node-rank K` with K > 0.
+"""Supervisor of each host of a group except host 0: `lighthouse-manager run --node-rank K` with K > 0.
 
 `WorkerHost` keeps a stream open to host 0, which decides when ranks start and stop, and another one to the lighthouse,
 which can stop the run. While host 0 is not connected, no rank runs on this host.
@@ -93,7 +93,7 @@ class WorkerHost(HostSupervisor):
         self._halt_and_finish(over, grace_s if self._signals[0] < 3 else 0.0)
 
     def _halt_and_finish(self, over: GroupEnded, grace_s: float) -> None:
-        """Stop this host's ranks, then exit. The first reason is kept. Later calls can shorten the grace period."""
+        """Stop this host's ranks, then exit because of the first call's `over`. Later calls can shorten `grace_s`."""
         if self._local is not None:
             self._local.halt(self._local.running, grace_s)
         self._ending = self._ending or asyncio.create_task(self._finish_when_idle(over), name="end")
@@ -116,7 +116,7 @@ class WorkerHost(HostSupervisor):
     # -- the lighthouse
 
     def heartbeat(self, now: float) -> SupervisorHeartbeat:
-        """Return a heartbeat with the running ranks. Host 0 reports the group's restarts."""
+        """Return a heartbeat with the number of running ranks on this host. Host 0 reports the group's restarts."""
         return SupervisorHeartbeat(running=0 if self._local is None else len(self._local.running))
 
     def receive(self, message: ToSupervisor) -> None:
@@ -138,7 +138,7 @@ class WorkerHost(HostSupervisor):
     # -- host 0
 
     async def _serve_head(self) -> None:
-        """Carry out host 0's orders until cancelled, or until host 0 was unreachable for the host timeout."""
+        """Carry out host 0's orders until cancelled, or until host 0 has been unreachable for --node-timeout."""
         settings, backoff = self._launch.settings, Backoff()
         lost_at = self._loop.time()
         while self._loop.time() < lost_at + settings.node_timeout_s:

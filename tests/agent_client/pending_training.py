@@ -20,7 +20,7 @@ class PendingDiloco(Diloco):
         link = self.agent.internals.manager
         for owner, name in ((link._client, "quorum"), (link._client, "vote"), (link._client, "status")):
             self._count(owner, name)
-        self._count(link._votes, "send")
+        self._count(link.watch, "send_vote")
 
     def _count(self, owner: object, name: str) -> None:
         call = getattr(owner, name)

@@ -3,6 +3,7 @@
 No lighthouse is needed: a stand-in counts the steps.
 """
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -24,6 +25,12 @@ class Rank:
     def __init__(self, state: TrainState) -> None:
         self.group_rank, self.group_world_size = distributed.get_rank(), distributed.get_world_size()
         self.state, self.step = state, 0
+        self.internals = SimpleNamespace(
+            group_store=None,
+            last_saves=[],
+            manager=SimpleNamespace(watch=SimpleNamespace(has_fault=lambda kind: False)),
+            restore_kept=lambda *, above: False,
+        )
 
     def sum_over_group(self, tensor: torch.Tensor) -> torch.Tensor:
         distributed.all_reduce(tensor)

@@ -11,14 +11,17 @@ with equal weights and that each sample was used once an epoch. The result is a 
 
 import itertools
 import json
+import math
 import os
 import random
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from bisect import bisect
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -174,7 +177,7 @@ class Job:
     lighthouse: Daemon
     groups: Sequence[Group]
     draws: random.Random = field(default_factory=random.Random)
-    faults: Counter[str] = field(default_factory=Counter[str])
+    faults: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])  # time (Unix) and kind
     undo: list[tuple[float, Callable[[], None]]] = field(default_factory=list[tuple[float, Callable[[], None]]])
 
     def draw(self, number: int) -> "tuple[Fault, Group]":
@@ -295,7 +298,7 @@ def train(
             fault, group = job.draw(number)
             if job.lighthouse.is_alive and group.manager.is_alive:
                 fault(job, group)
-                job.faults[fault.__name__] += 1
+                job.faults.append((time.time(), fault.__name__))
                 strikes_at, number = max(strikes_at + every_s, now), next(planned, None)
         time.sleep(0.02)
 
@@ -308,6 +311,7 @@ class Record:
     commits: int = 0
     epochs: float = 0.0
     missing: int = 0  # records of commits
+    commits_at: list[float] = field(default_factory=list[float])  # first commit of each step (Unix time)
     wrong: list[str] = field(default_factory=list[str])
 
 
@@ -317,13 +321,14 @@ def examine(folder: Path) -> Record:
     A rank that is killed between a commit and its record has used a batch that no record names. So samples may seem to
     be used too rarely, but only as many as there are in the missing records.
     """
-    record, hashes, uses, used_at, participants = Record(), {}, Counter[int](), {}, {}
+    record, hashes, uses, used_at, participants, first_at = Record(), {}, Counter[int](), {}, {}, dict[int, float]()
     for path in sorted(folder.glob("*.events")):
         for line in path.read_bytes().split(b"\n"):
             if not line.endswith(b"]"):
                 continue  # cut by a kill
-            _, step, quorum_id, size, digest, used = json.loads(line)
+            at, step, quorum_id, size, digest, used = json.loads(line)
             record.commits += 1
+            first_at[step] = min(at, first_at.get(step, at))
             first = hashes.setdefault((step, quorum_id), digest)
             if digest != first:
                 record.wrong.append(f"{path.name}: step {step} of quorum {quorum_id} has other weights")
@@ -332,7 +337,7 @@ def examine(folder: Path) -> Record:
     counted = [used for (step, quorum_id, _), used in used_at.items() if last[step] == quorum_id]
     for used in counted:
         uses.update(used)
-    record.steps = len(last)
+    record.steps, record.commits_at = len(last), sorted(first_at.values())
     if record.steps:
         record.missing = sum(participants[step, quorum_id] for step, quorum_id in last.items()) - len(counted)
         record.epochs = sum(uses.values()) / SAMPLES
@@ -341,6 +346,16 @@ def examine(folder: Path) -> Record:
         if lacking > record.missing * BATCH_SIZE:
             record.wrong.append(f"{lacking} uses of samples are missing below {most - 1}, and {record.missing} records")
     return record
+
+
+def pauses(faults: Sequence[tuple[float, str]], commits_at: Sequence[float]) -> dict[str, tuple[float, float]]:
+    """Return the longest wait for a step after a fault and before the next, in seconds: by kind, median and most."""
+    longest: dict[str, list[float]] = {}
+    for (at, kind), (ends_at, _) in itertools.pairwise([*faults, (math.inf, "")]):
+        first, last = bisect(commits_at, at), bisect(commits_at, ends_at) + 1
+        waits = [after - before for before, after in itertools.pairwise([at, *commits_at[first:last]])]
+        longest.setdefault(kind, []).append(max(waits, default=0.0))
+    return {kind: (round(statistics.median(each), 2), round(max(each), 2)) for kind, each in sorted(longest.items())}
 
 
 def machine_cpu_s() -> float:
@@ -417,7 +432,7 @@ def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack:
         after_s = round(time.monotonic() - began_at)
         if not samples or after_s >= samples[-1][0] + SAMPLE_EVERY_S:
             prints = footprint([lighthouse, *(group.manager for group in groups)])
-            samples.append([after_s, job.faults.total(), newest_step(folder), *prints])
+            samples.append([after_s, len(job.faults), newest_step(folder), *prints])
 
     gives_up_at = time.monotonic() + STARTS_WITHIN_S
     while examine(folder).steps < STARTED_STEPS:
@@ -447,8 +462,9 @@ def prove(part: int, seconds: float, replay: Sequence[int], folder: Path, stack:
             ["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
         ).stdout.strip(),
         "seconds": round(seconds),
-        "faults": job.faults.total(),
-        "by_kind": dict(job.faults),
+        "faults": len(job.faults),
+        "by_kind": dict(Counter(kind for _, kind in job.faults)),
+        "pause_s_median_and_most": pauses(job.faults, record.commits_at),
         "steps": record.steps,
         "commits": record.commits,
         "records_lost_by_kills": record.missing,

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 
 from click.testing import CliRunner
 
-from tests.chaos.prove import FAULTS, Job, examine, main, newest_step
+from tests.chaos.prove import FAULTS, Job, examine, main, newest_step, pauses
 from tests.chaos.proving_rank import SAMPLES
 
 
@@ -39,6 +39,11 @@ def test_its_record_shows_a_sample_that_was_used_twice(tmp_path: Path) -> None:
     assert not examine(tmp_path).wrong
     (tmp_path / "a.events").write_text("".join([*whole, event(SAMPLES + 1, "x", [5]), event(SAMPLES + 2, "x", [5])]))
     assert examine(tmp_path).wrong
+
+
+def test_the_longest_pause_after_each_fault() -> None:
+    faults = [(1.95, "kill_rank"), (6.0, "nan"), (9.0, "kill_rank")]
+    assert pauses(faults, [1.0, 2.0, 5.5, 5.9, 6.1, 9.1, 10.0]) == {"kill_rank": (2.2, 3.5), "nan": (3.0, 3.0)}
 
 
 def test_its_command_explains_itself() -> None:

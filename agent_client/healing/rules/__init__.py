@@ -1,1 +1,1 @@
-"""Rules of healing: which source sends which piece, and how a rank catches up. No I/O, no clock."""
+"""Rules of healing, without I/O and without a clock: which source sends which piece, and how a rank catches up."""

@@ -1,4 +1,4 @@
-"""Rules for healing while training continues (`heal_mode="catch_up"`). No I/O.
+"""Rules for healing while training continues (`heal_mode="catch_up"`). This module does no I/O.
 
 A rank that is catching up takes part in the current steps while its own state, the *held* state, is that of an earlier
 step. The rank contributes zeros, keeps the averaged gradients of each committed step (a *kept step*), and fetches a
@@ -9,7 +9,7 @@ its state is the current one.
    with the snapshot's tag. The rank can continue under a new quorum only if the quorum's first state is in this chain.
    The rank then drops the steps kept after that state, because the other groups have not committed them. Otherwise, or
    if that state has no known tag, the rank starts over with a new snapshot and a chain from the quorum's first step.
-2. So the chain survives a change of quorum, and never contains a discarded step.
+2. So the chain remains valid when the quorum changes, and never contains a discarded step.
 3. If a transfer fails, the rank also starts over. Only a new quorum can assign another source, so the manager requests
    a new quorum. After MAX_TRIES failures, or without memory for another kept step, the rank heals in blocking mode: the
    other groups wait for it.
@@ -77,7 +77,7 @@ class CatchUpMachine(Generic[T]):
 
     @property
     def is_catching_up(self) -> bool:
-        """True while the rank takes part in a later step than that of its state."""
+        """True while the rank takes part in steps that are later than its own state."""
         return self.held is not None
 
     @property
@@ -137,7 +137,7 @@ class CatchUpMachine(Generic[T]):
         self.begins = tag
 
     def arrived(self, tag: Tag) -> None:
-        """Record that the complete snapshot, whose state has this tag, has arrived."""
+        """Record that the complete snapshot has arrived. `tag` identifies its state."""
         if self.transfer is Transfer.UNDER_WAY:
             self.transfer, self.begins = Transfer.ARRIVED, tag
 

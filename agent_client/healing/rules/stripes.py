@@ -1,4 +1,6 @@
-"""Rules that decide which pieces of a state are requested from which of several sources. No I/O, no clock, no torch.
+"""Rules that decide which pieces of a state are requested from which of several sources.
+
+This module does no I/O, reads no clock and does not import torch.
 
 1. A state is a list of pieces. One source is the *lead*. Its checksums define the content of every piece, and pieces
    with other content are discarded. So the result is always the lead's state, never a mixture.
@@ -44,7 +46,7 @@ MAX_DIFFERING_BYTES = 16 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class LeadChosen:
-    """The source becomes the lead. A ChecksumArrived follows for each piece, in order."""
+    """The source has become the lead. A ChecksumArrived event follows for each piece, in order."""
 
     source: str
 
@@ -69,7 +71,7 @@ class PieceArrived:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLost:
-    """The connection to the source ended or could not be opened."""
+    """The connection to the source has broken, or could not be opened."""
 
     source: str
     reason: str
@@ -77,7 +79,7 @@ class ConnectionLost:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The source does not have the state, sends unusable data, or sends nothing."""
+    """The source has refused the request, sent unusable data, or sent nothing for too long."""
 
     source: str
     reason: str
@@ -194,7 +196,7 @@ class StripePlan:
         return {name: count for name, count in shares.items() if count}
 
     def next_piece(self, source: str) -> int | None:
-        """Return the number of the next piece expected from this source, or None if its data is no longer needed."""
+        """Return the index of the next piece expected from this source, or None if none is expected."""
         requested = self._sources[source].requested
         return requested[-1] if requested else None
 
@@ -353,7 +355,7 @@ class StripePlan:
         return self._pop_pieces(self._unassigned, min(STRIPE_BYTES, left * source.rate / sum(rates) / 2))
 
     def _pop_pieces(self, pool: list[int], wanted: float) -> list[int]:
-        """Remove and return the first pieces of the pool: at least one, up to `wanted` bytes and MAX_RANGES ranges."""
+        """Remove pieces from the front of the pool: at least one, and up to `wanted` bytes in MAX_RANGES ranges."""
         taken: list[int] = []
         size = runs = 0
         while pool and (not taken or size + self._sizes[pool[0]] <= wanted):
@@ -375,7 +377,7 @@ class StripePlan:
                 self._assign(now)
 
     def _slow_at(self, source: _Source, now: float) -> float | None:
-        """Return the time at which the source counts as slow, or None if no free source could replace it."""
+        """Return when a free source should take over the source's pieces, or None if there is none that could."""
         if not source.requested or source.requested[-1] in self._only_lead:
             return None
         free = next(iter(self._free(now)), None)

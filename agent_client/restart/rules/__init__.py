@@ -1,1 +1,1 @@
-"""Rules of in-process restart: a rank's state machine, and its events and effects. No I/O and no clock."""
+"""Rules of in-process restart, without I/O and without a clock: a rank's state machine, events and effects."""

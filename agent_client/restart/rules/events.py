@@ -1,7 +1,7 @@
-"""Events, effects and settings of a rank's state machine, and the timer of its interruptions. No I/O and no clock.
+"""Events, effects and settings of a rank's state machine, and the timer of its interruptions.
 
-A rank's process passes events of its lighthouse stream and of its function to the machine. The machine returns effects
-that the process must perform in order.
+This module does no I/O and reads no clock. A rank's process passes events of its lighthouse stream and of its function
+to the state machine, which returns effects that the process must perform in order.
 """
 
 import math
@@ -12,7 +12,7 @@ from enum import StrEnum
 from lighthouse_protocol.messages.run import FromRunRank, RunCompleted, RunCounters, RunStopped, ToRunRank
 from lighthouse_protocol.refusals import LighthouseError
 
-# -- events of the stream. `session` is the number from Connect. The machine ignores events of older streams.
+# -- events of the stream. `session` is the number from Connect. Events of older streams are ignored.
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class MessageReceived:
 
 @dataclass(frozen=True, slots=True)
 class StreamClosed:
-    """The stream has closed, or could not be opened."""
+    """The stream has been closed, or could not be opened."""
 
     session: int
     error: LighthouseError | None = None
@@ -36,7 +36,7 @@ class StreamClosed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The process is waiting for a generation, or its running function has requested the next one."""
+    """The process is ready for the next generation, or its running function has requested it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +68,14 @@ RankEvent = MessageReceived | StreamClosed | Waiting | Raised | Returned | Closi
 
 @dataclass(frozen=True, slots=True)
 class Connect:
-    """Open a stream, and report its events with the number `session`. Queue messages until the stream is open."""
+    """Open a stream whose events carry the number `session`. Queue messages to send until the stream is open."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Disconnect:
-    """Cancel the stream. The machine expects no StreamClosed event afterwards."""
+    """Cancel the stream. The state machine expects no StreamClosed event afterwards."""
 
     session: int
 
@@ -101,7 +101,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """Interrupt the running function. The machine repeats this until the function has ended."""
+    """Interrupt the running function. This effect is repeated until the function has ended."""
 
     reason: str
 
@@ -115,7 +115,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End the wrapped call: all ranks have finished, the run was stopped, or this rank may not take part."""
+    """End the wrapped call, because all ranks have finished, the run was stopped, or this rank cannot take part."""
 
     outcome: RunCompleted | RunStopped | LighthouseError
 
@@ -158,7 +158,7 @@ class RankPhase(StrEnum):
 
 @dataclass(slots=True)
 class InterruptTimer:
-    """Decides when to interrupt a function that is still running.
+    """Decides when to interrupt a function that must end, and when to kill its process.
 
     The function is interrupted immediately and then every `interval_s` seconds. If it is still running after
     `hard_timeout_s`, the process is killed. The cleanup between two generations has the same time limit.

@@ -1,7 +1,8 @@
-"""State machine of one rank in a run, and of its connection to the lighthouse. No I/O and no clock.
+"""State machine of one rank in a run, and of its connection to the lighthouse.
 
-A *run* is all ranks that execute one wrapped function together. A *generation* is a numbered attempt to execute the
-function. A *spare* is a rank that is ready but not part of the current generation.
+This module does no I/O and reads no clock. A *run* is all ranks that execute one wrapped function together. A
+*generation* is a numbered attempt to execute the function. A *spare* is a rank that is ready but not part of the
+current generation.
 
         Waiting         formed         ended, stopped      Raised, Returned
     idle ---> ready ----------> running ------------> leaving ------------> idle
@@ -15,8 +16,8 @@ function. A *spare* is a rank that is ready but not part of the current generati
    unreachable, a running rank continues and a waiting rank waits.
 2. When a generation has ended, the rank's function is interrupted repeatedly. If it is still running after a timeout,
    the process is killed.
-3. On each new stream, the rank repeats its current state (last generation, ready, failed, finished, closing), so that
-   no message is lost with a stream. The rank also repeats its slot, the number that identifies it in the run, because
+3. On each new stream, the rank repeats its current state (last generation, ready, failed, finished, closing), so no
+   message is lost with a stream. The rank also repeats its slot, the number that identifies it in the run, because
    in an elastic run the lighthouse assigns the slots. A failure is repeated until the lighthouse reports that the
    generation has ended.
 4. RunStopped, RunCompleted, or a refusal that a retry cannot change ends the rank's part in the run.
@@ -92,7 +93,7 @@ class Reconnect:
         return self.session
 
     def accept(self) -> bool:
-        """Record the first message of a stream. Return whether the connection had been reported as lost."""
+        """Record that the stream is accepted. Return whether the connection had been reported as lost before."""
         was_lost, self.is_lost = self.is_lost, False
         self.since, self.next_at, self._delay_s, self._refused_since = None, None, FIRST_DELAY_S, None
         return was_lost
@@ -104,7 +105,7 @@ class Reconnect:
         return is_news
 
     def refuse(self, now: float, jitter: float) -> bool:
-        """Record that another process has the slot. Return whether this is the first such refusal."""
+        """Record a refusal because another process has the slot. Return whether it is the first one of this kind."""
         self._close(now, jitter)
         return self._refused_since == now
 
@@ -132,7 +133,7 @@ _WAITS = (RankPhase.READY, RankPhase.SPARE)
 
 
 class RankMachine:
-    """Decides from stream and function events when a rank connects, reports, runs its function and interrupts it."""
+    """Decides, from events, when a rank connects, what it reports, and when it runs and interrupts its function."""
 
     def __init__(self, entry: RankHello, config: RankConfig) -> None:
         self.config = config
@@ -200,7 +201,7 @@ class RankMachine:
         return effects + self._check_heartbeat(now)
 
     def deadline(self, now: float) -> float | None:
-        """Return when to call `tick` next, or None for never. After `tick(now)`, the result is later than `now`."""
+        """Return when to call `tick` next, or None if never. After `tick(now)`, the result is later than `now`."""
         moments: list[float | None] = [self._leaving.deadline]
         if not self.has_ended:
             moments += [self._stream.next_at, self._give_up_at(), self._silent_at()]
@@ -269,7 +270,7 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _give_up_at(self) -> float | None:
-        """Return when this rank stops trying to reach the lighthouse, or None if it is running or connected."""
+        """Return when this rank gives up on the lighthouse, or None while it is connected or runs its function."""
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None
@@ -375,7 +376,7 @@ class RankMachine:
     # -- time
 
     def _interrupt(self, reason: str, now: float) -> None:
-        """Start interrupting the function if it is running. `tick` returns the interruptions."""
+        """Start interrupting the function if it is running. `tick` then returns the Interrupt effects."""
         if self.phase is RankPhase.RUNNING:
             self.phase = RankPhase.LEAVING
             self._leaving.start(reason, now)

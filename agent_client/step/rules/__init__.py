@@ -1,1 +1,1 @@
-"""Rules of a training step. No I/O and no clock."""
+"""Rules of a training step, without I/O and without a clock."""

@@ -1,10 +1,11 @@
-"""Rules that check, before each collective, that all participants of a quorum are about to run the same one. No I/O.
+"""Rules that check, before each collective, that all participants of a quorum are about to run the same one.
 
 Process groups do not check this. gloo aborts a process that receives more bytes than it expects, and otherwise sums
 whatever arrives. Therefore the participants exchange *announcements* before each collective: rows of numbers, all of
 the same size, that describe the collective. All buckets of a backward pass are announced together with the first
 bucket. An announcement contains the step, so tensors of different steps are never summed. The participants also
 announce the end of the first step under a quorum, with its number of collectives, and then the source of their batches.
+This module does no I/O.
 
 All participants receive the same rows, so all reach the same verdict:
 
@@ -12,7 +13,7 @@ All participants receive the same rows, so all reach the same verdict:
    that hold the state decide. If no participant holds the state, all participants decide.
 2. The right announcement is the most frequent one among the deciding participants. A tie is resolved by the frequency
    among all participants, then by the number of steps that a deciding participant has committed since it joined, then
-   by replica_rank.
+   by the lowest replica_rank.
 3. A participant with any other announcement is at fault.
 
 A row also carries values that may differ: flags that all participants must know before the collective, and a small
@@ -34,7 +35,7 @@ PAYLOAD_WORDS = 3
 
 
 class Kind(IntEnum):
-    """Kind of an announcement. NONE, a row of zeros, means that the participant announces nothing."""
+    """Kind of an announcement, as described in `Announced`. NONE, a row of zeros, announces nothing."""
 
     NONE = 0
     REDUCE = 1
@@ -72,7 +73,7 @@ def standing_of(*, heals: bool, max_step: int, has_trained: bool) -> Standing:
 
 
 class Announced(NamedTuple):
-    """Announcement of a participant.
+    """Announcement that a participant sends before a collective or with an exchange, depending on its kind.
 
     REDUCE announces a collective, and END the end of the step. GATHER exchanges values between two steps. STATE and
     GRADIENTS compare digests, and OPTIONS compares options that must agree. DRAW compares the source of the batches.
@@ -141,7 +142,7 @@ def to_words(
     flags: Flag = Flag.NONE,
     payload: Sequence[int] = (),
 ) -> tuple[int, ...]:
-    """Encode an announcement as a row of numbers. All rows have the same length, so long strings are truncated."""
+    """Encode an announcement as a row of numbers. Truncate long strings, because all rows have the same length."""
     head = (standing, seniority, flags, announced.kind, announced.step, announced.number, announced.size)
     rest = (0,) * (PAYLOAD_WORDS - len(payload))
     return (*head, *_text_words(announced.dtype, announced.name), *payload, *rest)
@@ -209,7 +210,7 @@ def join_names(names: Sequence[str]) -> str:
 
 
 class DataChoice(NamedTuple):
-    """Source of the batches. If it differed between groups, some samples would be used twice or not at all."""
+    """Settings of the sampler. If they differed between groups, some samples would be used twice or not at all."""
 
     length: int
     batch_size: int
@@ -231,7 +232,7 @@ def announce_draw(choice: DataChoice | None) -> Announced:
 
 @dataclass(slots=True)
 class DataUses:
-    """Checks that a rank draws new batches for each step that it commits, under the quorum of that step."""
+    """Checks that a rank draws the batches of each committed step in that step, and under its quorum."""
 
     choice: DataChoice | None = None
     irregular: int = 0
@@ -249,7 +250,7 @@ class DataUses:
             self.irregular += 1
 
     def summary(self, rank_batches: int) -> dict[str, int | bool]:
-        """Return the result of Agent.data_report, or an empty dict before the first batch.
+        """Return the dict that `Agent.data_report` describes, or an empty dict before the first batch.
 
         `rank_batches` is the number of microbatches in all committed steps, summed over all ranks.
         """
@@ -283,7 +284,7 @@ def common_interval(intervals: Sequence[int]) -> int:
 
 
 def differs(own: Digest, digests: Sequence[Digest | None]) -> bool:
-    """Return whether `own` differs from the most frequent digest in `digests`, which need not contain `own`."""
+    """Return whether `own`, which `digests` need not contain, differs from the most frequent digest in `digests`."""
     wrong = outliers(digests)
     right = next((digest for place, digest in enumerate(digests) if digest is not None and place not in wrong), own)
     return own != right
@@ -302,15 +303,15 @@ def outliers(digests: Sequence[Digest | None]) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class Divergences:
-    """Counts how many times each participant has differed since the last full round of equal comparisons."""
+    """Counts how many times each participant's state has differed since the last full round of equal comparisons."""
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
     _equal: int = 0
 
     def compared(self, wrong: Sequence[str], windows: int) -> int:
-        """Record a comparison in which the participants `wrong`, if any, differed. Return their highest count, or 0.
+        """Record a comparison. Return the highest count of the participants that differed, or 0 if none did.
 
-        A full round has `windows` comparisons.
+        `wrong` contains the names of these participants. A full round has `windows` comparisons.
         """
         if not wrong:
             self._equal += 1

@@ -1,4 +1,4 @@
-"""Rules that detect where a training loop begins a step, and where it abandons one. No I/O.
+"""Rules that detect where a training loop begins a step, and where it abandons one. This module does no I/O.
 
 A step begins with the first forward pass of a module that uses the Agent, with the first reduction, or with the vote. A
 zero_grad() at the top of the loop must also begin the step, so that a healing rank has its peer's state before the
@@ -8,9 +8,10 @@ checkpoint or the end of training may follow.
 If a forward pass will begin the step anyway, zero_grad() does not begin it, which is correct in both kinds of loop.
 Otherwise the first call decides: if the loop has computed before, zero_grad() is at the end of the loop.
 
-A script may abandon a step, for example because it catches an exception or the loss is NaN, and continue with the next
-forward pass. But so does a script that accumulates gradients, makes two passes per step (SAM) or computes several
-outputs for one loss. PassOrder distinguishes these cases by what the script did in committed steps.
+A script may abandon a step, for example because it catches an exception or the loss is NaN, and continue with another
+forward pass. A script that accumulates gradients, makes two passes per step (SAM) or computes several outputs for one
+loss also makes another forward pass, but in the same step. `PassOrder` distinguishes the two by the order of the passes
+in earlier, committed steps.
 """
 
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class StepPart(Protocol):
         ...
 
     def abandon_backward(self) -> None:
-        """Abandon a backward pass that has begun to reduce. Raise AgentError if this module cannot continue."""
+        """Abandon a backward pass that has begun to reduce. Raise AgentError if other ranks wait for the rest."""
         ...
 
     def share_buffers(self) -> None:
@@ -56,7 +57,7 @@ class StepPart(Protocol):
 
 @dataclass(slots=True)
 class ZeroGradOrder:
-    """Finds out where the loop of one optimizer calls zero_grad()."""
+    """Detects whether the training loop calls an optimizer's zero_grad() at its top or at its end."""
 
     ends_loop: bool | None = None
     """True if zero_grad() is called at the end of the loop, or None before the first call."""
@@ -130,7 +131,7 @@ class PassOrder:
         return is_unusual and self._gave_up_at != self._step
 
     def repeats(self) -> bool:
-        """Return whether a new forward pass, after one that had no backward pass, shows that the step was abandoned."""
+        """Return whether another forward pass, after one without a backward pass, means that the step was abandoned."""
         return self.counts and bool(self._usual_most) and self._forwards >= self._usual_most * self._patience
 
     def gave_up(self) -> None:

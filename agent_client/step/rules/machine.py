@@ -1,4 +1,4 @@
-"""State machine of one rank's step. No I/O.
+"""State machine of one rank's training step. This module does no I/O.
 
     asked -> (reconfigure) -> (heal) -> compute -> vote -> commit or discard
 
@@ -37,7 +37,7 @@ class Phase(StrEnum):
 
 
 class InvalidTransition(RuntimeError):
-    """An event was reported in a phase in which it is impossible. This is a bug. The message lists the last events."""
+    """Raised for an event that is impossible in the current phase: a bug. The message lists the last events."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class StepMachine:
     has_computed: bool = False
     """True if a forward pass or a reduction has begun in this step."""
     skips_batch: bool = False
-    """True if the script skips this rank's batch, so that the rank contributes zeros and does not count."""
+    """True if the script skips this rank's batch, so the rank contributes zeros and does not count."""
     skipped_weight: int = 0
     """Number of skipped microbatches in the step, summed over all groups."""
     is_in_backward: bool = False
@@ -72,7 +72,7 @@ class StepMachine:
     moves: int = 0
     """Number of forward passes, reductions and votes so far."""
     accumulates: bool = False
-    """True if the last forward pass only accumulates gradients, so that its backward pass reduces nothing."""
+    """True if the last forward pass only accumulates gradients, so its backward pass reduces nothing."""
     may_heal: bool = True
     """True if the next quorum may require this rank to heal."""
     heals_first: bool = False
@@ -107,7 +107,7 @@ class StepMachine:
         return None if has_begun or self.phase is Phase.VOTED else self.step
 
     def begin(self) -> None:
-        """Begin a step. Do not call this for a retry of the same step."""
+        """Record the tag of the state with which a new step begins. Do not call this for a retry of the same step."""
         self._began_with = self.tag
 
     @property
@@ -146,7 +146,7 @@ class StepMachine:
         self.failure = reason
 
     def lost_between(self, reason: str) -> None:
-        """Record that participants were lost between two steps, so that the next step needs another quorum."""
+        """Record that participants were lost between two steps, so the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
@@ -162,13 +162,13 @@ class StepMachine:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """Record that a training forward pass or a reduction begins. `accumulates` sets that field."""
+        """Record that a forward pass or a reduction begins. `accumulates` is True if no reduction will follow."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
 
     def abandon_backward(self) -> None:
-        """Record an unfinished backward pass. The next reduction of this rank would not match its peers'."""
+        """Fail the step after an unfinished backward pass, because the next reduction would not match the peers'."""
         self.is_in_backward = False
         self.erred("a backward pass was abandoned before it had reduced all gradients")
 
@@ -198,7 +198,7 @@ class StepMachine:
         self.may_heal = True
 
     def tear(self, kind: DistrustKind, text: str) -> None:
-        """Record that this rank no longer holds a complete state. Keep the first reason until the rank has healed."""
+        """Record that this rank's state is invalid, and why. Keep the first reason until the rank has healed."""
         self.distrust = self.distrust or Distrust(kind, cut_reason(text))
         if self.tag_quorum_id is not None:
             self.distrust = replace(self.distrust, step=self.step, quorum_id=self.tag_quorum_id)
@@ -213,7 +213,7 @@ class StepMachine:
 
     @property
     def is_unhealed(self) -> bool:
-        """True if the state is torn (invalid) but the quorum treats it as up to date. The step then cannot commit."""
+        """True if the state is torn but the quorum treats it as up to date. The step then cannot be committed."""
         if self.assignment is None:
             return False
         return self.is_torn and not self.must_install and not self.assignment.catches_up
@@ -224,7 +224,7 @@ class StepMachine:
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
-        """Set the step and tag at which this rank takes part. While the rank is catching up, its own state is older."""
+        """Set the step and tag with which this rank takes part. While it catches up, its own state is older."""
         self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:
@@ -247,7 +247,7 @@ class StepMachine:
 
     @property
     def has_decided(self) -> bool:
-        """True if this rank has voted yes and is the only rank of its group, so that its vote is the decision."""
+        """True if this rank has voted yes and is the only rank of its group, so its vote is the decision."""
         return self.phase is Phase.VOTED and self.failure is None and self.is_alone
 
     def decided(self, commit: bool) -> None:
@@ -339,7 +339,7 @@ class Applying:
         """Check at the beginning of a step that the last commit was applied. Return what is missing, or "".
 
         `may_skip` returns whether a GradScaler may skip steps. It is slow, so it is called only if an optimizer step is
-        missing, and no longer once it has returned True.
+        missing, and never again once it has returned True.
         """
         step, self._committed = self._committed, None
         if self.is_explicit or step is None:

@@ -1,8 +1,8 @@
-"""Log lines about steps that other groups delayed, and rules for a rank whose quorum requests are refused. No I/O.
+"""Log lines about steps that other groups delayed, and rules for a rank whose quorum requests are refused.
 
-`StepNews` builds one line for a lost group or for groups that healed. A loss is logged after the discarded step has
-been repeated and committed, so that the line contains the delay. If the repetition fails or takes longer than
-LOSS_HELD_S, the loss is logged without the delay.
+This module does no I/O. `StepNews` builds one line for a lost group or for groups that healed. A loss is logged after
+the discarded step has been repeated and committed, so that the line contains the delay. If the repetition fails or
+takes longer than LOSS_HELD_S, the loss is logged without the delay.
 """
 
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Loss:
 
 
 class StepNews:
-    """Builds the log lines of one rank. Times are readings of the caller's monotonic clock, in seconds."""
+    """Builds one rank's log lines about lost and healed groups. Times come from the caller's monotonic clock."""
 
     def __init__(self) -> None:
         self._loss: Loss | None = None
@@ -48,11 +48,11 @@ class StepNews:
         return pending
 
     def pop_overdue(self, now: float) -> str:
-        """Return the pending line if it has been pending for LOSS_HELD_S, or an empty string."""
+        """Return the pending line if it has been pending for at least LOSS_HELD_S, or else an empty string."""
         return self.flush() if self._loss is not None and now >= self._loss.at + LOSS_HELD_S else ""
 
     def flush(self) -> str:
-        """Record that the current step is not committed. Return the pending line, or an empty string."""
+        """Record that the current step was discarded. Return the pending line, or an empty string if there is none."""
         loss, self._loss, self._healing = self._loss, None, None
         return "" if loss is None else f"step {loss.step} discarded: {loss}"
 

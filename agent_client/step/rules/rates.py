@@ -1,9 +1,9 @@
-"""Steps per second and goodput of a job, as one of its ranks sees them. No I/O.
+"""Steps per second and goodput of a job, as one of its ranks sees them. This module does no I/O.
 
 As in the lighthouse's report, goodput is the share of time in committed steps. The time between two commits is one step
 if nothing happened in between. If a step was discarded or the quorum changed, an unknown part of the time was a wait,
-so the step counts with the mean time of the undisturbed steps before it. Time begins with the first commit, because the
-first step compiles and waits for groups that are still starting.
+so the step counts with at most the mean time of the undisturbed steps before it. Time begins with the first commit,
+because the first step compiles and waits for groups that are still starting.
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Commit(NamedTuple):
 
 @dataclass(slots=True)
 class StepRates:
-    """Sums over the commits of one rank since `first`."""
+    """Number and duration of the steps that one rank has committed after its commit `first`."""
 
     first: Commit
     last: Commit
@@ -35,7 +35,7 @@ class StepRates:
     committed_s: float = 0.0
 
     def add(self, commit: Commit) -> None:
-        """Add the next commit, which must have a higher step."""
+        """Add the next commit, which must have a higher step number."""
         last, self.last = self.last, commit
         took_s = commit.at - last.at
         if commit.quorum_id == last.quorum_id and commit.ended == last.ended + 1:

@@ -2,8 +2,8 @@
 
 Its folder is first on PYTHONPATH (guard/client.py). If agent_client is installed, observation begins when the script
 creates its first process group (agent_client.observe). Until then this module imports neither torch nor our packages;
-torch.distributed is loaded only by the script. The folder contains no other module, so that the script cannot import
-our modules by accident.
+torch.distributed is loaded only by the script. The folder contains no other module, so the script cannot import our
+modules by accident.
 """
 
 # pyright: basic
@@ -15,7 +15,7 @@ _WATCHED = "torch.distributed.distributed_c10d"
 
 
 class _Finder:
-    """Import hook that replaces the loader of one module, for its first import."""
+    """Import hook that wraps the loader of the module _WATCHED when it is first imported."""
 
     def find_spec(self, name, path=None, target=None):
         if name != _WATCHED:
@@ -56,7 +56,7 @@ def _observed(init_process_group):
 
 
 def _observe() -> None:
-    """Start to observe this rank. An error does not stop the script."""
+    """Start observing this rank. Print a warning instead of raising an error, so the script continues."""
     try:
         from agent_client.step.observer import observe
 

@@ -1,1 +1,1 @@
-"""Rules of supervision: when ranks restart and how they are laid out. No I/O, no clock."""
+"""Rules for supervising ranks: on which host each runs, and when they restart. They do no I/O and read no clock."""

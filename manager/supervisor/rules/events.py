@@ -1,4 +1,4 @@
-"""Events and effects of the supervision machine.
+"""Events and effects of the supervisor's state machine (machine.py).
 
 Events report what happened to hosts, ranks and the run. Effects are what the driver must do in response.
 """
@@ -42,14 +42,14 @@ class RankSilent:
 
 @dataclass(frozen=True, slots=True)
 class MisfitReported:
-    """The group's ranks exit because the group does not fit its peers: its model or its script is different."""
+    """The group does not fit its peers: its model or its script is different. Its ranks are about to exit."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckFailed:
-    """The host's health check failed before a start."""
+    """The host's health check failed, so its ranks were not started."""
 
     host: int
     reason: str
@@ -57,14 +57,14 @@ class CheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run is stopped for all groups."""
+    """The run was stopped for all groups."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """All ranks of the run have finished. This group's ranks are notified on their own streams, and exit."""
+    """All ranks of the run have finished. The lighthouse notifies this group's ranks itself, and they exit."""
 
     reason: str
 
@@ -76,7 +76,7 @@ class KillAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """This group must end. Nothing restarts from now on."""
+    """This group was asked to end. From now on, no rank restarts."""
 
     status: int
     why: str
@@ -107,7 +107,7 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """Send SIGTERM, then SIGKILL to the ranks that remain after `grace_s` seconds."""
+    """Send SIGTERM to the ranks, and SIGKILL to those that are still running after `grace_s` seconds."""
 
     host: int
     ranks: tuple[int, ...]
@@ -137,7 +137,7 @@ class Logged:
 
 @dataclass(frozen=True, slots=True)
 class SupervisionEnded:
-    """No rank is running, and none will be started."""
+    """End the supervisor, because no rank is running and none will be started."""
 
     status: int
     why: str

@@ -1,7 +1,7 @@
-"""State machine that starts, stops and restarts the ranks of a replica group on all of its hosts. No I/O.
+"""State machine that starts, stops and restarts the ranks of a replica group on all of its hosts.
 
-A *unit* is a set of ranks that restart together: the whole group, or a single rank. An *attempt* is one start of a
-unit. The *run* comprises all replica groups of the job.
+This module does no I/O. A *unit* is a set of ranks that restart together: the whole group, or a single rank. An
+*attempt* is one start of a unit. The *run* comprises all replica groups of the job.
 
 1. A unit starts when all of its hosts are ready. It restarts when none of its ranks is running any more and its delay
    has passed, if restart_policy.py permits it.
@@ -91,10 +91,10 @@ class _Ending:
 
 
 class SupervisorMachine:
-    """State machine of one group's supervision.
+    """State machine that supervises the ranks of one group.
 
     Args:
-        layout: Hosts and ranks.
+        layout: Distribution of the group's ranks over its hosts.
         policy: The restart policy.
         draw: Returns random numbers from 0 to 1, for the jitter.
         grace_s: Time in seconds between SIGTERM and SIGKILL.
@@ -128,7 +128,7 @@ class SupervisorMachine:
         self.is_over = False
 
     def heartbeat(self, now: float) -> SupervisorHeartbeat:
-        """Return a heartbeat with the restarts so far and the budget of the unit that is closest to its limit."""
+        """Return a heartbeat with the number of restarts so far, and the budget of the unit closest to its limit."""
         return SupervisorHeartbeat(
             budget_used=max(unit.budget.used(now) for unit in self.units),
             restarts=sum(max(0, unit.attempt) for unit in self.units),
@@ -269,7 +269,7 @@ class SupervisorMachine:
     def _end_group(self, status: int, why: str, grace_s: float, now: float) -> None:
         """End the group, or shorten the grace period if it is already ending.
 
-        With an infinite grace period, the ranks are not stopped yet, so that they can complete their step.
+        If the grace period is infinite, the ranks are not stopped yet, so they can complete their step.
         """
         known, kill_at = self._ending, now + grace_s
         if known is None:

@@ -1,6 +1,6 @@
-"""Launch plan: the commands that a supervisor runs, and the environment of each rank. No I/O.
+"""Launch plan: the command that a supervisor runs, and the environment of each rank. This module does no I/O.
 
-The command may be torchrun. Then the supervisor starts one torchrun process per host, which starts the ranks.
+If the command is torchrun, the supervisor starts one torchrun process per host, which starts the ranks.
 `read_torchrun` parses the options of torchrun that the supervisor needs.
 """
 
@@ -53,10 +53,10 @@ def read_torchrun(command: Sequence[str], variables: Mapping[str, str]) -> Torch
 
 
 def failure_behind(status: int, words: Sequence[str]) -> Failure | None:
-    """Return the failure of a rank that caused torchrun's exit, or None if `words` do not contain one.
+    """Return the rank failure that made torchrun exit, or None if its output does not contain one.
 
-    `words` are the last lines of torchrun's output. torchrun exits with code 1 after any failure of a rank. It prints
-    all failures, and the earliest one last.
+    `status` is torchrun's exit status, and `words` are the last lines of its output. torchrun exits with code 1 after
+    any failure of a rank. It prints all failures, and the earliest one last.
     """
     found = _FAILURE.findall("\n".join(words)) if status == 1 else []
     return Failure(*map(int, found[-1])) if found else None
@@ -70,7 +70,10 @@ def _master_port(options: Mapping[str, str]) -> int | None:
 
 
 def _options(command: Sequence[str]) -> dict[str, str]:
-    """Return the options of torchrun and of the script, by name. If an option is repeated, its first value counts."""
+    """Return the options of a torchrun command line, by name. If an option is repeated, its first value counts.
+
+    The result also contains the options of the script, which come after those of torchrun.
+    """
     found: dict[str, str] = {}
     for word, following in zip(command, [*command[1:], ""], strict=True):
         name, has_value, value = word.partition("=")
@@ -85,7 +88,7 @@ _RANK_COUNTS = {"LIGHTHOUSE_GROUP_RANK": "", "LIGHTHOUSE_GROUP_WORLD_SIZE": ""}
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """The command of one supervisor's ranks, and the settings that determine their environment."""
+    """The command that a supervisor runs for each rank, and the settings that determine the ranks' environment."""
 
     command: tuple[str, ...]  # command of each rank
     layout: Layout
@@ -179,18 +182,18 @@ class LaunchPlan:
         return {"MASTER_ADDR": self.master[0], "MASTER_PORT": str(self.master[1])}
 
     def _torchrun(self) -> dict[str, str]:
-        """Return the variables for torchrun.
+        """Return the environment variables for torchrun.
 
-        Its workers derive their slots from an offset. torchrun's own options take precedence over PET_ variables. If
-        the store has a separate port, torchrun may choose a port for its ranks, which is necessary if several torchrun
-        processes run on one host.
+        Its ranks derive their slots from LIGHTHOUSE_SLOT_OFFSET. torchrun's own options take precedence over PET_
+        variables. If the store's port does not follow from the master port, torchrun may choose the master port, which
+        is necessary if several torchrun processes run on one host.
         """
         master = {f"PET_{name}": value for name, value in self._master().items()}
         is_known = self.store_port == self.master[1] + STORE_PORT_OFFSET
         return {"LIGHTHOUSE_SLOT_OFFSET": str(self.slot_offset)} | _RANK_COUNTS | (master if is_known else {})
 
     def _rank(self, rank: int, attempt: int) -> dict[str, str]:
-        """Return the variables that torchrun sets for a rank."""
+        """Return the environment variables that torchrun would set for a rank."""
         return (
             self._master()
             | _RANK_COUNTS

@@ -1,4 +1,4 @@
-"""Restart policy: whether and when lost ranks restart, and which host is excluded. No I/O.
+"""Restart policy: whether and when lost ranks restart, and which host is excluded. This module does no I/O.
 
 1. The exit status of a rank means that it is done (0), that the run must stop (the stop exit code, or SIGINT), or that
    the rank is lost (any other status).
@@ -61,7 +61,7 @@ class Exclude:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """Decision to end the group."""
+    """Decision to end the group, or the whole run."""
 
     reason: str
     is_for_all: bool  # whether the whole run stops, not only this group
@@ -71,7 +71,7 @@ Decision = Restart | Exclude | GiveUp
 
 
 def outcome(status: int, stop_exit_code: int) -> Outcome:
-    """Classify an exit status. As in subprocess, it is an exit code, or minus a signal number."""
+    """Classify an exit status, which is an exit code or a negated signal number, as in subprocess."""
     if status == 0:
         return Outcome.DONE
     is_abort = status == -signal.SIGINT or (stop_exit_code != 0 and status == stop_exit_code)
@@ -111,7 +111,7 @@ class RestartBudget:
     def record_loss(self, host: int, lived_s: float, now: float, *, is_misfit: bool = False) -> Decision:
         """Record a loss that began on `host`. Return the decision to restart, to exclude a host, or to give up.
 
-        The ranks lived for `lived_s` seconds. `is_misfit` means that the group does not fit its peers.
+        The ranks had run for `lived_s` seconds. `is_misfit` means that the group does not fit its peers.
         """
         policy = self.policy
         self._early = self._early + 1 if lived_s < policy.startup_s else 0
@@ -125,11 +125,11 @@ class RestartBudget:
         return Restart(delay_s * (0.5 + 0.5 * self.draw()))
 
     def used(self, now: float) -> float:
-        """Return the used share of the budget, from 0 to 1."""
+        """Return how much of the restart budget is used up, from 0 to 1."""
         return share_used(self._recent(now), self.policy.max_restarts)
 
     def left(self, now: float) -> int:
-        """Return the number of restarts left in the window."""
+        """Return how many more restarts the budget allows at time `now`."""
         return max(0, self.policy.max_restarts - self._recent(now))
 
     def _recent(self, now: float) -> int:
@@ -162,9 +162,9 @@ DOUBT_S = 60.0
 class Report:
     """Sends a supervisor's reports to the lighthouse, and repeats them after a stream has broken.
 
-    A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event. It is
-    sent again if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called only
-    between `welcomed` and `end_stream`.
+    A requested stop and an excluded host are states, which are sent first on each new stream. A loss is an event, which
+    is sent again only if the stream breaks soon afterwards. The lighthouse recognizes repetitions. `send` is called
+    only between `welcomed` and `end_stream`.
     """
 
     def __init__(self, send: Callable[[StopAsked | HostExcluded | ProcessLost], None]) -> None:
@@ -177,7 +177,7 @@ class Report:
         self._refused_since: float | None = None
 
     def is_final(self, error: LighthouseError, now: float) -> bool:
-        """Return whether the lighthouse's refusal is final, so that a retry would not help.
+        """Return whether the lighthouse's refusal is final, which means that a retry would not help.
 
         A duplicate name is final after DUPLICATE_TIMEOUT_S, because the predecessor's stream should be closed by then.
         """
@@ -195,7 +195,7 @@ class Report:
         self._send_losses(now)
 
     def end_stream(self, now: float) -> None:
-        """Record that the stream has closed. Queue again the losses that may not have arrived."""
+        """Record that the stream has closed, and queue the losses that may not have arrived for the next one."""
         self.is_open = False
         doubtful = [lost for sent_at, lost in self._sent if sent_at >= now - DOUBT_S]
         self._sent.clear()

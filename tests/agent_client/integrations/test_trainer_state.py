@@ -13,7 +13,7 @@ from tests.agent_client.integrations.libraries import require
 from tests.agent_client.ranks import RankServer
 from tests.processes import eventually
 
-PATIENCE = 4
+PATIENCE = 20
 
 
 def make_trainer(folder: Path) -> Any:

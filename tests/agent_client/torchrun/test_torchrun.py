@@ -179,7 +179,7 @@ def test_join_strings_of_a_lighthouse_with_tls(tmp_path: Path) -> None:
         (tmp_path / "finish").touch()
         assert [node.wait() for node in nodes] == [0, 0, 1, 1]
         ends = [node.log().strip().splitlines()[-1].partition("RendezvousConnectionError: ")[2] for node in nodes[2:]]
-        assert re.match("--rdzv-endpoint: .* another CA than the join string", ends[0]), nodes[2].log()
+        assert re.match("--rdzv-endpoint: .* has a different CA than the join string", ends[0]), nodes[2].log()
         assert re.match("LIGHTHOUSE_ADDRESS: the token .* was rotated away: run `lighthouse token", ends[1]), ends
         assert not [node.name for node in nodes if good.token in node.log()]
 
