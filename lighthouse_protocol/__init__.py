@@ -1,3 +1,6 @@
-"""Protocol code shared by clients and servers: messages, identities, limits, errors and wire format. No asyncio."""
+"""Messages, identities, limits, errors and the wire format that clients and servers share.
+
+This package does not use asyncio.
+"""
 
 VERSION = "0.1.0"

@@ -1,4 +1,4 @@
-"""Constraints of message fields, as annotated types.
+"""Constraints on message fields, as annotated types.
 
 Messages annotate their fields with these types, and wire/codec.py applies the constraints. A check returns the value or
 raises InvalidRequest, which names the field. `Shortened` truncates a value on write and on read. `WireForm` converts
@@ -73,7 +73,7 @@ def check_offset(value: float, field: str) -> float:
 class IntRange:
     """Checks that an integer is in a range.
 
-    `what` begins the description of the range in errors, for example "ranks are" in "is 9; ranks are 0 to 7".
+    `what` introduces the range in error messages: "ranks are" results in "is 9; ranks are 0 to 7".
     """
 
     def __init__(self, least: int, most: int, what: str) -> None:
@@ -88,7 +88,7 @@ class IntRange:
 
 
 def check_secret(text: str, field: str) -> str:
-    """Check the length and characters of a secret. The error message does not contain the secret."""
+    """Return `text` if its length and characters are valid. The error message does not contain the secret."""
     if not (MIN_SECRET_CHARS <= len(text) <= MAX_SECRET_CHARS and text.isascii() and text.isprintable()):
         raise InvalidRequest(
             f"has {len(text)} characters; a secret has {MIN_SECRET_CHARS} to {MAX_SECRET_CHARS}, printable ASCII ones",

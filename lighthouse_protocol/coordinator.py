@@ -1,10 +1,10 @@
-"""Address lists and join strings, with which clients connect to a lighthouse, and the search for the leader.
+"""Parsing of join strings and address lists, and the search for the leader among several lighthouses.
 
-No I/O. A text has one of these forms:
+This module performs no I/O. A join string or address list has one of these forms:
 
 lighthouse://CA-PIN.TOKEN@host:port[,host:port...]     TLS; CA-PIN is the SHA-256 of the CA certificate (DER)
 lighthouse://tls.TOKEN@host:port                       TLS; the client has the CA certificate in a file (--tls-ca)
-lighthouse://insecure.TOKEN@host:port                  no TLS; the token is sent in clear text
+lighthouse://insecure.TOKEN@host:port                  no TLS; the token is sent unencrypted
 host:port[,host:port...]                               no token; TLS only if the client has a CA certificate in a file;
                                                        a leading http:// is ignored
 """
@@ -44,7 +44,7 @@ def token_command(port: int | None, role: str = "") -> str:
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Paths of PEM files. An empty path means no file."""
+    """Paths of the client's PEM files for TLS. An empty path means no file."""
 
     ca: str = ""  # certificates of the CAs that may sign the lighthouse's certificate
     cert: str = ""  # client certificate
@@ -76,7 +76,7 @@ class Coordinator:
 
     @property
     def is_loopback(self) -> bool:
-        """True if every address is written as a loopback address. Host names are not resolved."""
+        """True if every address is a loopback IP or localhost. Other host names are not resolved."""
         return all(address.is_loopback for address in self.addresses)
 
     @property
@@ -113,10 +113,15 @@ class Coordinator:
 
 @functools.lru_cache(maxsize=1024)
 def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | None = LIGHTHOUSE_PORT) -> Coordinator:
-    """Parse a text in one of the forms that the module docstring lists.
+    """Parse a join string or an address list in one of the forms that the module docstring lists.
 
-    If `default_port` is None, every address needs a port. An InvalidRequest names `field` and the remedy, but never
-    contains the token.
+    Args:
+        text: The text to parse.
+        field: Name of the option or variable that contained `text`, for errors.
+        default_port: Port of addresses without one. If None, every address must contain a port.
+
+    Raises:
+        InvalidRequest: If `text` is malformed. The message gives a remedy and never contains the token.
     """
     text = text.strip()
     if len(text) > MAX_COORDINATOR_CHARS:
@@ -153,13 +158,13 @@ def _addresses(text: str, field: str, default_port: int | None) -> tuple[Address
 
 
 class LeaderSearch:
-    """Chooses the lighthouse that a client calls next: the one at `address`.
+    """Chooses which lighthouse a client calls next. `address` is the current choice.
 
-    - After a success, the client stays with that lighthouse.
-    - A follower's refusal may name the leader. The client calls that address next, without a pause. If the named leader
-      fails, too, the client ignores further names in this round.
-    - After any other failure, the client calls the next address of its list at once. It pauses only after all of them
-      have failed.
+    - After a successful call, the client stays with that lighthouse.
+    - If a follower refuses a call and names the leader, the client calls the leader at once. If that call fails too,
+      the client ignores the leaders named by further refusals until its next pause.
+    - After any other failure, the client at once calls the next address of its list. It pauses only after as many
+      failures as the list has addresses.
     """
 
     def __init__(self, addresses: Sequence[Address]) -> None:
@@ -172,7 +177,7 @@ class LeaderSearch:
 
     @property
     def has_choice(self) -> bool:
-        """True if there are several lighthouses. They may share one listed address, for example a load balancer's."""
+        """True if there are several lighthouses. They may share one listed address, such as a load balancer's."""
         return len(self._addresses) > 1 or self._has_met_follower
 
     @property

@@ -19,7 +19,7 @@ PATTERNS = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py", "*_pb2_grpc.pyi")
 
 
 def generate(out: pathlib.Path) -> None:
-    """Compile every proto into `out`/lighthouse_protocol/pb. Raises SystemExit if protoc fails."""
+    """Compile every .proto file into `out`/lighthouse_protocol/pb. Raise SystemExit if protoc fails."""
     from grpc_tools import protoc  # pyright: ignore[reportMissingImports]
 
     well_known = importlib.resources.files("grpc_tools") / "_proto"

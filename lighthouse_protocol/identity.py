@@ -1,7 +1,7 @@
-"""Validation and parsing of replica ids, incarnations and addresses. No I/O, so host names are not resolved.
+"""Validation and parsing of replica ids, incarnations and addresses. Host names are not resolved.
 
-torchft's replica ids have the form `name:uuid`, with a new uuid at every start. Here, the name is the replica id and
-the uuid is the incarnation. Any other colon is part of the replica id.
+torchft's replica ids have the form `name:uuid`, with a new uuid at every start. Lighthouse uses the name as the replica
+id and the uuid as the incarnation. A colon that is not followed by a uuid is part of the replica id.
 """
 
 import functools
@@ -22,7 +22,7 @@ _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9_])?\.?")
 
 
 def check_name(value: str, field: str = "replica_id") -> str:
-    """Return `value` if it is a valid id. Raises InvalidRequest otherwise."""
+    """Return `value` if it is a valid name, such as a replica id. Raise InvalidRequest otherwise."""
     if not value:
         raise InvalidRequest("is empty; give each replica group its own name", field=field)
     if len(value) > MAX_REPLICA_ID_CHARS:
@@ -34,17 +34,17 @@ def check_name(value: str, field: str = "replica_id") -> str:
 
 
 def group_run(run: str, replica_id: str) -> str:
-    """Return the run id of one replica group, whose ranks restart independently of the other groups in `run`."""
+    """Return the run id under which one replica group's ranks restart independently of the other groups in `run`."""
     return f"{run}.{replica_id}"
 
 
 def supervisor_name(replica_id: str, host: int, hosts: int) -> str:
-    """Return a name, unique within a run, for the supervisor on the `host`-th of a group's `hosts` hosts."""
+    """Return the name, unique within a run, of the supervisor on host number `host` of a group's `hosts` hosts."""
     return replica_id if hosts == 1 else f"{replica_id}/{host}"
 
 
 def group_of_supervisor(name: str) -> str:
-    """Return the replica id in a name that supervisor_name() made.
+    """Return the replica id from which supervisor_name() created `name`.
 
     The result is wrong for a group on a single host whose own id ends in a slash and a number.
     """
@@ -53,9 +53,10 @@ def group_of_supervisor(name: str) -> str:
 
 @functools.lru_cache(maxsize=32768)
 def read_identity(wire_id: str, incarnation: str = "") -> tuple[str, str]:
-    """Return a caller's (replica_id, incarnation). Raises InvalidRequest if one of them is malformed.
+    """Return a caller's (replica_id, incarnation). Raise InvalidRequest if one of them is malformed.
 
-    `wire_id` may contain the incarnation, as torchft's name:uuid does. Other callers send it separately.
+    `wire_id` is the id that the caller sent. It contains the incarnation if it has torchft's form, name:uuid. Other
+    callers send the incarnation separately.
     """
     name, implied = split_replica_id(check_name(wire_id))
     if incarnation and check_name(incarnation, "incarnation") != implied:
@@ -101,7 +102,7 @@ class Address:
 
 @functools.lru_cache(maxsize=32768)
 def parse_address(text: str, field: str) -> Address:
-    """Parse `host`, `host:port` or `[v6]:port`, with or without http://. Raises InvalidRequest if it is malformed."""
+    """Parse `host`, `host:port` or `[v6]:port`, with or without http(s)://. Raise InvalidRequest if it is malformed."""
     rest = text.removeprefix("http://").removeprefix("https://").rstrip("/")
     if len(text) > MAX_ADDRESS_CHARS:
         raise InvalidRequest(f"has {len(text)} characters; at most {MAX_ADDRESS_CHARS} are allowed", field=field)
@@ -116,7 +117,7 @@ def parse_address(text: str, field: str) -> Address:
 
 
 def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
-    """Parse an address to connect to. Raises InvalidRequest if it has no port and there is no default."""
+    """Parse the address of a server. Raise InvalidRequest if it is malformed or has neither a port nor a default."""
     address = parse_address(text, field)
     port = address.port if address.port is not None else default_port
     if not port:

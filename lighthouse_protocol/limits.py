@@ -65,7 +65,7 @@ QUORUM_TIMEOUT_S = JOIN_TIMEOUT_S + 30.0
 def cut_reason(text: str) -> str:
     """Return `text` as one printable line of at most MAX_REASON_CHARS characters.
 
-    The text comes from a peer, and an embedded newline would let it forge a line of our log.
+    The text comes from a peer, which could forge a line of our log with an embedded newline.
     """
     if not text:
         return text
@@ -74,17 +74,17 @@ def cut_reason(text: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Replace characters that are not printable, such as newlines, with escape sequences."""
+    """Replace non-printable characters, such as newlines, with escape sequences."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def cut_output(lines: Sequence[str]) -> tuple[str, ...]:
-    """Return the last MAX_OUTPUT_LINES lines, each truncated to MAX_OUTPUT_CHARS."""
+    """Return the last MAX_OUTPUT_LINES lines of a process's output, each truncated to MAX_OUTPUT_CHARS."""
     return tuple(line[:MAX_OUTPUT_CHARS] for line in lines[-MAX_OUTPUT_LINES:])
 
 
 def answer_margin_s(time_left_s: float) -> float:
-    """Return how long before its deadline a server answers a call that arrived with `time_left_s` left."""
+    """Return how many seconds before its deadline to answer a call that arrived with `time_left_s` left."""
     return min(ANSWER_MARGIN_S, ANSWER_MARGIN_SHARE * time_left_s)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 
 class RankSet(Set[int]):
-    """An immutable set of ranks. Equal to any other set with the same ranks."""
+    """An immutable set of ranks. It equals any other set with the same ranks."""
 
     __slots__ = ("bits",)
 
@@ -90,9 +90,9 @@ def _bits(other: Set[object]) -> int:
 
 
 def largest_count(sets: Iterable[RankSet]) -> int:
-    """Return how many of the sets contain the most frequent rank.
+    """Return how many of the sets contain the rank that occurs in most of them.
 
-    Counts all ranks at once with binary counters whose bits are spread over several integers.
+    Counts all ranks at once: integer k of a list holds bit k of every rank's counter.
     """
     planes: list[int] = []  # plane k holds bit k of every rank's counter
     for each in sets:

@@ -23,7 +23,7 @@ class LighthouseError(Exception):
 
 
 class InvalidRequest(LighthouseError):
-    """The request is malformed. The message starts with the name of the field."""
+    """The request is malformed. The message starts with the name of the invalid field."""
 
     def __init__(self, message: str, *, field: str | None = None) -> None:
         super().__init__(f"{field}: {message}" if field else message)
@@ -42,7 +42,7 @@ class Unrecoverable(LighthouseError):
 
 
 class UnknownName(LighthouseError):
-    """The replica, rank or job does not exist."""
+    """The job, replica group, rank or incident that the request names does not exist."""
 
 
 class NotPermitted(LighthouseError):
@@ -72,7 +72,10 @@ class Unreachable(LighthouseError):
 
 
 class NotLeader(Unreachable):
-    """This lighthouse is not the leader and did nothing. `leader` is the leader's address, empty if unknown."""
+    """This lighthouse is not the leader and has not acted on the request.
+
+    `leader` is the leader's address, or empty if it is unknown.
+    """
 
     may_have_happened = False
 
@@ -90,7 +93,7 @@ class Untrusted(WrongProtocol):
 
 
 class DeadlinePassed(LighthouseError, TimeoutError):
-    """The deadline passed before there was an answer."""
+    """The deadline passed before an answer arrived."""
 
     may_have_happened = True
 

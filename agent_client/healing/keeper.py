@@ -7,8 +7,8 @@ state send it to the others. So the states that one group has kept are also a ba
 
 Every `every` steps, a thread copies the state while the step computes, reading the tensors in place. The rank waits
 for the copy before its vote, because the state may change afterwards. So once a step is committed, all ranks of the
-group have copied the state with which it began, and each of them may overwrite the older of its two slots. At any
-time, all ranks of a group have a state of at least one common step in their slots.
+group have copied the state with which it began, and each of them may overwrite the older of its two buffers. At any
+time, all ranks of a group have a state of at least one common step in their buffers.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ import io
 import logging
 import os
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
@@ -31,23 +31,32 @@ from agent_client.state.train_state import TrainState
 from agent_client.state.tree import CorruptState, State
 from lighthouse_protocol.limits import cut_reason
 from lighthouse_protocol.messages.membership import Tag
-from lighthouse_runtime.process.slots import HEADER_BYTES, SLOTS, KeeperPlace, SlotHeader, read_header, write_header
+from lighthouse_runtime.process.kept_memory import BUFFERS, HEADER_BYTES, BufferHeader, read_header, write_header
 
 log = logging.getLogger(__name__)
 
 Sum = Callable[[torch.Tensor], torch.Tensor]
 
+FINISH_TIMEOUT_S = 60.0
+"""Time in seconds that a rank waits before its vote for a copy, which may hang with its GPU."""
+CLOSE_TIMEOUT_S = 5.0
+
 
 class Keeper:
     """Copies one rank's states into its supervisor's memory. Call its methods between two steps, or before a vote."""
 
-    def __init__(self, place: KeeperPlace, state: TrainState) -> None:
-        self._every = place.every
-        self._owner = place.owner
+    def __init__(self, state: TrainState, every: int, paths: Sequence[str], owner: str) -> None:
+        """Open the buffers at `paths`. `owner` is this rank's name in their headers."""
+        self._every = every
+        self._owner = owner
         self._state = state
-        self._slots: list[int] = []
+        self._buffers: list[int] = []
+        """Empty if this rank keeps no states."""
+        self._lock = threading.Lock()
+        self._is_stuck = False
+        """True once a copy has taken too long. Its thread may still write a state, but no header."""
         self._next = 0
-        """Index of the slot to write next."""
+        """Index of the buffer to write next."""
         self._last: Tag | None = None
         self._thread: threading.Thread | None = None
         self._is_awaited = threading.Event()
@@ -55,21 +64,23 @@ class Keeper:
         """True if the last copy was not complete before the vote. The next one then takes no rests."""
         self._reads_in_place = False
         self._problem = ""
-        self.was_asked = False
-        """True once `restore` was called."""
         try:
-            self._slots += [os.open(path, os.O_RDWR | os.O_CLOEXEC) for path in place.paths]
+            for path in paths:
+                self._buffers.append(os.open(path, os.O_RDWR | os.O_CLOEXEC))
         except OSError as error:
+            self.close()
             log.warning("cannot use the memory of this rank's supervisor, so no state is kept: %s", error)
 
     # -- keeping
 
     def keep(self, agent: dict[str, Any]) -> None:
         """Start copying the state with which every n-th step begins. `agent` is the position in the training."""
-        tag = Tag(agent["step"], agent["tag_quorum_id"])
-        if not tag.step or tag.step % self._every or tag in (self._last, (tag.step, None)) or not self._slots:
-            return
         self.finish()
+        tag = Tag(agent["step"], agent["tag_quorum_id"])
+        if not tag.step or tag.step % self._every or tag == self._last or tag.quorum_id is None:
+            return
+        if self._is_stuck or not self._buffers:
+            return
         self._last, self._reads_in_place = tag, self._state.stands_still
         self._is_awaited.clear()
         computed = torch.cuda.current_stream().record_event() if torch.cuda.is_initialized() else None
@@ -81,62 +92,87 @@ class Keeper:
         if not self._reads_in_place:
             self.finish()
 
-    def finish(self) -> None:
-        """Wait until the copy is complete. If the script has changed the state in the meantime, drop the copy."""
+    def finish(self, timeout_s: float = FINISH_TIMEOUT_S) -> None:
+        """Wait until the copy is complete. If the script has changed the state in the meantime, drop the copy.
+
+        If the copy is not complete after `timeout_s`, drop it, and keep no more states.
+        """
         thread, self._thread = self._thread, None
         if thread is None:
             return
         self._was_late = thread.is_alive()
         self._is_awaited.set()
-        thread.join()
-        if self._reads_in_place and not self._state.stands_still:
-            write_header(self._slots[1 - self._next], None)
+        thread.join(timeout_s)
+        if thread.is_alive():
+            problem = f"the copy was not complete after {timeout_s:g} s; this rank keeps no more states"
+            log.error("the state is not kept in memory: %s", problem)
+            with self._lock:
+                self._is_stuck = True
+                write_header(self._buffers[self._next], BufferHeader(self._owner, problem=problem))
+        elif self._reads_in_place and not self._state.stands_still:
+            write_header(self._buffers[self._next], None)
+        elif not self._problem:
+            self._next = 1 - self._next
 
     def clear(self) -> None:
         """Drop all kept states. Called when this rank's state has turned out to differ from those of its peers."""
         self.finish()
-        for slot in self._slots:
-            write_header(slot, None)
+        self._last = None
+        for buffer in self._buffers:
+            write_header(buffer, None)
 
     def close(self) -> None:
-        self.finish()
-        slots, self._slots = self._slots, []
-        for slot in slots:
-            os.close(slot)
+        self.finish(CLOSE_TIMEOUT_S)
+        if self._is_stuck:
+            return  # the thread may still write to the buffers
+        buffers, self._buffers = self._buffers, []
+        for buffer in buffers:
+            os.close(buffer)
 
     def _write(self, tag: Tag, state: dict[str, State], computed: "torch.cuda.Event | None") -> None:
-        slot, self._next = self._slots[self._next], 1 - self._next
         try:
             with _own_stream(computed):
-                problem = self._copy(slot, tag, {**state, "train": self._state.in_place()})
+                problem = self._copy(tag, {**state, "train": self._state.in_place()})
         except Exception as error:  # noqa: BLE001  training must not end because a copy of its state failed
             problem = f"{type(error).__name__}: {error}"
         if problem:
-            write_header(slot, SlotHeader(self._owner, problem=cut_reason(problem)))
+            try:
+                self._write_header(BufferHeader(self._owner, problem=cut_reason(problem)))
+            except (OSError, ValueError) as error:
+                problem += f" (missing in the manager's status: {error})"
         if problem and not self._problem:
             log.warning("step %d is not kept in memory: %s", tag.step, problem)
         self._problem = problem
 
-    def _copy(self, slot: int, tag: Tag, state: State) -> str:
-        """Write a state into a slot. Return an empty string, or an explanation if there is no room for the state."""
-        write_header(slot, None)
+    def _copy(self, tag: Tag, state: State) -> str:
+        """Write a state into the next buffer. Return an empty string, or an explanation if there is no room for it."""
         encoding = encode(state)
         size = HEADER_BYTES + encoding.length
-        missing = sum(max(0, size - os.fstat(each).st_size) for each in self._slots)
+        missing = sum(max(0, size - os.fstat(each).st_size) for each in self._buffers)
         if missing and not has_room(missing):
-            return f"two copies need {missing >> 20} MiB more, and {available_bytes() >> 20} MiB are available"
-        os.posix_fallocate(slot, 0, size)
+            return (
+                f"two copies need {missing >> 20} MiB more for each rank of this host, and twice that must be "
+                f"available, not {available_bytes() >> 20} MiB; free memory, or run without --keep-every"
+            )
+        for each in self._buffers:
+            os.posix_fallocate(each, 0, size)
+        self._write_header(None)
         # With a lower priority, the thread could be starved while the rank waits for it before its vote.
         digest, at, pace, was_late = xxh3_64(), HEADER_BYTES, Pace(niceness=0), self._was_late
         for chunk in encoding:
             digest.update(chunk)
-            _write_all(slot, chunk, at)
+            _write_all(self._buffers[self._next], chunk, at)
             at += len(chunk)
             if not (self._is_awaited.is_set() or was_late):
                 pace.rest()
         step, quorum_id = tag
-        write_header(slot, SlotHeader(self._owner, step, quorum_id or 0, encoding.length, digest.hexdigest()))
+        self._write_header(BufferHeader(self._owner, step, quorum_id or 0, encoding.length, digest.hexdigest()))
         return ""
+
+    def _write_header(self, header: BufferHeader | None) -> None:
+        with self._lock:
+            if not self._is_stuck:
+                write_header(self._buffers[self._next], header)
 
     # -- restoring
 
@@ -146,42 +182,44 @@ class Keeper:
         All ranks of the group call this together. `rank` is this rank's number, and `ranks` is the size of the group.
         `sum_over_group` sums a tensor over these ranks. The returned tensors are on the CPU.
         """
-        self.was_asked = True
-        kept = {tag: slot for slot in self._slots if (tag := self._tag_in(slot)) is not None}
+        kept = {buffer: tag for buffer in self._buffers if (tag := self._tag_in(buffer)) is not None}
         while True:
-            rows = torch.zeros(ranks, SLOTS, 2, dtype=torch.int64)
-            for place, tag in enumerate(kept):
+            rows = torch.zeros(ranks, BUFFERS, 2, dtype=torch.int64)
+            for place, tag in enumerate(kept.values()):
                 rows[rank, place] = torch.tensor([tag.step, tag.quorum_id])
             summed: list[list[list[int]]] = sum_over_group(rows).tolist()
             common = set.intersection(*({(step, quorum_id) for step, quorum_id in row if step} for row in summed))
             # Quorum ids only increase, so a state of a later quorum is newer, even if its step is lower.
             newest = max((Tag(*each) for each in common), key=lambda tag: (tag.quorum_id, tag.step), default=None)
+            # `above` may come from a checkpoint of an earlier run, whose quorum ids do not compare with these.
             if newest is None or newest.step <= above.step:
                 return None
-            state = self._read(kept[newest], newest)
+            chosen = next(buffer for buffer in kept if kept[buffer] == newest)
+            state = self._read(chosen, newest)
             failed = sum_over_group(torch.tensor([int(state is None)])).tolist()
             if failed == [0]:
-                for slot in kept.values():
-                    if slot != kept[newest]:  # a step that not all ranks have kept, or an older one
-                        write_header(slot, None)
-                self._next, self._last = 1 - self._slots.index(kept[newest]), newest
+                for buffer in kept:
+                    if buffer != chosen:  # a step that not all ranks have kept, or an older one
+                        write_header(buffer, None)
+                self._next, self._last = 1 - self._buffers.index(chosen), newest
                 return state
-            del kept[newest]
+            del kept[chosen]
 
-    def _tag_in(self, slot: int) -> Tag | None:
-        header = read_header(slot)
+    def _tag_in(self, buffer: int) -> Tag | None:
+        header = read_header(buffer)
         if header is None or header.owner != self._owner or not header.length:
             return None
         return Tag(header.step, header.quorum_id)
 
-    def _read(self, slot: int, tag: Tag) -> State | None:
-        header = read_header(slot)
+    def _read(self, buffer: int, tag: Tag) -> State | None:
+        header = read_header(buffer)
         assert header is not None
         try:
-            with open(os.dup(slot), "rb", buffering=0) as file:
+            with open(buffer, "rb", buffering=0, closefd=False) as file:
                 file.seek(HEADER_BYTES)
                 source = _DigestingReader(file)
                 state = decode_from(source, header.length)
+            # The codec checks each piece, but a piece of another step's copy has a valid checksum.
             if source.digest.hexdigest() != header.digest:
                 raise CorruptState("its checksum is wrong")
             match state:

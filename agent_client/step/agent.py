@@ -151,7 +151,7 @@ class Agent:
             if place.presence is not None:
                 place.presence.close()
         if env.keeper is not None:
-            agent.internals.keeper = Keeper(env.keeper, state)
+            agent.internals.keeper = Keeper(state, env.keeper.every, env.keeper.paths, env.keeper.owner)
         if not env.is_supervised:
             agent.internals.stop_signals.install()
         return agent

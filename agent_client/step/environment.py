@@ -3,6 +3,7 @@
 `Environment` contains the values that an Agent needs. `own_host` chooses the address at which peers reach this host.
 """
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from lighthouse_protocol.coordinator import parse_coordinator
 from lighthouse_protocol.limits import MANAGER_SECRET_VARIABLE
 from lighthouse_protocol.refusals import InvalidRequest
 from lighthouse_runtime.net.address import advertised_host, interface_host
-from lighthouse_runtime.process.slots import SLOTS, KeeperPlace, owner_name
+from lighthouse_runtime.process.kept_memory import BUFFERS
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,15 @@ class Variables:
         if not text.isascii() or not text.isdigit() or int(text) < least:
             raise ConfigurationError(f"{name}={text!r} is not a number of at least {least}")
         return int(text)
+
+
+@dataclass(frozen=True, slots=True)
+class KeeperPlace:
+    """The buffers in which a rank keeps its states, and how often it does so. Set by the rank's supervisor."""
+
+    every: int  # interval in steps
+    paths: tuple[str, ...]  # of the rank's buffers; empty if it has none
+    owner: str  # name of the rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,12 +131,24 @@ def _keeper(reader: Variables, rank: int, ranks: int) -> KeeperPlace | None:
     every = reader.read_number("LIGHTHOUSE_KEEP_EVERY") or 0
     if not every:
         return None
-    paths = reader.text("LIGHTHOUSE_KEEPER").split(":")
-    # Under torchrun, the variable lists the slots of all ranks of this host.
-    local = (reader.read_number("LOCAL_RANK") or 0) if len(paths) > SLOTS else 0
+    listed = reader.text("LIGHTHOUSE_KEEPER").split(":")
+    # Under torchrun, the variable lists the buffers of all ranks of this host.
+    local = (reader.read_number("LOCAL_RANK") or 0) if len(listed) > BUFFERS else 0
+    paths = tuple(listed[BUFFERS * local : BUFFERS * local + BUFFERS])
+    if len(paths) < BUFFERS:  # the rank still takes part when its group looks for a common state
+        log.warning("LIGHTHOUSE_KEEPER names no memory for local rank %d, so this rank keeps no states", local)
+        paths = ()
     incarnation = reader.text("LIGHTHOUSE_INCARNATION").partition(".")[0]
     owner = owner_name(reader.text("LIGHTHOUSE_JOB"), reader.text("REPLICA_GROUP_ID"), incarnation, rank, ranks)
-    return KeeperPlace(every, tuple(paths[SLOTS * local : SLOTS * local + SLOTS]), owner)
+    return KeeperPlace(every, paths, owner)
+
+
+def owner_name(job: str, replica_id: str, incarnation: str, rank: int, ranks: int) -> str:
+    """Return a rank's name for the headers of its buffers. A rank ignores a buffer with another name.
+
+    `incarnation` identifies one start of the supervisor. `ranks` is the number of ranks in the group.
+    """
+    return json.dumps([job, replica_id, incarnation, rank, ranks])
 
 
 def _manager(address: str, secret: str) -> str:

@@ -313,7 +313,7 @@ class Internals:
                 self.vote()
         if machine.phase is not Phase.IDLE:
             return
-        has_moved = self.restore_kept()
+        has_moved = machine.ended == 0 and self.restore_kept()
         if wrong := self.applying.begins(may_skip):
             self.tear(wrong)
         self.call_on_commit()
@@ -329,27 +329,24 @@ class Internals:
             self.wait_quorum()  # so that a copy of the state, or the last checkpoint, is complete before any change
         if has_moved and has_computed:
             self.fail_step("its gradients were computed before this rank had restored its state")
-        if self.keeper is not None:
-            if machine.distrust is not None and machine.distrust.kind is DistrustKind.DIVERGENCE:
-                self.keeper.clear()  # it is unknown since when this rank's state has been wrong
-            elif self.holds_state and not machine.must_install:
-                self.keeper.keep(self.position())
+        if self.keeper is not None and self.holds_state and not machine.must_install:
+            self.keeper.keep(self.position())
 
     def restore_kept(self, above: Tag | None = None) -> bool:
         """Restore the state that this rank's supervisor has kept, if it is newer than the current state and `above`.
 
         Return whether a state was restored.
 
-        All ranks of the group call this together, before their first step. Later calls do nothing.
+        All ranks of the group call this together, before their first step.
         """
         keeper, place = self.keeper, self.place
-        if keeper is None or keeper.was_asked:
+        if keeper is None:
             return False
         above = max(self.machine.tag, above or Tag(0, 0), key=lambda tag: tag.step)
         kept: Any = keeper.restore(place.group_rank, self.ranks, above, self.sum_over_group)
         if kept is None:
             return False
-        self.state.load_state_dict(kept["train"])
+        self.state.install(kept["train"])  # `restore` has checked it
         self.move_to(kept["agent"])
         restore_random(kept["random"])
         log.info("restored step %d, which this host has kept in memory", self.machine.step)
@@ -546,6 +543,8 @@ class Internals:
                 self.catch_up.reject(reason)
         if self.keeper is not None:
             self.keeper.finish()
+            if machine.distrust is not None and machine.distrust.kind is DistrustKind.DIVERGENCE:
+                self.keeper.clear()  # it is unknown since when this rank's state has been wrong
         is_committed = self.runner.finish_step()
         if is_committed:
             self.applying.note_commit(machine.step - 1)

@@ -207,6 +207,7 @@ class CheckpointFolder:
             of_ranks = [{Tag(step - 1, quorum_id) for step, quorum_id in row if step} for row in summed]
             tag = newest_common(of_ranks)
             if self._agent.internals.restore_kept(above=tag):
+                self._given_up = {other for other in held if other.step > self._agent.current_step}
                 return True
             if tag is None:
                 break

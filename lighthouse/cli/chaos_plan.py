@@ -1,8 +1,8 @@
 """The plan of `lighthouse chaos`, and the evaluation of its result. No I/O.
 
 `plan` draws faults from a seed. `Watcher` reads from the job's status how fast it trains without and with faults,
-which states its ranks compare, and what each fault has cost. Its method `document` returns the result for the table and
---json.
+whether the states of its ranks agree, and what each fault has cost. Its method `document` returns the result for the
+table and --json.
 """
 
 import math
@@ -56,7 +56,7 @@ class PlannedFault:
 
 
 def parse_kinds(text: str) -> tuple[FaultKind, ...]:
-    """Parse a list of kinds separated by commas. Raise InvalidRequest if one is unknown."""
+    """Parse a comma-separated list of fault kinds. Raise InvalidRequest if one is unknown."""
     names = [name.strip() for name in text.split(",")]
     known = {kind.value for kind in FaultKind}
     for name in names:
@@ -70,14 +70,14 @@ def parse_kinds(text: str) -> tuple[FaultKind, ...]:
 def plan(
     seed: int, kinds: Sequence[FaultKind], mtbf_s: float, duration_s: float, ranks: Sequence[Target]
 ) -> tuple[PlannedFault, ...]:
-    """Draw the faults. The same arguments give the same plan. The order of `kinds` and of `ranks` does not matter.
+    """Draw random faults. The same arguments give the same plan, whatever the order of `kinds` and `ranks`.
 
     Args:
-        seed: The seed.
-        kinds: Kinds to choose from.
+        seed: Seed of the random numbers.
+        kinds: Kinds of faults to choose from.
         mtbf_s: Mean time between two faults in seconds. The times are exponentially distributed.
         duration_s: Time within which all faults begin, in seconds.
-        ranks: The ranks of the job.
+        ranks: The job's ranks, from which the targets are chosen.
     """
     draw = random.Random(seed)
     kinds, ranks = sorted(set(kinds)), sorted(set(ranks), key=lambda rank: (rank.replica_id, rank.group_rank or 0))
@@ -100,14 +100,14 @@ def ranks_of(job: JobStatus) -> tuple[Target, ...]:
 
 
 def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -> bool:
-    """Return whether a group other than `replica_id` and those in `at_risk` is training, so it holds the state."""
+    """Return whether a group that is neither `replica_id` nor in `at_risk` is training, so it holds the model state."""
     safe = {member.replica_id for member in job.members if member.state is MemberState.PARTICIPANT}
     return not safe <= {replica_id, *at_risk}
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a planned fault did to the job, and whether the job survived it."""
+    """Effect of a planned fault on the job."""
 
     fault: PlannedFault
     step: int  # highest step of the job when the fault began
@@ -136,12 +136,12 @@ class Watcher:
 
     @property
     def at_risk(self) -> set[str]:
-        """Groups that a fault has hit, and that may be lost although the status does not show it yet."""
+        """Groups that a fault has hit, and that may be lost even if the status does not show it yet."""
         hit = [each for each in self.outcomes if not each.refused and not each.is_survived]
         return {each.fault.target.replica_id for each in hit if each.fault.kind in LOSES_GROUP}
 
     def is_settled(self, *, verifies: bool) -> bool:
-        """Return whether the job has survived all faults and, if `verifies`, has compared its states since."""
+        """Return whether the job has survived all faults and, if `verifies`, has compared its states after each."""
         done = [each for each in self.outcomes if not each.refused]
         return all(each.is_survived and (each.is_verified or not verifies) for each in done)
 
@@ -170,7 +170,7 @@ class Watcher:
             outcome.is_verified |= outcome.is_survived and is_back and min(compared.values()) > outcome.step
 
     def _compare(self) -> None:
-        """Record which states differ, by their digests in the status. It shows only some of the ranks' digests."""
+        """Record which ranks' states differ, by the digests in the status. Digests between two polls are missed."""
         for rank in self.job.ranks:
             if (seen := rank.compared) is None:
                 continue
@@ -184,7 +184,12 @@ class Watcher:
             del self._digests[next(iter(self._digests))]
 
     def document(self, *, verifies: bool, is_complete: bool) -> dict[str, Any]:
-        """Return the result. `is_complete` means that no signal has stopped the command early."""
+        """Return the result as a JSON document.
+
+        Args:
+            verifies: Whether the ranks' states had to be compared after the faults (--verify).
+            is_complete: Whether the command ran to its end, without a signal that stopped it.
+        """
         (start_at, start, _), (faults_at, begun, before), (ended_at, reached, after) = self._marks[:3]
         base = (begun - start) / (faults_at - start_at) if faults_at > start_at else 0.0
         rate = (reached - begun) / (ended_at - faults_at) if ended_at > faults_at else 0.0

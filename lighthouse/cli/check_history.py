@@ -118,7 +118,7 @@ class History:
 
 
 def read(folder: Path) -> History:
-    """Read all files below `folder`. Lines that do not match are skipped, such as a last line truncated by a kill."""
+    """Parse all files below `folder`. Skip unrecognised lines, such as a last line truncated by a kill."""
     history = History()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         with path.open(encoding="utf-8", errors="replace") as lines:
@@ -148,7 +148,7 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Proc
 
 
 def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
-    """Read the log of a lighthouse or a manager. Skip a manager's lines until one logs that the manager starts."""
+    """Parse the log of a lighthouse or a manager. Skip a manager's lines before the one that logs its start."""
     managers: dict[str, Manager | None] = {}  # by replica_id, which only lines in JSON have
     for where, text, job, group in _messages(place, lines):
         manager = managers.get(group)
@@ -300,7 +300,10 @@ def _only_participants_commit(history: History) -> Rule:
 
 
 def _each_quorum_was_formed(history: History) -> Rule:
-    """Check that each named quorum was logged. Skip ids outside the logged range, because logs may be rotated."""
+    """Check that a lighthouse logged each quorum that ranks or managers name.
+
+    Ids outside the logged range are skipped, because logs may be rotated.
+    """
     rule = Rule("commits and managers name only quorums that a lighthouse has formed")
     formed = {quorum.quorum_id for quorum in history.formed}
     if len({quorum.job for quorum in history.formed}) != 1:
@@ -322,7 +325,7 @@ def _quorum_ids_rise(managers: Sequence[Manager]) -> Rule:
 
 
 def _by_step(managers: Iterable[Manager]) -> Iterator[tuple[str, list[LoggedVote]]]:
-    """Group the managers' answers by group, quorum and step. Yield each replica_id with the answers to one step."""
+    """Group the answers to votes by replica group, quorum and step. Yield (replica_id, answers) for each."""
     by_step: dict[tuple[str, int, int], list[LoggedVote]] = defaultdict(list)
     for manager in managers:
         for answer in manager.answers:
@@ -341,7 +344,7 @@ def _no_step_with_a_no_commits(managers: Sequence[Manager]) -> Rule:
 
 
 def _a_group_decides_once(history: History) -> Rule:
-    """Check that all ranks of a group received the same decision on a step, by the logs and the traces.
+    """Check that all ranks of a group received the same decision on a step, according to logs and traces.
 
     Groups of one rank are skipped: the rank's own vote decides, so its manager may log a committed step as discarded.
     """

@@ -159,7 +159,7 @@ def write_bundle(path: Path, parts: Iterable[Part], limit_s: float) -> list[str]
 
 
 def _outcome(answer: BackgroundRead[bytes]) -> bytes | str:
-    """Return the part's content, or the reason as a str if it could not be read."""
+    """Return a part's content (bytes), or the reason (str) if it could not be read."""
     try:
         return answer.result()
     except DeadlinePassed as e:
@@ -227,7 +227,7 @@ def is_daemon(line: Sequence[str]) -> bool:
 
 
 def without_secrets(name: str, value: str) -> str:
-    """Return the value of the variable or option `name` without secrets. A path of a secret file is not a secret."""
+    """Return the value of the variable or option `name` without secrets. Paths of secret files are kept."""
     if _SECRET.search(name) and not name.lower().endswith("file"):
         return REMOVED
     return without_credentials(value)
@@ -256,7 +256,7 @@ def _summaries(given: ClientOptions) -> Sequence[IncidentSummary]:
 
 
 def _incidents(given: ClientOptions) -> list[Any]:
-    """Return the newest incidents with their evidence, or with the error if the caller may not see it."""
+    """Return the most recent incidents, each with its evidence, or with the error if that was refused."""
     with given.connect() as client:
         found: list[Any] = []
         for summary in _summaries(given)[:INCIDENTS_KEPT]:
@@ -296,7 +296,7 @@ def _get(given: ClientOptions, address: str, name: str) -> bytes:
 def _tls(tls: ClientTls, coordinator: Coordinator) -> ssl.SSLContext:
     """Return the TLS settings for HTTPS, with the CA and certificates that gRPC uses.
 
-    A lighthouse's own CA signs no other server's certificate, so the host name is not checked.
+    The host name is not checked if the lighthouse has its own CA, which signs no other server's certificate.
     """
     context = ssl.create_default_context(cadata=tls.roots.decode())
     context.check_hostname = not tls.name

@@ -58,7 +58,7 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
     """Collect facts about a lighthouse and its managers. Managers are queried in batches of AT_ONCE.
 
     Args:
-        given: The lighthouse.
+        given: How to connect to the lighthouse.
         ask: Requests the status of all jobs. May raise a LighthouseError.
         timeout_s: Time limit of each step in seconds.
     """
@@ -99,7 +99,7 @@ def _place(address: Address, timeout_s: float) -> Place:
 
 
 def _result(reading: BackgroundRead[T], failed: Callable[[str], T]) -> T:
-    """Return the result of `reading`, or call `failed` with the text of its LighthouseError."""
+    """Return the result of `reading`, or of `failed` with the error text if there was a LighthouseError."""
     try:
         return reading.result()
     except LighthouseError as e:
@@ -168,7 +168,7 @@ def _managers(status: LighthouseStatus, timeout_s: float) -> tuple[ManagerSeen, 
 
 
 def _ask_manager(manager: ManagerSeen, secret: str, timeout_s: float) -> ManagerSeen:
-    """Request a manager's status, which shows whether the manager can reach the lighthouse.
+    """Request a manager's status, and return `manager` with the error if it cannot reach the lighthouse.
 
     Raises:
         LighthouseError: If this host cannot reach the manager.
@@ -194,7 +194,7 @@ def doctor(ctx: click.Context, given: ClientOptions) -> None:
     """Check that this host can use the lighthouse.
 
     Checks address, TLS, token, clock, versions, store and managers: one line each, with the remedy if something is
-    wrong. Exit status 1 if a check fails. Each check takes at most --timeout.
+    wrong. Exits with status 1 if a check fails. Each check takes at most --timeout.
     """
     findings = check(gather(given.coordinator, given.status, given.timeout))
     document = {"is_healthy": is_healthy(findings), "findings": list(map(dataclasses.asdict, findings))}

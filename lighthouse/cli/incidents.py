@@ -101,7 +101,7 @@ _FAULTS = {
 
 
 def _timeline(summary: IncidentSummary) -> list[tuple[float, str]]:
-    """Return the events of an incident as (Unix time, text) pairs, sorted by time."""
+    """Return the events of an incident as (seconds since the fault, text) pairs, sorted by time."""
     is_of_run = summary.kind in (IncidentKind.RESTART, IncidentKind.EXIT)
     formed = "generation" if is_of_run else "quorum"
     happened = [

@@ -1,4 +1,4 @@
-"""Tables that fit a given width, and the console to which the verbs print.
+"""Tables that fit a given width, and the console on which the verbs print them.
 
 To fit, a table first omits its least important columns and then shortens the widest ones. Lines do not wrap.
 rich.table.Table cannot omit columns, and takes seconds for the thousands of rows of a large job.
@@ -104,7 +104,7 @@ def cut(text: str, width: int) -> str:
 
 
 def share(budget: int, wants: Sequence[int]) -> list[int]:
-    """Divide `budget` evenly, but give no entry more than its amount in `wants`. Return the shares in that order."""
+    """Divide `budget` evenly, but give no entry more than its value in `wants`. Return the shares in the same order."""
     given = [0] * len(wants)
     left, remaining = max(0, budget), len(wants)
     for index in sorted(range(len(wants)), key=wants.__getitem__):

@@ -84,7 +84,7 @@ def _order(rank: RankPlace) -> Any:
 
 
 def _where(rank: RankPlace) -> str:
-    """Return where a rank is: in a collective, a declared wait or a phase, or at a line of the script."""
+    """Describe where a rank is: in a collective, a declared wait or a phase, or at a line of the script."""
     if rank.is_inside:
         return rank.collective
     if rank.waits_for:
@@ -186,8 +186,8 @@ def keys(given: ClientOptions, of: int | None) -> None:
 def stacks(given: ClientOptions, ranks: tuple[str, ...]) -> None:
     """Show the current Python stacks of all ranks.
 
-    Also shows each rank's newest collectives, process and last output, and lists what could not be collected. Ranks are
-    not interrupted. This also works for a rank that holds the interpreter lock.
+    The output includes each rank's most recent collectives, process and last output, and lists what could not be
+    collected. Ranks are not interrupted. This also works for a rank that holds the interpreter lock.
     """
     with given.connect() as client:
         gathered = client.stacks(ranks, timeout_s=given.timeout)

@@ -68,7 +68,7 @@ class ClientOptions:
         """Request the status of the job, or of all jobs without --job.
 
         Args:
-            ranks: Include the progress of each rank.
+            ranks: Whether to include the progress of each rank.
 
         Raises:
             UnknownName: If there is no such job.
@@ -94,12 +94,14 @@ class ClientOptions:
         return print_lines(console, lines(console.width))
 
     def confirm(self, text: str, **done: object) -> None:
-        """Print the result of an action: the fields `done` as JSON with --format json, otherwise `text`."""
+        """Print the result of an action: with --format json, the job and the fields `done`; otherwise `text`."""
         click.echo(json.dumps({"job": self.job_name} | done) if self.output == "json" else text)
 
 
 def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Verb]:
-    """Add --lighthouse, --job, --format, --json and --timeout to a verb, as one ClientOptions argument.
+    """Return a decorator that adds the client options, such as --lighthouse and --job, to a verb.
+
+    The verb receives them as one ClientOptions argument.
 
     Args:
         job_help: Help text of --job.
@@ -136,7 +138,7 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
 
 
 def control_options(verb: Verb) -> Verb:
-    """Add the argument REPLICA_ID, --reason and the client options to a verb that acts on a replica group."""
+    """Decorate a verb that acts on a replica group: add the argument REPLICA_ID, --reason and the client options."""
     options = (
         click.argument("replica_id"),
         click.option("--reason", metavar="TEXT", default="", help="Reason, for the replica group's log."),
@@ -146,11 +148,11 @@ def control_options(verb: Verb) -> Verb:
 
 
 def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False) -> Callable[[Verb], Verb]:
-    """Add --run and the client options to a verb.
+    """Return a decorator that adds --run and the client options to a verb.
 
     Args:
         default: Default of --run, or None for all runs.
-        has_control: The verb changes the run, which may take longer.
+        has_control: Whether the verb changes the run, which may take longer.
     """
     run_help = "ID of the run (--run-id of its supervisors)."
     more = "  [default: all runs of the job]" if default is None else f"  [default: {default}]"

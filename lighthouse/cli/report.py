@@ -1,4 +1,4 @@
-"""Verb `report`: what failures cost, as text, JSON, or one HTML file (report_page.py)."""
+"""Verb `report`, which shows what failures cost, as text, as JSON or as one HTML file (report_page.py)."""
 
 import dataclasses
 import re
@@ -91,7 +91,7 @@ def report(
     """Show what failures cost: hours by cause, host and group, and times to failure and recovery.
 
     Reads the records of a running lighthouse (ADDRESS, or --lighthouse), or its files. For files, give the path of its
-    journal or of its folder of incidents.
+    journal or of its incident folder.
     """
     if since is not None and until is not None and since >= until:
         raise click.UsageError("--since must be before --until")

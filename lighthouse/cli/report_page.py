@@ -1,4 +1,4 @@
-"""The report as one HTML file with inline style and SVG. It contains no scripts and loads nothing."""
+"""The report as one HTML file with inline style and SVG. It contains no scripts and loads no other files."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from html import escape
@@ -22,7 +22,7 @@ MEANING = {
 
 
 def page(costs: Report) -> str:
-    """Return the report as HTML."""
+    """Return the report as an HTML document."""
     job = f"job {costs.job}, " if costs.job else ""
     style = resources.files(__package__ or "").joinpath("report.css").read_text(encoding="utf-8")
     return (
@@ -65,7 +65,7 @@ def count_of(costs: Report) -> str:
 
 
 def model_text(costs: Report) -> str:
-    """Return a text that compares the cost of the faults with restarts from checkpoints, and explains the model."""
+    """Describe what the same faults would have cost with restarts from checkpoints, and explain the estimate."""
     if not costs.faults:
         return "There were no faults, so restarts from checkpoints would have cost nothing either."
     every, half, restart = map(_duration, (costs.checkpoint_every_s, costs.checkpoint_every_s / 2, costs.restart_s))
@@ -131,7 +131,7 @@ def _body(costs: Report) -> Iterator[str]:
 
 
 def _table(titles: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """Return an HTML table of at most ROWS rows. A title that begins with # marks a column of numbers."""
+    """Return an HTML table of at most ROWS rows of HTML cells. A # before a title marks a column of numbers."""
     classes = ["n" if title.startswith("#") else "name" for title in titles]
     head = "".join(f'<th class="{kind}">{title.lstrip("#")}' for kind, title in zip(classes, titles, strict=True))
     found = [zip(classes, row, strict=True) for row in rows]
@@ -160,7 +160,7 @@ def _bar(seconds: Seconds, height: int) -> str:
 
 
 def _over_time(costs: Report) -> str:
-    """Return a bar chart over time of how many groups, on average, spent their time on each cause."""
+    """Return a bar chart of the average number of groups that spent their time on each cause, over the period."""
     most = max(sum(seconds.values()) for seconds in costs.columns)
     column_s = (costs.until_unix_s - costs.since_unix_s) / len(costs.columns)
     parts: list[str] = []

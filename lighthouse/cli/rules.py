@@ -3,7 +3,7 @@
 - A problem that prevents this host from using the lighthouse is a failure. A problem that may do so later, or that is
   merely suspicious, is a warning.
 - A finding that is not OK contains the remedy.
-- A fact that is missing because of an earlier failure produces no finding.
+- A fact that could not be collected because of an earlier failure produces no finding.
 """
 
 import re
@@ -77,7 +77,7 @@ class ManagerSeen:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """All facts that `gather` in doctor.py has collected."""
+    """The facts that `gather` in doctor.py has collected about a lighthouse and its managers."""
 
     now: float
     places: tuple[Place, ...]
@@ -113,7 +113,7 @@ class Finding:
 
 
 def check(facts: Facts) -> list[Finding]:
-    """Return the findings, ordered so that earlier ones may explain later ones."""
+    """Return the findings in an order in which earlier ones may explain later ones."""
     status = None if facts.asked is None else facts.asked.status
     findings = [_place(place, is_served=status is not None) for place in facts.places]
     if facts.asked is not None:
@@ -201,7 +201,7 @@ def _token(facts: Facts) -> Iterator[Finding]:
 def _clock(asked: Asked, status: LighthouseStatus) -> Finding:
     """Compare this host's clock with the lighthouse's.
 
-    The lighthouse reads its clock between the request and the answer, so any time between these two counts as equal.
+    The lighthouse reads its clock between the request and the answer, so a time between these two counts as equal.
     """
     ahead_s = max(status.now_unix_s - asked.ended_at, 0.0)
     behind_s = max(asked.began_at - status.now_unix_s, 0.0)
@@ -239,7 +239,7 @@ def _versions(facts: Facts) -> Finding:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version, (2, 13) for "2.13.0+cpu". Return () if it has no such numbers."""
+    """Return the first two numbers of a version, such as (2, 13) for "2.13.0+cpu", or () if it has none."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else ()
 

@@ -50,7 +50,7 @@ def serve(quorum_tick_ms: str | None, parent_pid: int | None, announce_fd: int |
 def main(quorum_tick_ms: str | None, **values: Any) -> None:
     """Run `lighthouse serve` under its torchft name: --bind, --min_replicas, --join_timeout_ms, --heartbeat_timeout_ms.
 
-    Its clients have no TLS: --insecure is implied.
+    torchft's clients do not support TLS, so --insecure is implied.
     """
     values["insecure"] = True
     run(from_options(LighthouseConfig, values))

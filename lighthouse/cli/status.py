@@ -58,7 +58,7 @@ def status(given: ClientOptions) -> None:
 
 
 def _stopped(given: ClientOptions, job: str) -> list[Text]:
-    """Return a line per stopped run of a job, because the status alone would not explain why ranks are missing."""
+    """Return a line per stopped run of a job. The status alone would not explain why ranks are missing."""
     with given.connect(job) as client:
         runs = client.runs(timeout_s=given.timeout)
     lines = (
@@ -75,7 +75,7 @@ SILENCE_SHOWN_AFTER_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Content of the screen of `watch`: the newest status and the state of the connection."""
+    """Content of the screen of `watch`: the most recent status and the state of the connection."""
 
     address: str
     asked_at: float  # Unix time of the newest request
@@ -123,7 +123,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Lines about a job or a run, followed by a table that can be shortened to fit the screen."""
+    """Lines about a job or a run, followed by a table that can be limited to the rows that fit the screen."""
 
     head: list[Text]
     rows: int  # rows that the table could have below `head`
@@ -204,7 +204,7 @@ def watch(given: ClientOptions, interval: float, count: int | None) -> None:
 
 
 class Poll:
-    """Polls the status and keeps the newest answer in `view`."""
+    """Polls the status and keeps the most recent answer, or error, in `view`."""
 
     def __init__(self, given: ClientOptions) -> None:
         self._given = given
@@ -229,7 +229,7 @@ class Poll:
 def _ticks(interval_s: float, count: int | None, check: Callable[[], None]) -> Iterator[None]:
     """Yield whenever the status should be polled: every `interval_s`, `count` times, or forever if `count` is None.
 
-    `check` is called between the polls, and may raise to stop them. A slow answer delays the next poll.
+    `check` is called between polls, and may raise an exception to end them. A slow answer delays the next poll.
     """
     for asked in itertools.count(1):
         next_at = time.monotonic() + interval_s

@@ -119,7 +119,7 @@ def progress(job: JobStatus) -> Text:
 
 
 def has_quorum(job: JobStatus, runs: Sequence[RunStatus]) -> bool:
-    """Return whether to show the job itself, not only its runs."""
+    """Return whether to show the job itself: it has replica groups, or none of `runs` belongs to it."""
     return bool(job.members) or all(run.job != job.job for run in runs)
 
 
@@ -130,7 +130,7 @@ def supervisor_state(supervisor: SupervisorStatus) -> str:
 
 
 def run_summary(run: RunStatus) -> list[Text]:
-    """Return two lines about a run: its generation, and why the next one forms or does not form."""
+    """Return two lines about a run: its generation, and whether and why the next one forms."""
     name, generation = f"{run.job}/{run.run}", _generation(run)
     counts = Counter(rank.state for rank in run.ranks)
     states = ", ".join(f"{counts[state]} {state.value}" for state in RankState if counts[state])
@@ -158,7 +158,7 @@ def run_rank_lines(ranks: Sequence[RankStatus], width: int) -> list[Text]:
 
 
 def most_urgent_ranks(ranks: Sequence[RankStatus], count: int) -> list[RankStatus]:
-    """Return at most `count` ranks of a run. If there are more, return the most urgent ones, most urgent first."""
+    """Return all `ranks` if there are at most `count`. Otherwise, return the most urgent ones, most urgent first."""
     return (
         list(ranks) if len(ranks) <= count else sorted(ranks, key=lambda rank: _RUN_URGENCY.get(rank.state, 9))[:count]
     )
@@ -197,7 +197,7 @@ def job_summary(job: JobStatus) -> list[Text]:
 
 
 def stall(job: JobStatus) -> Text:
-    """Return a line about the job's stall, with the ranks that are behind."""
+    """Describe in one line how long a job has stalled, and which ranks are behind."""
     return Text(f"nothing has moved for {format_duration(job.stall_s)}: {printable(job.stall)}", style="red")
 
 
@@ -275,7 +275,7 @@ def _urgency(member: MemberStatus) -> Any:
 def _verdict(job: JobStatus) -> str:
     """Return the verdict to show for a job, which may differ from the lighthouse's own verdict.
 
-    The lighthouse's own verdict does not cover stalls, ended jobs, and quorums whose members are all lost.
+    The lighthouse's own verdict does not cover stalls, ended jobs, or quorums whose members are all lost.
     """
     if job.verdict != Verdict.FORMED:
         return job.verdict if job.ended_step is None else "ended"
@@ -299,7 +299,7 @@ def _phase_style(job: JobStatus) -> str:
 
 
 def _beat_column(age_s: Callable[[T], float], keep: int) -> Column[T]:
-    """Return the column with the time since the last heartbeat."""
+    """Return the column with the time since the last heartbeat, which `age_s` returns for a row."""
     return Column(
         "BEAT",
         lambda row: format_duration(age_s(row)),
@@ -380,7 +380,7 @@ ENTRIES_SHOWN = 5
 
 
 def gathered_lines(gathered: Gathered, suspects: Collection[str] = ()) -> Iterator[Text]:
-    """Return a section per rank, with `suspects` marked, followed by a list of the ranks without evidence."""
+    """Yield the lines of one section per rank, with `suspects` marked, and of a list of the ranks without evidence."""
     for one in gathered.evidence:
         yield from _rank_lines(one, is_suspect=one.name in suspects)
         yield Text()

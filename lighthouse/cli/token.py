@@ -87,13 +87,13 @@ def _serving(port: int, folder: Path | None, journal: Path | None, *, make: bool
     """Find the credentials of the lighthouse on `port` of this host.
 
     Args:
-        port: gRPC port.
+        port: gRPC port of the lighthouse.
         folder: Value of --credentials, or None.
         journal: Value of --journal, next to which the credentials may be, or None.
-        make: Create the credentials if there are none.
+        make: Whether to create the credentials if there are none.
 
     Raises:
-        InvalidRequest: If there are no credentials.
+        InvalidRequest: If there are no credentials and `make` is False.
     """
     found = read_serving_file(port)
     if folder is None and journal is None and found is not None:

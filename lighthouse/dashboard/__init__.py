@@ -26,7 +26,7 @@ _SCRIPTS = (
 def page() -> bytes:
     """Return the page as UTF-8, with style and scripts inlined.
 
-    The scripts request only `events`, `status`, `control`, `incidents` and the operator's actions.
+    The scripts request only `events`, `status`, `control`, `incidents` and the routes of the operator's actions.
     """
     scripts = b"".join(_read(name) for name in _SCRIPTS)
     page = _read("page.html").replace(b"<style></style>", b"<style>\n" + _read("page.css") + b"</style>")

@@ -1,6 +1,6 @@
-"""What failures cost: sums of the ledger's lines over a period, compared with restarts from checkpoints.
+"""Cost of failures over a period, according to the ledger, compared with the cost of restarts from checkpoints.
 
-All numbers of `lighthouse report` come from `add_up`. No I/O.
+`add_up` computes all numbers of `lighthouse report`. This module does no I/O.
 """
 
 import json
@@ -26,7 +26,7 @@ RESTART_S = 300.0  # used if no fault of the period shows how long a restart tak
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Costs of a period. The seconds of each cause are summed over all replica groups."""
+    """How replica groups spent their time in a period, and what failures cost. Seconds are summed over all groups."""
 
     job: str  # empty for all jobs
     since_unix_s: float
@@ -68,7 +68,7 @@ class _Row(NamedTuple):
     seconds: Seconds
 
     def share(self, since: float, until: float) -> float:
-        """Return the fraction of this interval that lies between `since` and `until`."""
+        """Return the fraction of this row's interval that lies between `since` and `until`."""
         return max(0.0, min(self.to_s, until) - max(self.from_s, since)) / (self.to_s - self.from_s)
 
 
@@ -81,14 +81,15 @@ def add_up(
     checkpoint_every_s: float = 1800.0,
     price_per_h: float | None = None,
 ) -> Report:
-    """Sum the lines of `job`, or of all jobs if it is empty.
+    """Compute the report for a period from the lines of the ledger.
 
     Args:
-        lines: Lines of the ledger in any order. A line that is malformed, because a crash cut it off, is skipped.
-        job: The job.
-        since: Start of the period in Unix time. If None, it starts with the oldest record.
-        until: End of the period. If None, it ends with the newest record. Intervals that cross a limit count in part.
-        checkpoint_every_s: Time between checkpoints in the comparison.
+        lines: Lines of the ledger, in any order. Malformed lines, for example one cut off by a crash, are skipped.
+        job: Name of the job to report on, or "" for all jobs.
+        since: Start of the period in Unix time. If None, the period starts with the oldest record.
+        until: End of the period in Unix time. If None, it ends with the newest record. Of a record that extends beyond
+            the period, only the part within the period counts.
+        checkpoint_every_s: Assumed time between checkpoints, for the comparison.
         price_per_h: Price of one rank per hour.
     """
     rows, faults = _parse(lines, job)
@@ -164,7 +165,11 @@ def _count(names: Iterable[str], struck: set[tuple[str, str]]) -> dict[str, int]
 
 
 def _parse(lines: Iterable[str], job: str) -> tuple[list[_Row], list[IncidentSummary]]:
-    """Return the rows, and the faults sorted by time."""
+    """Parse the ledger's lines of `job`, or of all jobs if `job` is empty. Skip malformed lines.
+
+    Returns:
+        The records of how groups spent their time, and the last record of each fault, sorted by the fault's time.
+    """
     rows: list[_Row] = []
     faults: dict[tuple[str, str], IncidentSummary] = {}  # the last line about a fault counts
     for line in lines:
@@ -193,7 +198,7 @@ def _groups(fault: IncidentSummary) -> set[str]:
 
 
 def _covered(rows: Iterable[_Row], since: float, until: float) -> float:
-    """Return the length of the union of the rows' intervals within the period."""
+    """Return for how many seconds of the period there is at least one row."""
     covered_s, end = 0.0, -math.inf
     for from_s, to_s in sorted({(row.from_s, row.to_s) for row in rows}):
         covered_s += max(0.0, min(to_s, until) - max(from_s, since, end))

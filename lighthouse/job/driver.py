@@ -1,9 +1,9 @@
-"""Driver of one job: feeds events to the `QuorumMachine`, performs the returned effects and sets one timer.
+"""Driver of one job: feeds events to the `QuorumMachine`, performs the returned effects and sets the machine's timer.
 
-The driver is synchronous. Time, sessions, pending calls and the store are ports, so the simulator runs the same code.
-Effects are performed in order. `WaitingJoins` holds the calls that wait for a quorum, `SessionTable` the managers' open
-sessions, and `WorldBroadcast` sends managers the size of the world when it changes. A record is stored before any
-message that depends on it is sent.
+The driver is synchronous. It reaches the clock, sessions, pending calls and the store through ports, so the simulator
+runs the same code. Effects are performed in order. A record is stored before any message that depends on it is sent.
+`WaitingJoins` holds the calls that wait for a quorum, and `SessionTable` the managers' open sessions. `WorldBroadcast`
+sends managers the job's world size whenever it changes.
 """
 
 import itertools
@@ -86,7 +86,7 @@ log = logging.getLogger(__name__)
 
 
 class QuorumDelivery:
-    """A quorum to send. A manager that holds the previous quorum receives only the difference between the two."""
+    """A quorum to send to managers. A manager that holds the previous quorum receives only the changes."""
 
     def __init__(self, quorum: Quorum, before: "QuorumDelivery | None" = None) -> None:
         self._quorum = quorum
@@ -95,7 +95,7 @@ class QuorumDelivery:
             before._before = None  # otherwise each quorum would keep all earlier ones in memory
 
     def change_for(self, held: str) -> QuorumChange | None:
-        """Return the difference from the quorum with digest `held`, or None if the whole quorum must be sent."""
+        """Return the changes since the quorum with digest `held`, or None if the whole quorum must be sent."""
         if not held or self._before is None or held != self._before._named.digest:
             return None
         return self._change
@@ -121,7 +121,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SessionReply:
-    """Sends a manager the quorum or the error that answers its join number `join`."""
+    """Answers a manager's join, which the manager numbered `join`, with a quorum or an error."""
 
     peer: Peer[ToManager]
     join: int
@@ -147,10 +147,10 @@ class _Waiting:
 
 
 class WaitingJoins:
-    """Joins that wait for a quorum. A join arrives as a separate call or on a session."""
+    """Joins that wait for a quorum. Each has arrived either on a session or as a separate call."""
 
     def __init__(self, ports: Ports, waits: Histogram) -> None:
-        """Create an empty queue. `waits` collects how many seconds each answered join has waited."""
+        """Create an empty queue. `waits` records how many seconds each answered join waited."""
         self._clock = ports.timers.time
         self._refused = ports.refused
         self._waits = waits
@@ -163,7 +163,7 @@ class WaitingJoins:
         self._calls[call] = _Waiting(replica_id, reply, limit, self._clock())
 
     def drop_call(self, call: int | None) -> str | None:
-        """Drop a call without an answer. Return the replica_id of its group, or None if the call was not waiting."""
+        """Drop a call without answering it. Return the caller's replica_id, or None if the call was not waiting."""
         waiting = self._take_call(call)
         return None if waiting is None else waiting.replica_id
 
@@ -191,7 +191,7 @@ class WaitingJoins:
 
 @dataclass(slots=True)
 class Session:
-    """Open session of a manager."""
+    """A manager's open session."""
 
     peer: Peer[ToManager]
     replica_id: str
@@ -200,7 +200,7 @@ class Session:
 
 
 class SessionTable(dict[int, Session]):
-    """Open sessions by session number."""
+    """Open sessions of managers, by session number."""
 
     def send_to_session(self, number: int, message: ToManager) -> None:
         if (session := self.get(number)) is not None:
@@ -226,10 +226,10 @@ HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
-    """Sends managers the size of the world when it changes, and logs groups that wait for missing ranks.
+    """Sends managers the job's `World` message, and logs which replica groups wait for missing ranks.
 
-    Sessions receive the newest world one after another, and a new session receives it soon after it opens. Changes
-    while a session waits for its turn are combined.
+    Each session receives the message soon after it opens and whenever its content changes. Sending to all sessions
+    takes a while. A session that is still waiting when the content changes again receives only the newest message.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, sessions: SessionTable, timers: Timers) -> None:
@@ -248,30 +248,30 @@ class WorldBroadcast:
         self._timer = DeadlineTimer(self._send_next, timers)
 
     def add_receiver(self, number: int) -> None:
-        """Add a new session, which receives the world when its turn comes."""
+        """Queue the current `World` message for a new session."""
         self._behind[number] = None
 
     def set_waiting_for(self, waiting_for: str) -> None:
-        """Set the description of what pending joins are waiting for, or "" if none is pending."""
+        """Set the text that says what pending joins are waiting for. It is empty if no join is pending."""
         if waiting_for != self._waiting_for:
             self._waiting_for = waiting_for
             self.schedule_send()
 
     def note_effects(self, effects: Sequence[QuorumEffect]) -> None:
-        """Schedule an update if the machine's effects may change the world."""
+        """Schedule an update if any of the machine's effects may change the `World` message."""
         for effect in effects:
             self._has_grid_changed |= isinstance(effect, GridChanged)
             self._has_changed |= isinstance(effect, GridChanged | NewcomersChanged | QuorumFormed)
         self.schedule_send()
 
     def schedule_send(self) -> None:
-        """Set the timer if there is a change to send. O(1)."""
+        """Set the timer for the next send, unless it is set already or there is nothing to send. O(1)."""
         if not self._timer.is_set and (self._behind or self._is_new):
             self._timer.set_after(SEND_AFTER_S)
 
     @property
     def _is_new(self) -> bool:
-        """True if the computed world is outdated."""
+        """True if the last computed `World` message may be outdated."""
         sent = self._world.waiting_for if self._world is not None else ""
         return self._has_changed or self._waiting_for != sent
 
@@ -289,7 +289,7 @@ class WorldBroadcast:
         self.schedule_send()
 
     def _recompute_world(self) -> None:
-        """Recompute the size of the world. The grid is recomputed only if it may have changed."""
+        """Recompute the `World` message. If it has changed, queue it for all sessions."""
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
@@ -304,7 +304,7 @@ class WorldBroadcast:
         self._world = world
 
     def _log_held_back(self, groups: str) -> None:
-        """Log the incomplete groups, or that all groups are complete if `groups` is empty."""
+        """Log `groups`, a description of the incomplete groups. If it is empty, log that all groups are complete."""
         if not groups:
             log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
             return
@@ -313,7 +313,7 @@ class WorldBroadcast:
 
 
 def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World:
-    """Compute the world that all groups receive. It omits the receiver's own size, which differs for each group."""
+    """Compute the `World` message that all groups receive. Leave out `group_world_size`, which differs by group."""
     pending = peers_pending(machine.job)
     return World(
         global_world_size=grid.global_world_size,
@@ -326,7 +326,7 @@ def world_of(machine: QuorumMachine, grid: Grid, waiting_for: str = "") -> World
 
 
 class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
-    """Driver of one job's machine, with its sessions, incidents, progress and history."""
+    """Drives the `QuorumMachine` of one job. Holds the job's sessions, pending joins, progress and incidents."""
 
     def __init__(
         self,
@@ -338,9 +338,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         runs: Callable[[], Sequence[RunDriver]] = tuple,
         secret: str = "",
     ) -> None:
-        """Create the driver and continue with the machine's restored state.
+        """Create the driver of `machine`, which may contain restored state.
 
-        `runs` lists the runs of the job. `secret` is the secret of the quorum that an earlier lighthouse formed.
+        `runs` returns the job's runs. `secret` is the secret of the restored quorum, or "" if there is none.
         """
         super().__init__(machine, ports)
         self.job = job
@@ -369,16 +369,16 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
     # -- calls
 
     def request_quorum(self, participant: Participant, time_left_s: float, reply: Reply[Answer]) -> int:
-        """Request the next quorum for a group and return the number of the call.
+        """Request the next quorum for a replica group, and return the number of the call.
 
-        `reply` receives the quorum, or an error before the deadline.
+        `reply` receives the quorum or an error, at the latest shortly before `time_left_s` has passed.
         """
         call = next(self._numbers)
         self._add_request(Joined(call, participant, self._clock() + time_left_s), time_left_s, reply)
         return call
 
     def cancel_request(self, call: int) -> None:
-        """Cancel a call whose caller has disconnected. Does nothing if the call has been answered."""
+        """Cancel a request for a quorum. Do nothing if it has been answered."""
         if (replica_id := self._waiting.drop_call(call)) is not None:
             self._feed(Withdrawn(replica_id, call))
 
@@ -398,7 +398,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._feed(HeartbeatReceived(replica_id, incarnation))
 
     def open_session(self, hello: Hello, peer: Peer[ToManager]) -> int:
-        """Open a session and return its number."""
+        """Open a session for a manager and return the session's number."""
         number = next(self._numbers)
         self._sessions[number] = Session(peer, hello.participant.replica_id)
         self._worlds.add_receiver(number)
@@ -459,14 +459,14 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             self._feed(SessionEnded(number))
 
     def send_to_member(self, member: Group, message: ToManager) -> bool:
-        """Send a message on the member's session. Return False if it has none."""
+        """Send a message on the member's session. Return False if the member has no open session."""
         if member.session is None or not member.is_connected:
             return False
         self._sessions.send_to_session(member.session, message)
         return True
 
     def _take_notice(self, replica_id: str, notice: PreemptionNotice | None) -> None:
-        """Store a group's preemption notice, or remove it if `notice` is None. Then answer all groups that have one."""
+        """Store a group's preemption notice, or remove it if `notice` is None. Then call `_answer_notices`."""
         group = self.machine.job.groups.get(replica_id)
         if group is None or (notice is None and group.reports.preemption is None):
             return
@@ -484,9 +484,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._answer_notices()
 
     def _answer_notices(self) -> None:
-        """Send each group with a preemption notice the number of other groups that stay.
+        """Send each group that has a preemption notice the number of other groups that will remain.
 
-        It is sent once, and again when it becomes zero or is no longer zero.
+        Each group receives the number once, and again whenever it changes to or from zero.
         """
         groups = self.machine.job.groups.values()
         noticed = [group for group in groups if group.reports.preemption is not None]
@@ -499,9 +499,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 group.reports.others_stay = others > 0
 
     def order_fault(self, member: Group, order: FaultOrder, reply: Reply[FaultReport]) -> bool:
-        """Order a member to inject a fault of `lighthouse chaos`. Its manager's report is sent to `reply`.
+        """Order a member to inject a fault for `lighthouse chaos`. `reply` receives the report of its manager.
 
-        Return False if the member has no session. The caller must call `cancel_fault` in either case.
+        Return False if the member has no open session. The caller must call `cancel_fault` in either case.
         """
         self._faults[order.number] = member.replica_id, reply
         return self.send_to_member(member, order)
@@ -512,20 +512,20 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             self.send_to_member(member, FaultCancelled(number))
 
     def record_kill(self, member: Group, why: str) -> None:
-        """Record that an operator killed a member."""
+        """Record that an operator killed a group. Do nothing if the group is not in the current quorum."""
         quorum = self.machine.quorum
         if quorum is not None and member.is_participant:
             self.incidents.handle_kill(member.replica_id, quorum.quorum_id, why)
 
     def handle_run_message(self) -> None:
-        """Update progress and incidents after a message from a rank of one of the job's runs."""
+        """Update progress and incidents after a rank of one of the job's runs has sent a message."""
         self.progress.watch.wake()
         self.incidents.handle_run_progress()
 
     # -- queries
 
     def status(self, *, has_ranks: bool = False) -> JobStatus:
-        """Return the job's status. `has_ranks` adds the progress of every rank, and the timeline."""
+        """Return the job's status. If `has_ranks`, include the progress of every rank and the timeline."""
         verdict, now, incidents = (
             self.progress.verdict(),
             self._clock(),
@@ -544,7 +544,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:
-        """Return the job's current training pace, with measurements from the last few minutes."""
+        """Return how fast the job trains now, and how fast it trained during the last few minutes."""
         return self._samples.pace_of(self._levels(), sum(self.account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:
@@ -555,7 +555,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._timeline.timeline.add_entry(self._wall(), kind, replica_ids, text)
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
-        """Handle a new stall verdict, or None when a rank makes progress again."""
+        """Handle a new stall verdict, or the end of a stall (None)."""
         self._timeline.add_verdict(verdict, self._wall())
         self.incidents.handle_verdict(verdict)
 
@@ -585,7 +585,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         super().was_late(by_s)
 
     def close(self, reason: str) -> None:
-        """Refuse all calls and close all sessions. No member counts as lost because of this."""
+        """Refuse all pending calls and close all sessions, without counting any member as lost."""
         self._is_closed = True
         self._timer.cancel()
         self.progress.close()
@@ -613,7 +613,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 pass
 
     def _now(self) -> float:
-        """Return the time. If this host is busy while closed connections are to be judged, report `HostBusy` first."""
+        """Return the time. First report `HostBusy` if members may count as lost only because this host is busy."""
         now = self._clock()
         if self.machine.is_judging_closings(now) and self._ports.is_busy():
             self._perform(self.machine.handle(HostBusy(), now), now)

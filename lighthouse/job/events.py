@@ -1,8 +1,8 @@
 """Events and effects of the two state machines of a job.
 
 Drivers feed each `QuorumEvent` to the job's `QuorumMachine` and each `RunEvent` to the run's `RunMachine`, and perform
-the returned effects in order. The `Member...` effects describe what happened to a replica group. They feed the
-timeline, the log and the incidents, and cause no message.
+the returned effects in order. The `Member...` effects describe what happened to a replica group. The driver records
+them in the timeline, the log and the incidents, and sends no message for them.
 """
 
 from dataclasses import dataclass, field
@@ -45,7 +45,7 @@ class MemberBack:
 
 @dataclass(frozen=True, slots=True)
 class MemberLost:
-    """A replica group was lost."""
+    """A replica group was lost: it disconnected, fell silent, went down or restarted."""
 
     replica_id: str
     quorum_id: int | None  # quorum that ends because of the loss, if any
@@ -81,7 +81,7 @@ class GridChanged:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsCut:
-    """The connections of these members closed together. The members count as alive for another `hold_s` seconds."""
+    """These members lost their connections at the same time. They count as alive for another `hold_s` seconds."""
 
     replica_ids: tuple[str, ...]
     hold_s: float
@@ -92,7 +92,7 @@ MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberForgo
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A caller requests the next quorum."""
+    """A replica group requested the next quorum."""
 
     call: int  # assigned by the driver
     participant: Participant
@@ -130,33 +130,33 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """A manager's stream ended. Unless a `Left` came first, the process crashed or was disconnected."""
+    """The stream of a manager or a rank ended. Unless a `Left` came first, the manager crashed or was disconnected."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The group left cleanly."""
+    """The replica group with this session left cleanly."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class WasLate:
-    """The lighthouse process was paused for `by_s` seconds, so it reads the following events late."""
+    """The lighthouse process was paused for `by_s` seconds, so it receives the following events late."""
 
     by_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class HostBusy:
-    """The lighthouse's host is overloaded, so simultaneous events may arrive far apart."""
+    """The lighthouse's host is overloaded, so the lighthouse may receive simultaneous events far apart."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuorumFormed:
-    """A quorum has formed. The driver answers the joins with the numbers `calls`."""
+    """A quorum has formed. The driver sends it in answer to the joins whose numbers are in `calls`."""
 
     quorum: Quorum
     calls: tuple[int, ...]
@@ -167,7 +167,7 @@ class QuorumFormed:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The job has ended at `step` (`JobEnd`). The driver stores `record` before it answers any group."""
+    """The job has ended at `step` (see `JobEnd`). The driver must store `record` before it answers any group."""
 
     step: int
     absent: tuple[str, ...]
@@ -176,7 +176,7 @@ class JobEnded:
 
 @dataclass(frozen=True, slots=True)
 class QuorumResent:
-    """Sends the standing quorum again, in answer to `call`, to a member that never received it."""
+    """Instruction to resend the standing quorum, in answer to `call`, to a member that never received it."""
 
     quorum: Quorum
     call: int
@@ -190,7 +190,7 @@ class JoinRefused:
 
 @dataclass(frozen=True, slots=True)
 class JournalOutdated:
-    """The journal is older than a quorum that was sent. No quorum forms for `wait_s` seconds."""
+    """A group has received a quorum that is missing from the journal. No quorum forms for `wait_s` seconds."""
 
     replica_id: str  # group that received quorum `seen_id`
     seen_id: int
@@ -206,7 +206,7 @@ class Welcomed:
 
 @dataclass(frozen=True, slots=True)
 class HeartbeatAnswered:
-    """Sends the answer to heartbeat `number`, with an order if there is one."""
+    """Instruction to answer heartbeat `number`, and to include `order` if it is not None."""
 
     session: int
     number: int
@@ -215,7 +215,7 @@ class HeartbeatAnswered:
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Sends `order` to the managers with these sessions."""
+    """Instruction to send `order` to the managers that have these sessions."""
 
     order: QuorumOrder
     sessions: tuple[int, ...]
@@ -223,7 +223,7 @@ class Ordered:
 
 @dataclass(frozen=True, slots=True)
 class SessionRefused:
-    """Closes the session with `error`, or cleanly if `error` is None."""
+    """Instruction to close the session with `error`, or cleanly if `error` is None."""
 
     session: int
     error: LighthouseError | None
@@ -247,7 +247,7 @@ RankMessage = RankHeartbeat | ReadyReport | FailureReport | FinishReport | Close
 
 @dataclass(frozen=True, slots=True)
 class RankJoined:
-    """A process connects or reconnects."""
+    """A rank's process has connected or reconnected to the run."""
 
     entry: RankHello
     session: int | None = None  # its stream; None if it has none and only sends heartbeats
@@ -255,7 +255,7 @@ class RankJoined:
 
 @dataclass(frozen=True, slots=True)
 class RankReported:
-    """A rank sent a message after its hello."""
+    """A rank sent a message other than its hello."""
 
     rank: RankId
     message: RankMessage
@@ -263,7 +263,7 @@ class RankReported:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """A supervisor reports that a process has exited."""
+    """A supervisor reported that a rank's process has exited."""
 
     rank: RankId
     reason: str
@@ -273,7 +273,7 @@ class RankLost:
 
 @dataclass(frozen=True, slots=True)
 class RanksBehind:
-    """The ranks of these slots are behind, and the other ranks are waiting for them."""
+    """The ranks in these slots are behind, and the other ranks of the run are waiting for them."""
 
     slots: tuple[int, ...]
     reason: str
@@ -281,7 +281,7 @@ class RanksBehind:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An operator or the stall policy requests a stop."""
+    """An operator or the stall policy requested that the run stop."""
 
     reason: str
     who: str
@@ -305,7 +305,7 @@ class SupervisorEnded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorAsked:
-    """A supervisor requests that the run stops, or that its host is excluded so that no process restarts there."""
+    """A supervisor requested that the run stop, or that its own host be excluded from the run."""
 
     session: int
     message: supervisor.StopAsked | supervisor.HostExcluded
@@ -314,14 +314,14 @@ class SupervisorAsked:
 
 @dataclass(frozen=True, slots=True)
 class RecordDue:
-    """Tells the driver to store `record` before it performs the remaining effects, which depend on it."""
+    """Instruction to store `record` before performing the remaining effects, which depend on it."""
 
     record: RunRecord = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """Sends the new generation to its active ranks and to `spares`."""
+    """Instruction to send the new generation to its active ranks and to `spares`."""
 
     generation: Generation
     spares: tuple[RankId, ...] = ()
@@ -329,7 +329,7 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationSent:
-    """Sends the current generation to one rank that has not received it, or to a spare."""
+    """Instruction to send the current generation to a spare, or to a rank that has not received it."""
 
     rank: RankId
     generation: Generation
@@ -337,7 +337,7 @@ class GenerationSent:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """Tells `ranks` that generation `number` has ended. They interrupt their function and report ready."""
+    """Instruction to notify `ranks` that generation `number` has ended, so they interrupt their function."""
 
     number: int
     reason: str
@@ -354,7 +354,7 @@ class RankRefused:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The run is completed. The driver notifies `ranks`, which then exit with status 0."""
+    """The run has been completed. The driver notifies `ranks`, which then exit with status 0."""
 
     number: int
     ranks: tuple[RankId, ...]  # if `is_new`, the driver notifies every supervisor, too
@@ -363,7 +363,7 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Sends a stop to `ranks`. If `is_new`, every supervisor receives it, too."""
+    """Instruction to send `stop` to `ranks` and, if `is_new`, to every supervisor."""
 
     stop: RunStopped
     ranks: tuple[RankId, ...]
@@ -390,21 +390,21 @@ class RecordChanged:
 
 @dataclass(frozen=True, slots=True)
 class IncidentChanged:
-    """An incident of the run is new or has changed. The driver reports it and stores the record soon after."""
+    """An incident of the run is new or has changed. The driver reports it, and stores the run's record soon after."""
 
     restart: RestartRecord
 
 
 @dataclass(frozen=True, slots=True)
 class SupervisorMessage:
-    """Sends a message to a supervisor. A refusal also closes its stream."""
+    """Instruction to send `message` to a supervisor. If it is a refusal, the driver also closes the stream."""
 
     session: int
     message: ToSupervisor
 
 
 class RunVerdict(StrEnum):
-    """Why the next generation forms or does not form."""
+    """Reason why the next generation forms now or does not."""
 
     STOPPED = "stopped"
     COMPLETED = "completed"

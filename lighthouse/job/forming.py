@@ -18,8 +18,8 @@ order, after every event and tick:
    call expires, so that one straggler cannot make all calls expire. While a member is alive, only the members' calls
    count, because the call of a spare is always pending.
 
-A standing quorum takes precedence over these rules. Its members train for many steps without joining again. Each has a
-lease, the time for which it may start steps without contacting the lighthouse (standing.py). While the quorum stands,
+A standing quorum takes precedence over these rules. Its members train for many steps without joining again. Each holds
+a lease, the time for which it may start steps without contacting the lighthouse (standing.py). While the quorum stands,
 no other quorum forms. After that, the next quorum must include one of its members, or wait until their leases expire.
 `Numbering` (lineage.py) assigns the quorum_id.
 
@@ -55,7 +55,7 @@ END_KEPT_S = 7 * 86400.0
 
 
 class Decision(NamedTuple):
-    """Whether a quorum forms now, and what the joined groups wait for if not."""
+    """Result of `decide`: whether a quorum forms now and, if not, what the joined groups wait for."""
 
     verdict: Verdict
     until: float | None = None
@@ -69,7 +69,7 @@ class Decision(NamedTuple):
 
 
 def decide(job: Job, now: float) -> Decision:
-    """Decide whether a quorum forms now, by the rules of this module. Does not change any state.
+    """Decide by the rules of this module whether a quorum forms now. Do not change any state.
 
     Costs O(1) while the quorum waits for other groups, and O(n log n) when it waits only for leases.
     """
@@ -156,7 +156,7 @@ def choose_members(job: Job, now: float) -> tuple[Group, ...]:
 
 
 def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
-    """Return the states that the candidates report, as input for `foreign`."""
+    """Return a claim for each candidate: the state that it reports, and what the lighthouse knows about it."""
     claims: list[Claim] = []
     for member in candidates:
         participant, last = member.participant, member.last_assignment
@@ -177,7 +177,7 @@ def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
 
 
 def known_history(job: Job, now: float) -> History:
-    """Return the job's history, including the quorums of an earlier lighthouse that candidates report (lineage.py)."""
+    """Return the job's history, and quorums of an earlier lighthouse that candidates report (lineage.py, rule 3)."""
     if job.first_formed_at is not None and now >= job.first_formed_at + EARLIER_COUNTS_FOR_S:
         return job.history
     history = History(job.history.ranges)
@@ -198,7 +198,7 @@ class QuorumMachine:
         Args:
             config: Settings.
             record: State that an earlier lighthouse stored, or None.
-            holders_until: When the last lease of an earlier lighthouse's quorum expires. None if no lease can be valid.
+            holders_until: When the last lease of an earlier lighthouse's quorum expires, or None if all have expired.
         """
         self.config = config
         self.job = Job(config, record)
@@ -219,7 +219,7 @@ class QuorumMachine:
         return self.job_end.step is not None and bool(self.job_end.absent) and is_recent
 
     def is_quiet(self, now: float) -> bool:
-        """Return whether the job has no records of groups and its leases have expired."""
+        """Return whether the machine has no records of groups and all leases have expired."""
         return (
             not self.job.groups
             and self.standing.phase is not QuorumPhase.RETURNING

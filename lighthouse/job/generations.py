@@ -1,23 +1,23 @@
-"""Generations of one run. A generation is one attempt to run the function on a set of ranks.
+"""Generations of one run. A generation is one attempt to run the user's function on a set of ranks.
 
 The *active* ranks run the function, and the *spares* wait. When a generation breaks, a new one forms.
 
-1. Only the lighthouse assigns numbers. A number is durable before a rank receives it, and is never repeated.
+1. Only the lighthouse assigns generation numbers. A number is stored before any rank receives it, and is never reused.
 2. A generation stands until one of its active ranks is lost or fails. It is then broken, and the other active ranks are
    interrupted and report ready. A rank may also report ready on its own. The loss of a spare breaks nothing.
 3. `decide_generation` decides when the next generation forms, and `assign` chooses its ranks. All of them receive the
    generation at once.
-4. A rank that connects while a generation stands becomes a spare and receives the generation at once. If that rank
-   would enlarge the generation, the generation is broken instead, which is not an incident.
-5. The lighthouse sends the current generation again to a rank that has not received it. A rank that reports another
+4. A rank that reports ready while a generation stands becomes a spare and receives the generation at once. If the next
+   generation would be larger with that rank, the generation is broken instead, which is not an incident.
+5. The lighthouse sends the current generation again to a rank that has not received it. A rank that reports a different
    number is notified that its generation has ended, so no rank waits for an outdated generation.
 6. `form_if_ready` stops the run after `max_iterations` generations, if too few ranks remain for too long, or if the
    function fails more often than the restart budget allows.
 7. Once a rank has finished a generation, new ranks no longer break it. When all its ranks have finished, the run is
    completed. A rank of an elastic run may close the run, which completes it for all ranks, finished or not.
 
-The machine acts on the state that ranks repeat in their reports, so lost messages do no harm. With n ranks, an event
-that changes nothing costs O(1), and forming a generation costs O(n log n).
+Ranks repeat their state in their reports, so a lost message does no harm. With n ranks, an event that changes nothing
+costs O(1), and forming a generation costs O(n log n).
 """
 
 import math
@@ -58,24 +58,26 @@ from lighthouse_protocol.rules.stall import GroupProgress, Process
 def assign(
     members: Iterable[Rank], previous: Sequence[int], terms: RunTerms, running: Set[RankId] = frozenset()
 ) -> tuple[RankId, ...]:
-    """Choose the active ranks and their places. All other ready ranks become spares. O(n log n).
+    """Choose the active ranks of the next generation and their places. O(n log n).
 
-    A slot is the fixed number of a process in the run. A place is the rank's number in the generation.
+    A slot is the fixed number of a process in the run. A place is the number of an active rank in the generation. Ready
+    ranks that are not chosen become spares.
 
-    - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `active`, or 0.
+    - The number of active ranks is a multiple of `divisible_by`, at least `min_active` and at most `target`. If too few
+      ranks are ready for that, no rank is chosen.
     - A slot keeps its place, so a restarted process gets the place of its predecessor. Spares fill the gaps, the
       longest waiting first. If the generation shrinks, the ranks with the highest places move into the gaps.
-    - In the first generation, places follow the slots.
-    - With `hosts_together`, a host that lacks one of its known slots has no active rank.
+    - In the first generation, ranks are placed in the order of their slots.
+    - With `hosts_together`, ranks of a host are active only if all known slots of that host are ready.
 
     Args:
         members: All known ranks.
-        previous: Slot at each place of the last generation.
+        previous: Slots of the last generation's active ranks, by place.
         terms: Settings of the run.
-        running: Ranks that also count as ready.
+        running: Ranks that count as ready although they are running the current generation.
 
     Returns:
-        The process at each place, or an empty tuple if there are too few.
+        The active ranks, by place. Empty if too few ranks are ready.
     """
     eligible = _eligible(list(members), terms, running)
     size = min(len(eligible), terms.target) // terms.divisible_by * terms.divisible_by
@@ -101,7 +103,7 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
 
 
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
-    """Return the number after `current`. After a process restart, this is the next multiple of `stride`."""
+    """Return `current` + 1 or, if processes have restarted, the next multiple of `stride`."""
     return (current // stride + 1) * stride if is_process_restart else current + 1
 
 
@@ -122,7 +124,7 @@ def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, aft
 
 
 def learn(counters: RunCounters, seen: int, stride: int) -> RunCounters:
-    """Raise the counters to the number `seen` that a rank reports, if that is higher."""
+    """Return the counters, with the generation number raised to `seen` if a rank has seen a higher one."""
     if seen <= counters.number:
         return counters
     return replace(counters, number=seen, global_iteration=max(counters.global_iteration, seen // stride * stride))
@@ -134,13 +136,13 @@ EVIDENCE_KEPT = 8  # dead processes of one restart, with their output
 
 
 class RestartLog:
-    """Numbers and counters of a run, and why its newest generations ended.
+    """Generation numbers and restart counters of a run, with the causes of its most recent restarts.
 
     A restart begins when a generation breaks and ends when the next one forms. It includes all losses in between.
     """
 
     def __init__(self, record: RunRecord, make_id: Callable[[float], str], effects: list[events.RunEffect]) -> None:
-        """Restore the log from a run's stored record. It appends its effects to `effects`."""
+        """Restore the log from a run's stored record. The log appends its effects to `effects`."""
         self.counters = record.counters
         self.restarts = record.restarts
         self.formed = record.formed
@@ -155,12 +157,12 @@ class RestartLog:
 
     @property
     def _newest(self) -> RestartRecord | None:
-        """Newest restart that ended a generation."""
+        """Most recent restart that ended a generation, or None."""
         return next((restart for restart in reversed(self.restarts) if not restart.ends_nothing), None)
 
     @property
     def last_cause(self) -> str:
-        """Why the last broken generation broke, or "" if none has."""
+        """Cause of the most recent break of a generation, or "" if no generation has broken."""
         return "" if self._newest is None else self._newest.cause
 
     @property
@@ -169,7 +171,7 @@ class RestartLog:
         return {rank for restart in self.restarts if not restart.ends_nothing for rank in restart.lost}
 
     def check_numbers(self, entry: RankHello) -> InvalidRequest | None:
-        """Return an error if the hello contains a generation number that this run cannot have reached, or None."""
+        """Return an error if a rank's hello contains a generation number that is too high for this run, else None."""
         most = max(self.counters.number, MAX_LEARNED_GENERATION)
         for field, number in (("seen", entry.seen), ("generation", entry.generation)):
             if number is not None and number > most:
@@ -181,19 +183,19 @@ class RestartLog:
         return None
 
     def skip_seen_numbers(self, seen: int | None, stride: int) -> None:
-        """Make all later generation numbers exceed `seen`, the highest number that a rank has received."""
+        """Make all later generation numbers exceed `seen`, the highest number that a rank has received, if any."""
         if seen is not None:
             self.counters = learn(self.counters, seen, stride)
 
     def begin_restart(self, number: int, cause: str, at: float, lost: tuple[RankId, ...], *, is_fault: bool) -> None:
-        """Begin a restart because generation `number` broke. `is_fault` is False if this was to admit a rank."""
+        """Begin a restart because generation `number` broke. `is_fault` is False if it broke only to admit a rank."""
         incident = self._make_id(at) if is_fault else ""
         self._append_restart(RestartRecord(number, cause, at, incident, lost, caused_by=next(iter(lost), None)))
         if is_fault:
             self._count_incident()
 
     def add_losses(self, lost: tuple[RankId, ...], cause: str) -> bool:
-        """Add losses to the open restart. Return whether this turned a restart without a fault into an incident."""
+        """Add lost ranks to the open restart. Return whether they turned a restart without a fault into an incident."""
         last = self.open_restart
         if last is None:
             return False
@@ -208,10 +210,10 @@ class RestartLog:
         return True
 
     def add_exit(self, process: ProcessLost, by: str, number: int, at: float, *, is_rank: bool) -> None:
-        """Add a supervisor's report on a dead process.
+        """Add the report of supervisor `by` on a dead process, received in generation `number`.
 
-        The report becomes evidence of the restart in which the process was lost. If the process was not a rank, the
-        report is an incident of its own, which ends no generation and changes no counter.
+        The report becomes evidence of the restart in which the process was lost. If there is none and the process was
+        not a rank, the report is an incident of its own, which ends no generation and changes no counter.
         """
         rank = process.rank
         found = next((restart for restart in reversed(self.restarts) if rank in restart.lost), None)
@@ -228,7 +230,7 @@ class RestartLog:
             )
 
     def end_restart(self, stride: int, at: float, *, is_process_restart: bool) -> RunCounters:
-        """End the open restart and return the counters of the next generation."""
+        """End the open restart, if any, because the next generation forms. Return that generation's counters."""
         last = self.open_restart
         self.counters = advance(
             self.counters,
@@ -243,7 +245,7 @@ class RestartLog:
         return self.counters
 
     def record_step(self, at: float) -> None:
-        """Record a step of the current generation. O(1) unless it is the first after a restart."""
+        """Record that the current generation has completed a step. O(1) unless it is the first after a restart."""
         if not self._awaits_step:
             return
         self._awaits_step = False
@@ -260,7 +262,7 @@ class RestartLog:
         self.counters = replace(self.counters, job_restarts=self.counters.job_restarts + 1)
 
     def _append_restart(self, restart: RestartRecord) -> None:
-        """Append a restart and drop the oldest, but keep the newest restart that ended a generation."""
+        """Append a restart and drop the oldest, but never the most recent one that ended a generation."""
         followed = self._newest
         self.restarts = (*self.restarts, restart)[-RESTARTS_KEPT:]
         if followed is not None and restart.ends_nothing and followed not in self.restarts:
@@ -283,18 +285,18 @@ NAMES_KEPT_S = 5.0  # after a restart of the lighthouse; ranks and supervisors n
 
 
 class Ranks:
-    """The newest process of each slot. Records remain after the process exits and after the lighthouse restarts.
+    """Ranks of a run: the newest process of each slot, even if it has exited or the lighthouse has restarted since.
 
-    A slot belongs to its process while the process's stream is open. Only a process with the same secret, which it
-    shares with its supervisor, can then take the slot. After a restart of the lighthouse, slots stay reserved for
-    NAMES_KEPT_S. An incarnation always belongs to the process that used it first.
+    While a process's stream is open, only a process with the same secret can take over its slot. A supervisor and its
+    processes share one secret. After a restart of the lighthouse, slots stay reserved for NAMES_KEPT_S seconds. An
+    incarnation always belongs to the process that used it first.
 
     A rank is alive while its stream is open, or for `rank_timeout_s` after its last message. Messages are stamped on
     arrival with the lighthouse's monotonic clock, so the clocks of other hosts do not matter.
     """
 
     def __init__(self, rank_timeout_s: float, records: Iterable[Rank] = (), now: float = 0.0) -> None:
-        """Restore the ranks from stored records. Live ranks have `rank_timeout_s` to reconnect."""
+        """Restore the ranks from stored records. Ranks that were alive have `rank_timeout_s` seconds to reconnect."""
         self._timeout_s = rank_timeout_s
         self._slots = {r.rank.slot: replace(r, seen_at=now, lapses_at=now + rank_timeout_s) for r in records}
         self._without_stream = {slot for slot, rank in self._slots.items() if rank.is_here}
@@ -332,18 +334,18 @@ class Ranks:
 
     @property
     def are_connected(self) -> bool:
-        """True if a rank has an open stream."""
+        """True if at least one rank has an open stream."""
         return bool(self._sessions)
 
     def why_not_live(self, rank: RankId) -> LighthouseError:
-        """Return the error to send to a process that has no live record."""
+        """Return the error for a message from a process that is not, or no longer, a live rank."""
         found = self._slots.get(rank.slot)
         if found is not None and found.rank != rank:
             return Superseded(f"{rank} has a successor, {found.rank}; end this process")
         return UnknownName(f"{rank} is not connected; enter again")
 
     def check_hello(self, entry: RankHello, terms: RunTerms) -> LighthouseError | None:
-        """Return the error if a process may not enter the run, or None. `terms` are the settings of the run."""
+        """Return the error for a process that may not enter the run, or None. `terms` are the run's settings."""
         size = entry.terms.world_size
         if not 0 <= entry.rank.slot < size:
             return InvalidRequest(f"is {entry.rank.slot}; a world of {size} has slots 0 to {size - 1}", field="slot")
@@ -354,7 +356,7 @@ class Ranks:
         return self._check_duplicate(entry)
 
     def check_owner(self, entry: RankHello, now: float) -> DuplicateReplica | None:
-        """Return an error if the slot or incarnation belongs to a process with another secret, or None."""
+        """Return an error if the slot or incarnation belongs to a process with a different secret, otherwise None."""
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.secret or is_shown(entry.secret, old.secret):
             return None
@@ -362,11 +364,11 @@ class Ranks:
         return _taken(old, entry) if is_kept or old.rank == entry.rank else None
 
     def _check_duplicate(self, entry: RankHello) -> DuplicateReplica | None:
-        """Return an error if another process keeps the slot, or None.
+        """Return an error if the slot's current process keeps the slot, or None if the new process takes it over.
 
-        A process of a later attempt takes the slot. If the old process has no open stream, a process of the same
-        attempt also takes it, and so does a process of attempt 0 that has seen no generation, because a restarted
-        supervisor counts attempts from 0.
+        A process with a higher attempt number takes over the slot. If the old process has no open stream, so does a
+        process with the same attempt number, or with attempt number 0 if it has seen no generation. A restarted
+        supervisor counts attempts from 0 again.
         """
         old = self._slots.get(entry.rank.slot)
         if old is None or not old.is_here or old.rank == entry.rank or entry.attempt > old.attempt:
@@ -384,7 +386,7 @@ class Ranks:
         return rank is not None and rank.is_here and is_shown(secret, rank.secret)
 
     def place_hello(self, entry: RankHello) -> RankHello:
-        """Choose the slot of a rank of an elastic run, and return its hello with that slot. O(n).
+        """Assign a slot to a rank of an elastic run, and return the rank's hello with that slot. O(n).
 
         The rank keeps its slot if it has one. Otherwise it gets the requested slot if free, or the first free slot. If
         no slot is free, or if the run is not elastic, the hello stays unchanged.
@@ -400,7 +402,7 @@ class Ranks:
     # -- events
 
     def enter_rank(self, entry: RankHello, session: int | None, now: float) -> Rank:
-        """Add or update the record of a process. A newer session of the process replaces an older one."""
+        """Add or update a process's record and return it. `session` is its stream, or None if it has no stream."""
         rank = self._slots.get(entry.rank.slot)
         if rank is None or rank.rank != entry.rank:
             self._release_slot(rank)
@@ -423,7 +425,7 @@ class Ranks:
         rank.seen_at, rank.lapses_at = now, now + self._timeout_s
 
     def close_stream(self, rank: Rank, lapses_at: float) -> None:
-        """Record that the stream has closed. The rank is lost at `lapses_at` unless it reconnects before then."""
+        """Record that a rank's stream has closed. The rank is lost at `lapses_at` unless it reconnects before then."""
         if rank.session is not None:
             self._sessions.pop(rank.session, None)
         rank.session, rank.lapses_at = None, lapses_at
@@ -443,7 +445,7 @@ class Ranks:
         rank.is_here, rank.session = False, None
 
     def lapsed_ranks(self, now: float) -> list[Rank]:
-        """Return the ranks without a stream whose timeout has passed. The caller calls `mark_rank_lost` for each."""
+        """Return the ranks without a stream whose timeout has expired. The caller must mark each of them as lost."""
         if not self._without_stream or now < self._lapses_from:
             return []
         ranks = [self._slots[slot] for slot in sorted(self._without_stream)]
@@ -455,7 +457,7 @@ class Ranks:
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def postpone_lapses(self, by_s: float) -> None:
-        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
+        """Postpone all timeouts by `by_s` seconds, the length of a pause in which the lighthouse read no messages."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s
@@ -485,7 +487,7 @@ def _taken(old: Rank, entry: RankHello) -> DuplicateReplica:
 
 @dataclass(frozen=True, slots=True)
 class GenerationDecision:
-    """Whether the next generation forms now, and when the current waits began if it does not."""
+    """Result of `decide_generation`: whether the next generation forms now and, if not, since when it has waited."""
 
     verdict: RunVerdict = RunVerdict.NOBODY_READY
     chosen: tuple[RankId, ...] = ()
@@ -500,7 +502,7 @@ class GenerationDecision:
     """Next time at which the decision may change without an event."""
 
     def postponed_by(self, by_s: float) -> "GenerationDecision":
-        """Return a copy with waits postponed by `by_s` seconds, for which the lighthouse was paused."""
+        """Return a copy whose waits began `by_s` seconds later, so that a pause of the lighthouse does not count."""
         return replace(
             self,
             waits_since=None if self.waits_since is None else self.waits_since + by_s,
@@ -513,22 +515,21 @@ def decide_generation(
 ) -> GenerationDecision:
     """Decide whether the next generation forms now, and with which ranks.
 
-    1. If all live active ranks of the last generation are ready, the next one forms at once, without the lost ranks. It
-       also waits for processes that are about to be restarted together with a lost one. If not all are ready
-       `join_timeout_s` after the wait began, the ready ranks continue without the others if they hold floor(n/2)+1 of
-       the n places.
-    2. If none of these ranks is alive, or no generation has formed yet, this is a start. The decision waits up to
+    1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last one are ready and
+       no process is about to be restarted together with a lost one. If this takes longer than `join_timeout_s`, the
+       ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of the n places.
+    2. If none of these ranks is alive, or no generation has formed yet, the run is starting. It waits up to
        `join_timeout_s` for the n slots that should be active. After that, floor(n/2)+1 ready ranks suffice.
-    3. If too few ranks are ready for another `return_timeout_s`, the run is hopeless and stops.
-    4. An elastic run needs any `min_active` ranks. The wait for more begins when that many are ready. At a start it
-       ends early when the maximum number is ready. The wait for `min_active` ranks has no timeout.
+    3. If too few ranks remain to continue, and this lasts for `return_timeout_s`, the run stops (`is_hopeless`).
+    4. An elastic run needs any `min_active` ranks, for which it waits without a timeout. When that many are ready, the
+       wait for more begins. If the run is starting, this wait ends early when the maximum number is ready.
     5. After repeated failures, the restart budget delays the next generation.
 
     Args:
         ranks: Ranks of the run.
         current: The last generation.
         terms: Settings of the run.
-        before: The last decision, which contains the start times of the waits.
+        before: Previous decision, with the start times of the current waits.
         now: Current time.
     """
     if current.is_standing:
@@ -555,10 +556,10 @@ def decide_generation(
 
 
 def begins_by_restart(members: Sequence[Rank], current: GenerationState, restarts: RestartLog) -> bool:
-    """Return whether the generation begins with restarted processes or with another launch of the run.
+    """Return whether a generation of `members` contains restarted processes or begins another launch of the run.
 
-    A process counts as restarted if its supervisor reports a later attempt, or if another supervised process had its
-    slot, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
+    A process counts as restarted if its supervisor reports an attempt above 0, or if another process had its slot
+    before, because a restarted supervisor counts attempts from 0 again. A process that was started by hand does not
     count. Nor does a process that was active before, because it may have lost its slot to another process before it
     received a number. The generation begins another launch if there is no current generation, an earlier launch has
     used numbers, and all processes are new.
@@ -574,7 +575,7 @@ def _since(before: float | None, now: float, is_so: bool) -> float | None:
 
 
 def _is_short(verdict: RunVerdict, current: GenerationState) -> bool:
-    """Return whether too few ranks of the generation remain and no live rank can still report ready."""
+    """Return whether a run that has had a generation now has too few ranks to form the next one."""
     is_lost = verdict is RunVerdict.NO_MAJORITY and not current.survivors
     return current.generation is not None and (verdict is RunVerdict.TOO_FEW or is_lost)
 
@@ -590,7 +591,7 @@ def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> b
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
-    """Return whether enough ranks are ready to continue after the timeout. O(n)."""
+    """Return whether enough ranks are ready to continue once `join_timeout_s` has passed. O(n)."""
     if terms.is_elastic:
         return len(ranks.ready) >= terms.min_active
     if not current.survivors:
@@ -599,7 +600,7 @@ def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> boo
 
 
 class Generations:
-    """Ranks and generations of a run, as a component of `RunMachine`. Forms no generation once the run has ended."""
+    """Component of `RunMachine` that tracks the ranks of a run and forms its generations."""
 
     def __init__(
         self,
@@ -633,7 +634,7 @@ class Generations:
         return min((moment for moment in moments if moment is not None and moment > now), default=None)
 
     def is_decision_due(self, now: float) -> bool:
-        """Return whether a timeout has passed, so that `form_if_ready` must be called even without an event."""
+        """Return whether a timeout has expired, so `form_if_ready` must be called even if nothing else has happened."""
         next_at = self._decision.next_at
         return not self._is_over and next_at is not None and next_at <= now
 
@@ -642,7 +643,7 @@ class Generations:
             self.lose_rank(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
     def postpone_timers(self, by_s: float, now: float) -> None:
-        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages."""
+        """Postpone all timeouts by `by_s` seconds, the length of a pause in which the lighthouse read no messages."""
         self.ranks.postpone_lapses(by_s)
         self._decision = self._decision.postponed_by(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S
@@ -650,11 +651,11 @@ class Generations:
     # -- end of the run
 
     def end_run(self) -> None:
-        """End the run, because it was stopped or completed. From now on, no generation breaks or forms."""
+        """Record that the run was stopped or completed. From then on, no generation breaks or forms."""
         self._is_over = True
 
     def resume_forming(self) -> None:
-        """Continue after a stop. All waits and the restart budget start again."""
+        """Allow generations to form again after a stop. Reset all waits and the restart budget."""
         self._is_over = False
         self._decision, self.current.delayed_until = GenerationDecision(), -math.inf
         self.budget = RestartBudget()
@@ -732,7 +733,7 @@ class Generations:
                     self._complete_run(max(0, self.current.number))
 
     def _record_held_generation(self, rank: Rank, generation: int | None) -> None:
-        """Record the generation that a rank runs, if any. Interrupt the rank if that generation has ended."""
+        """Record the generation that a rank reports to be in, if any. Interrupt the rank if that one has ended."""
         if generation is None:
             return
         rank.generation = generation
@@ -763,7 +764,7 @@ class Generations:
             self._effects.append(events.GenerationSent(rank.rank, self.current.generation))
 
     def _handle_failure(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """Handle a failure of the function. Ignore failures in a broken generation, because the break causes them."""
+        """Handle a failure of a rank's function. Ignore it if the generation is broken, because the break causes it."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current

@@ -1,8 +1,8 @@
-"""Drivers of one job's progress and incidents, with the figures for its metrics.
+"""Drivers that track one job's progress and incidents, and totals for its metrics.
 
 `ProgressDriver` tracks the progress of the ranks and reports stalls. `IncidentDriver` feeds the `IncidentMachine`,
-collects evidence from managers and runs, and carries out the policy. `IncidentRegistry` holds the state that the
-incidents of all jobs share. `JobAccount` counts steps, heals and waits for the metrics.
+collects evidence from managers and runs, and carries out the policy for stalls. `IncidentRegistry` holds the state of
+incidents that all jobs share. `JobAccount` holds the totals that the metrics report.
 """
 
 import functools
@@ -72,10 +72,11 @@ class JobAccount:
     """Totals of one job's steps, heals and joins. They never decrease.
 
     1. Managers report totals since they started, and the increase since the last report is added. If a number has
-       decreased, the report is from another manager, and all of it is added.
+       decreased, the report is from a new manager, and all of it is added.
     2. The first report of a group adds nothing, because most of it may date from before this lighthouse started.
-    3. A group's time runs from its first report with a quorum until it has left cleanly or its record is removed. The
-       time continues while the group is lost, restarting or healing, because that is the cost of its failure.
+    3. A group's training time begins with its first report of a quorum and ends when the group leaves cleanly or its
+       record is removed. It includes the time in which the group is lost, restarting or healing, because that time is
+       the cost of its failure.
     4. Goodput is the time in committed steps divided by the total time of all groups.
     """
 
@@ -128,7 +129,7 @@ class JobAccount:
 
 
 class DriverOwner(Protocol):
-    """Interface of a job's driver for the drivers of its progress and incidents."""
+    """The part of `JobDriver` that the drivers of the job's progress and incidents use."""
 
     def send_to_member(self, member: Group, message: ToManager) -> bool: ...
 
@@ -147,7 +148,7 @@ class ProgressDriver:
     """
 
     def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: DriverOwner) -> None:
-        """Create the driver. `groups` are the job's replica groups, by replica_id."""
+        """Create the driver. `groups` contains the job's groups by replica_id, and `owner` receives stall verdicts."""
         timers, floor_s = ports.timers, ports.stall_after_s
         self.known = JobProgress(groups, floor_s, ports.ranks_kept, ports.slow_after_s)
         self._job = job
@@ -228,7 +229,7 @@ class ProgressDriver:
             group.reports.heal = None
 
     def _log_heals(self) -> None:
-        """Log the lines about heals that are due, and set the timer for the next line."""
+        """Log the progress of each heal whose next log line is due, and set the timer for the next line."""
         now, healing = self._clock(), self._healing()
         for group, heal in healing:
             while line := heal.next_line(now):
@@ -245,7 +246,7 @@ Key = tuple[str, IncidentKind]
 
 
 class IncidentTimes:
-    """Number of incidents of each job and kind, with histograms of the times to notice them and to recover."""
+    """Incident counts by job and kind, with histograms of the times to detect an incident and to recover from it."""
 
     def __init__(self) -> None:
         self.opened: Counter[Key] = Counter()
@@ -259,11 +260,11 @@ class IncidentTimes:
         self.opened[key] += 1
 
     def add_detect_time(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """Record the time in seconds from a fault until it was noticed."""
+        """Record how many seconds after a fault the lighthouse detected it."""
         _add(self.detect, (job, kind), seconds)
 
     def add_recover_time(self, job: str, kind: IncidentKind, seconds: float) -> None:
-        """Record the time in seconds from a fault to the first step committed after it."""
+        """Record how many seconds after a fault the next step was committed."""
         _add(self.recover, (job, kind), seconds)
 
 
@@ -279,7 +280,7 @@ class IncidentStore(Protocol):
     def load(self) -> Iterable[Incident]: ...
 
     def save(self, incident: Incident) -> None:
-        """Queue an incident for storing, without waiting for the disk."""
+        """Queue an incident for storage, without waiting for the disk."""
         ...
 
     def close(self) -> None: ...
@@ -287,7 +288,7 @@ class IncidentStore(Protocol):
 
 @dataclass(slots=True)
 class IncidentRegistry:
-    """State and settings that the incidents of all jobs share."""
+    """Incident state and settings that all jobs share."""
 
     policy: OnStall = OnStall.NOTIFY
     files: IncidentStore | None = None
@@ -296,7 +297,7 @@ class IncidentRegistry:
     ledger: Ledger = field(default_factory=Ledger)
 
     def load_stored(self) -> None:
-        """Load the incidents that earlier lighthouses stored. This call blocks. Call it before the first job."""
+        """Load the incidents that earlier lighthouses stored. Call this before the first job, because it blocks."""
         if self.files is not None:
             self.archive = IncidentArchive(self.files.load())
 
@@ -328,7 +329,7 @@ class IncidentRegistry:
             self.record_changed(incident)
 
     def newest_summaries(self, job: str) -> tuple[IncidentSummary, ...]:
-        """Return the SHOWN newest incidents of the job, newest first."""
+        """Return summaries of the job's newest incidents, up to SHOWN of them, newest first."""
         return self.archive.summaries(job)[:SHOWN]
 
     def close(self) -> None:
@@ -341,7 +342,7 @@ MAX_ROUNDS = 8
 
 
 def without_secrets(evidence: RankEvidence) -> RankEvidence:
-    """Remove credentials from evidence, because incidents are stored and sent in bug reports."""
+    """Return the evidence without credentials, because incidents are stored and included in bug reports."""
     return replace(
         evidence,
         stacks=without_credentials(evidence.stacks),
@@ -359,9 +360,9 @@ class _OpenRound:
 
 
 class IncidentDriver:
-    """Driver of one job's incidents.
+    """Drives the `IncidentMachine` of one job, collects evidence and carries out the policy for stalls.
 
-    While the job has a quorum, its members are judged and provide evidence, and the job's runs are ignored.
+    While the job has a quorum, evidence and recovery depend on the quorum's members, and the job's runs are ignored.
     """
 
     def __init__(
@@ -373,7 +374,7 @@ class IncidentDriver:
         owner: DriverOwner,
         progress: ProgressDriver,
     ) -> None:
-        """Create the driver. All jobs share `ports` and `registry`."""
+        """Create the driver. `state` belongs to the job's `QuorumMachine`. All jobs share `ports` and `registry`."""
         self._job = job
         self._state = state
         self._registry = registry
@@ -390,7 +391,7 @@ class IncidentDriver:
     # -- events
 
     def was_late(self, by_s: float) -> None:
-        """Extend pending evidence requests by `by_s` seconds, for which this process was paused and read no answers."""
+        """Extend pending evidence requests by `by_s` seconds, the length of a pause in which no answers were read."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)
@@ -411,7 +412,7 @@ class IncidentDriver:
             self._perform(self._incidents.record_step_reached(step, quorum_id, now))
 
     def handle_view(self, replica_id: str, view: GroupView) -> None:
-        """Check a member's progress view for steps discarded because of their gradients, and the job for slow ranks."""
+        """Check a group's progress view for a step discarded because of its gradients, and the job for slow ranks."""
         group = self._state.groups.get(replica_id)
         if group is not None and view.replica_id == replica_id:
             ranks = [rank for rank in view.ranks if rank.sample.rejected is not None]
@@ -422,16 +423,23 @@ class IncidentDriver:
                 self._perform(self._incidents.track_slow(slow, now, unix_s))
 
     def handle_grant(self, held: HeldQuorum) -> None:
-        """Check whether training has recovered, by the highest step that a member has granted."""
+        """Check whether training has recovered, given the highest step that a member has granted in its quorum."""
         if self._incidents.is_followed:
             self._perform(self._incidents.record_step_reached(held.granted, held.quorum_id, self._clock()))
 
     def handle_kill(self, replica_id: str, quorum_id: int, why: str) -> None:
-        """Record that an operator killed a member of this quorum."""
+        """Record that an operator killed a member of the quorum. `why` names the operator and the reason."""
         self._perform(self._incidents.open_kill(replica_id, quorum_id, why, self._clock(), self._wall()))
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int) -> str:
-        """Open the incident of a fault of `lighthouse chaos`. Return the incident's id, for `end_fault`."""
+        """Open an incident for a fault that `lighthouse chaos` injected, and return its id for `end_fault`.
+
+        Args:
+            replica_id: Group into which the fault was injected.
+            text: Description of the fault.
+            target: Name of the group, or of its rank, that the fault hits.
+            step: Step that the group is working on.
+        """
         opened = self._incidents.open_fault(replica_id, text, target, step, self._clock(), self._wall())
         self._perform([opened])
         return opened.incident.id
@@ -440,7 +448,7 @@ class IncidentDriver:
         self._perform(self._incidents.end_fault(id))
 
     def handle_loss(self, loss: MemberLost) -> None:
-        """Record a loss. Ignore the loss of a group that was in no quorum."""
+        """Record the loss of a quorum member. Ignore the losses of other groups."""
         if loss.quorum_id is None:
             return
         self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=bool(self._state.joins)))
@@ -460,7 +468,7 @@ class IncidentDriver:
             )
 
     def handle_exit(self, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
-        """Record a supervisor's report on a dead process. Return whether it may explain a loss of the group."""
+        """Record a supervisor's report on a dead process. Return whether the report may explain a loss of the group."""
         now, is_member = self._clock(), any(m.replica_id == replica_id for m in self._state.list_participants())
         effects = self._incidents.add_exit_report(replica_id, reason, evidence, now, self._wall(), is_member=is_member)
         if effects is None:
@@ -474,9 +482,9 @@ class IncidentDriver:
             self._perform(self._incidents.open_unexplained_exits(self._clock()))
 
     def handle_verdict(self, verdict: StallVerdict | None) -> None:
-        """Handle a new stall verdict, or None when a rank makes progress again.
+        """Handle a new stall verdict, or the end of a stall (None).
 
-        A wait for a quorum is not an incident. The job's status gives the reason for such a wait.
+        Waiting for a quorum is not an incident. The job's status gives the reason for such a wait.
         """
         now = self._clock()
         if verdict is None:
@@ -487,7 +495,7 @@ class IncidentDriver:
         return self._perform(self._incidents.open_or_update_stall(verdict, step, now, self._wall()))
 
     def handle_run_progress(self) -> None:
-        """Check whether training has recovered, after a report from a rank of a run."""
+        """Check whether training has recovered, after a rank of one of the job's runs has sent a message."""
         if self._incidents.is_followed:
             self._perform(self._incidents.record_step_reached(self._run_steps(), 0, self._clock()))
 
@@ -512,7 +520,11 @@ class IncidentDriver:
     # -- evidence
 
     def gather_evidence(self, ranks: Mapping[str, tuple[int, ...]] | None, reply: Reply[Gathered]) -> None:
-        """Collect evidence from these ranks, or from all members and runs if `ranks` is None.
+        """Collect evidence from some ranks, or from all members and runs if `ranks` is None.
+
+        Args:
+            ranks: Ranks by name of their group or run. An empty tuple stands for all its ranks.
+            reply: Receives the evidence.
 
         Raises:
             LimitReached: MAX_ROUNDS requests for evidence are already pending.
@@ -532,7 +544,7 @@ class IncidentDriver:
         return [*members, *(EvidenceTarget(name, name) for name in self._runs)]
 
     def _members(self) -> list[Group]:
-        """Return the groups that are judged: quorum members, and observed groups (without Agents)."""
+        """Return the groups that are checked for stalls: quorum members, and observed groups, which have no Agents."""
         observed = (self._state.groups.get(name) for name in self._progress.known.observed)
         return list(dict.fromkeys((*self._state.list_participants(), *(one for one in observed if one is not None))))
 
@@ -673,11 +685,11 @@ class IncidentDriver:
     def _kill_groups(
         self, names: Iterable[str], reason: str, behind: Mapping[str, frozenset[int]] | None = None
     ) -> str:
-        """Kill groups. Return a note on the groups that could not be notified, or "".
+        """Send kill requests to replica groups. Return a note that names groups without a session, or "".
 
         Args:
-            names: The replica groups.
-            reason: Why they are killed.
+            names: The replica_ids of the groups.
+            reason: Reason for the kill.
             behind: Ranks that are behind, by group. If None, groups receive the same request as for an operator's kill.
         """
         requests = {name: KillRequest(reason, (behind or {}).get(name, frozenset())) for name in names}
@@ -686,7 +698,7 @@ class IncidentDriver:
         return f"; not notified: {', '.join(missed)}" if missed else ""
 
     def close(self, reason: str) -> None:
-        """End all evidence requests. The incident of a current stall stays open."""
+        """End all evidence requests, and open incidents for unexplained exits. The incident of a stall stays open."""
         self._is_closed = True
         self._perform(self._incidents.open_unexplained_exits(math.inf))
         for number in list(self._rounds):

@@ -1,13 +1,14 @@
-"""Incidents of one job: when they begin, what belongs to them, the reactions, and when training has recovered.
+"""Rules for the incidents of one job: when they begin, what belongs to them, how to react, and when training recovers.
 
-1. A stall is one incident from its verdict until a rank makes progress again. The fault is dated to the last progress.
+1. A stall is one incident from its verdict until a rank makes progress again. The time of the fault is that of the last
+   progress before it.
 2. The verdict on a stall requests evidence, and the policy decides when the evidence has arrived. A verdict that names
    other ranks or another cause requests evidence again, up to MAX_LOOKS times, but never after the policy has killed
    or stopped something.
 3. The loss of members becomes an incident when a group requests the next quorum, or when one forms. Without such a
    request, the losses are the normal end of training. If an operator killed the group, its loss is an incident at once.
-   All losses in one quorum are one incident, dated to the last heartbeat of the first lost group. The loss of a member
-   that was killed for a stall belongs to the stall.
+   All losses in one quorum are one incident. The time of the fault is that of the last heartbeat of the first lost
+   group. The loss of a member that was killed because of a stall belongs to the stall.
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group repeats the report in every join until it has healed, but the incident counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
@@ -19,8 +20,8 @@
 8. A fault of `lighthouse chaos` is an incident. Losses of the target during the fault belong to the incident, and its
    cost is then the time until the next step is committed, with or without the target. Steps that were already granted
    do not count.
-9. An incident is tracked until a later step is committed. Grants of managers and joins of groups show this. A loss is
-   also tracked until all lost groups have been in a quorum again.
+9. An incident is tracked until a later step is committed, as managers' grants and groups' joins show. A loss is also
+   tracked until all lost groups have been in a quorum again.
 
 The module does no I/O, and time is an argument. `EvidenceRound` plans one collection of evidence, `IncidentArchive`
 keeps the newest incidents of all jobs, and `incident_of` describes an incident of a run.
@@ -55,7 +56,7 @@ LEFT_TO_PEOPLE = "nothing is killed; `lighthouse kill` restarts a group, `lighth
 
 
 class OnStall(StrEnum):
-    """Policy for a stall (`--on-stall`), applied by `decide`."""
+    """Policies for stalls (`--on-stall`). `decide` applies them."""
 
     NOTIFY = "notify"
     RESTART_SUSPECTS = "restart-suspects"
@@ -64,7 +65,7 @@ class OnStall(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Reaction to a stall: a restart of the groups of some ranks, a stop of the whole run, or neither."""
+    """Reaction to a stall: restart the groups of some ranks, stop the whole run, or do neither."""
 
     text: str  # names the ranks and the reason
     restart: tuple[RankName, ...] = ()
@@ -72,7 +73,7 @@ class Decision:
 
     @property
     def is_final(self) -> bool:
-        """True if something is killed or stopped. The policy then takes no further action in this incident."""
+        """True if the reaction kills or stops something. The policy then takes no other action in this incident."""
         return self.stop or bool(self.restart)
 
     @property
@@ -88,12 +89,12 @@ def decide(policy: OnStall, behind: Iterable[RankName], members: Mapping[str, in
     - notify: Do nothing.
     - restart-suspects: Kill the replica groups of the ranks that are behind, so that their supervisors restart them.
       Functions in a Wrapper are interrupted instead, and run again in the same processes. Kill nothing if no rank is
-      behind (for example if the network failed), or if all of several groups would be killed. A single group is
-      restarted unless all its ranks are behind.
-    - stop-run: Stop the job's run, or kill its groups if it has none.
+      behind (for example if the network failed), or if several groups are training and all of them have ranks that are
+      behind. If only one group is training, restart it unless all its ranks are behind.
+    - stop-run: Stop the job's run, or kill the job's groups if it has no run.
 
     Args:
-        policy: Setting of the lighthouse.
+        policy: Value of `--on-stall`.
         behind: Ranks that are behind.
         members: Number of ranks of each replica group that is training.
     """
@@ -143,7 +144,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceWanted:
-    """Requests evidence, by default from all quorum members. The driver passes the result to `add_evidence`."""
+    """Instruction to collect evidence, by default from all members, and to pass it to `add_evidence`."""
 
     id: str
     suspects: tuple[str, ...]
@@ -152,7 +153,7 @@ class EvidenceWanted:
 
 @dataclass(frozen=True, slots=True)
 class ActionDue:
-    """Requests an action. The driver passes its result to `record_action`."""
+    """Instruction to carry out `decision`, and to pass a description of the result to `record_action`."""
 
     id: str
     decision: Decision
@@ -160,7 +161,7 @@ class ActionDue:
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """A step was committed after the fault, so training has recovered."""
+    """Training has recovered: a step was committed after the fault, and no injected fault is still in progress."""
 
     incident: Incident
 
@@ -170,7 +171,7 @@ Effect = Opened | Changed | EvidenceWanted | ActionDue | Recovered
 
 @dataclass(slots=True)
 class _Case:
-    """Incident that is still being tracked."""
+    """An incident that is still being tracked."""
 
     incident: Incident
     fault_at: float
@@ -191,7 +192,7 @@ class _Case:
         return self.incident
 
     def has_killed(self, replica_id: str) -> bool:
-        """Return whether this incident explains a loss of the group: it hit the group, and no quorum formed since."""
+        """Return whether this incident explains a loss of the group: it hit the group, and no new quorum has formed."""
         return replica_id in self.killed and self.incident.summary.quorum_s is None
 
     @property
@@ -212,7 +213,7 @@ class _LostGroup:
 
 @dataclass(slots=True)
 class _Lost:
-    """Members that one quorum has lost. This is an incident unless the job is ending normally."""
+    """Members that one quorum has lost. Their loss is an incident, unless the job is ending normally."""
 
     first: MemberLost
     noticed_at: float
@@ -223,7 +224,7 @@ class _Lost:
         self.groups = {self.first.replica_id: _LostGroup(self.first.reason)}
 
     def add_cause(self, replica_id: str, exit_: "_Exit") -> None:
-        """Add why a process of the group exited. Only the first report counts, because later exits follow from it."""
+        """Add the reason why a process of the group exited. Ignore later exits, because they follow from the first."""
         group, rank = self.groups[replica_id], f"rank {exit_.evidence.group_rank}"
         if not group.is_explained:
             cause = exit_.reason if rank in group.reason else f"{rank}: {exit_.reason}"
@@ -238,7 +239,7 @@ class _Lost:
         return group is not None and group.is_away
 
     def mark_back(self, members: Collection[str]) -> bool:
-        """Record that a quorum of `members` has formed. Return whether the last missing group returned in it."""
+        """Record that a quorum of `members` has formed. Return whether it contains the last of the missing groups."""
         back = [group for name, group in self.groups.items() if group.is_away and name in members]
         for group in back:
             group.is_away = False
@@ -257,7 +258,7 @@ class _Lost:
 
 @dataclass(frozen=True, slots=True)
 class _Exit:
-    """Supervisor's report on a dead process whose group does not count as lost yet."""
+    """A supervisor's report on a dead process whose group does not count as lost yet."""
 
     reason: str
     evidence: RankEvidence
@@ -266,7 +267,7 @@ class _Exit:
 
 
 class IncidentMachine:
-    """State machine of one job's incidents. `now` is the monotonic time and `unix_s` the wall clock, in seconds."""
+    """State machine of one job's incidents. `now` is monotonic time and `unix_s` wall-clock time, both in seconds."""
 
     def __init__(self, job: str, policy: OnStall, make_id: Callable[[float], str]) -> None:
         self._job = job
@@ -317,11 +318,11 @@ class IncidentMachine:
         return [changed]
 
     def add_evidence(self, id: str, gathered: Gathered, members: Mapping[str, int], now: float) -> list[Effect]:
-        """Add the evidence that arrived in time, and choose the reaction to the stall.
+        """Add evidence to an incident. If the incident is the current stall, also choose the reaction to it.
 
         Args:
             id: Id of the incident.
-            gathered: The evidence.
+            gathered: The evidence that arrived in time.
             members: Number of ranks of each replica group that is training.
             now: Current time.
         """
@@ -357,7 +358,7 @@ class IncidentMachine:
     # -- losses
 
     def add_loss(self, loss: MemberLost, now: float, unix_s: float, *, is_asked: bool) -> list[Effect]:
-        """Record a loss. Open an incident for it if a group is waiting for the next quorum (`is_asked`)."""
+        """Record the loss of a member. Open an incident now if a group is waiting for the next quorum (`is_asked`)."""
         if (injected := self._injected(loss.replica_id)) is not None:
             injected.base, injected.losses = None, injected.losses or _Lost(loss, now, unix_s)
             injected.losses.groups[loss.replica_id] = _LostGroup(loss.reason)
@@ -384,11 +385,11 @@ class IncidentMachine:
         return self.open_losses(now) if is_asked else []
 
     def open_kill(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
-        """Open the incident of a member that an operator killed. The member's loss belongs to the incident."""
+        """Open an incident for a member that an operator killed. The member's loss will belong to it."""
         return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def open_losses(self, now: float) -> list[Effect]:
-        """Open an incident for losses that have none yet. Call this when a group requests the next quorum."""
+        """Open an incident for losses that have not caused one yet. Call this when a group requests the next quorum."""
         lost = self._lost
         if lost is None or self._loss is not None:
             return []
@@ -414,7 +415,8 @@ class IncidentMachine:
         """Record a supervisor's report on a dead process.
 
         Returns:
-            The effects. None if the group is neither in the current quorum (`is_member`) nor a tracked loss.
+            The effects. None if the report is dropped, because the group is neither in the current quorum (`is_member`)
+            nor lost, or because MAX_EXITS reports are pending.
         """
         exit_ = _Exit(reason, evidence, now, unix_s)
         if (injected := self._injected(replica_id)) is not None:
@@ -435,7 +437,7 @@ class IncidentMachine:
         return []
 
     def open_unexplained_exits(self, now: float) -> list[Effect]:
-        """Open incidents for dead processes whose groups were not lost in time."""
+        """Open incidents for dead processes whose groups were not lost within EXIT_KEPT_S."""
         old = {name: exits for name, exits in self._exits.items() if now >= exits[0].at + EXIT_KEPT_S}
         effects: list[Effect] = []
         for name, exits in old.items():
@@ -461,7 +463,7 @@ class IncidentMachine:
     # -- faults of lighthouse chaos
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int, now: float, unix_s: float) -> Opened:
-        """Open the incident of a fault that begins while the group works on `step`."""
+        """Open an incident for a fault injected into the group while it works on `step`. `target` is its suspect."""
         case = self._open_case(IncidentKind.CHAOS, text, (target,), now, 0.0, unix_s)
         case.base, case.killed, case.is_injected = step, frozenset({replica_id}), True
         return Opened(case.incident)
@@ -481,7 +483,7 @@ class IncidentMachine:
     # -- groups without a valid state
 
     def record_distrust(self, group: Group, distrust: Distrust | None, now: float, unix_s: float) -> list[Effect]:
-        """Handle the state report in a group's join. `distrust` says why the state is invalid, or is None if valid."""
+        """Open an incident if a group joins with an invalid state. `distrust` is the reason, or None if it is valid."""
         before, group.reports.distrust = group.reports.distrust, distrust
         if distrust is None or distrust == before:
             return []
@@ -494,7 +496,7 @@ class IncidentMachine:
     def record_rejected_step(
         self, group: Group, rank: RankName, rejected: RejectedStep | None, now: float, unix_s: float
     ) -> list[Effect]:
-        """Open an incident for a step discarded because of its gradients. Repeated reports of the step are ignored."""
+        """Open an incident for a step discarded because of its gradients. Ignore repeated reports of the same step."""
         before, group.reports.rejected_step = group.reports.rejected_step, None if rejected is None else rejected.step
         if rejected is None or rejected.step == before:
             return []
@@ -544,7 +546,7 @@ class IncidentMachine:
     def record_new_quorum(
         self, quorum_id: int, step: int, now: float, *, is_new: bool, members: Collection[str] = ()
     ) -> list[Effect]:
-        """Record that a quorum of `members` has formed, which begins with `step`."""
+        """Record that a quorum of `members` has formed at `step`. `is_new` is False if it kept the previous id."""
         effects = self.open_losses(now)
         self._lost = self._loss = None
         effects += self.record_step_reached(step, quorum_id, now)
@@ -560,7 +562,7 @@ class IncidentMachine:
         return effects
 
     def record_step_reached(self, step: int, quorum_id: int, now: float) -> list[Effect]:
-        """Record that a rank has reached `step` under the quorum, so all earlier steps are committed."""
+        """Record that a rank has reached `step` in this quorum, which shows that all earlier steps are committed."""
         effects: list[Effect] = []
         for case in list(self._cases.values()):
             summary = case.incident.summary
@@ -662,7 +664,7 @@ class EvidenceRound:
             targets: All members and runs.
             ranks: Ranks to ask, by replica group. An empty tuple stands for all ranks of the group. If None, all
                 targets are asked.
-            suspects: Names to ask first.
+            suspects: Names of ranks or groups. Their groups are asked first.
         """
         self._evidence: list[MemberEvidence] = []
         self._missing: list[str] = []
@@ -726,7 +728,7 @@ def without_text(rank: RankEvidence, why: str) -> RankEvidence:
 
 
 def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
-    """Parse names from a command line. `b/1` is a rank, and `b` is a whole replica group.
+    """Parse names of ranks from a command line. `b/1` is rank 1 of group b, and `b` stands for the whole group.
 
     Returns:
         Ranks by group, with an empty tuple for a whole group. None if there are no names.
@@ -747,7 +749,7 @@ def read_ranks(names: Iterable[str]) -> dict[str, tuple[int, ...]] | None:
 
 
 def check_ranks(replica_id: str, ranks: Sequence[int], group_world_size: int) -> None:
-    """Raise UnknownName if the group lacks one of the ranks. Nothing is checked if group_world_size is 0 (unknown)."""
+    """Raise UnknownName if the group lacks one of `ranks`. Accept all ranks if `group_world_size` is unknown (0)."""
     unknown = [rank for rank in ranks if rank >= group_world_size > 0]
     if unknown:
         last = group_world_size - 1
@@ -767,7 +769,7 @@ def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) ->
     The oldest incident of the largest job is dropped first, so no job displaces other jobs' incidents.
 
     Args:
-        kept: (id, job, bytes) of each incident, oldest first.
+        kept: (id, job, size in bytes) of each incident, oldest first.
         limit: Maximum number of incidents.
         max_bytes: Maximum total size. The newest incident is kept, however large.
     """
@@ -790,8 +792,8 @@ def surplus(kept: Sequence[tuple[str, str, int]], limit: int, max_bytes: int) ->
 class IncidentArchive:
     """The newest incidents of all jobs, in memory.
 
-    An incident's id is the second in which it was noticed, with a number if there are several. Evidence is kept for the
-    newest incidents, up to MAX_ARCHIVE_BYTES.
+    An incident's id is the date and time at which it was noticed, with a number if several have the same time. Evidence
+    is kept only for the newest incidents, up to MAX_ARCHIVE_BYTES.
     """
 
     def __init__(self, incidents: Iterable[Incident] = ()) -> None:

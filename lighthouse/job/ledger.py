@@ -1,7 +1,7 @@
 """Ledger: how each replica group spent its time, by cause, and which faults occurred. `lighthouse report` reads it.
 
-1. A group's time begins with its first session or join and ends when it leaves cleanly. At every moment it has
-   one cause, so the seconds of a line add up to its interval.
+1. A group's time begins with its first session or join and ends when it leaves cleanly. Each moment has exactly one
+   cause, so the seconds of a line add up to the line's interval.
 2. While a group is in a quorum, its manager's counters divide the time: committed steps are `compute`, discarded steps
    are `repeated`, and the rest is `wait`. If the counters report more time than a line covers, because a long step
    began in an earlier line, the rest counts toward the next line.
@@ -57,7 +57,7 @@ FAULTS = frozenset(
 
 
 def cause_of(group: Group) -> Cause:
-    """Return what a group is spending its time on now. WAIT is split later, by the manager's counters."""
+    """Return what a group is spending its time on now. `divide_wait` later splits WAIT by the manager's counters."""
     if group.is_alive and group.is_starting:
         return Cause.RESTART
     if not group.is_alive or group.down:
@@ -88,7 +88,10 @@ class _Spent:
         self.since = at
 
     def divide_wait(self) -> None:
-        """Move time from WAIT to the causes that the manager's counters report. Carry excess over, up to EVERY_S."""
+        """Move time from WAIT to the causes that the manager's counters report.
+
+        If the counters report more time than WAIT contains, keep up to EVERY_S of the rest for the next line.
+        """
         for cause, owed_s in self.owed_s.items():
             moved_s = min(owed_s, self.seconds[Cause.WAIT])
             self.seconds[Cause.WAIT] -= moved_s
@@ -103,7 +106,7 @@ class _Steps:
 
 
 class Ledger:
-    """Time that the groups of all jobs have spent since the last lines were taken, and the faults since then."""
+    """How the groups of all jobs have spent their time since the last `take_lines`, and the faults since then."""
 
     def __init__(self) -> None:
         self._spent: dict[tuple[str, str], _Spent] = {}
@@ -170,7 +173,7 @@ class Ledger:
             self._faults[summary.id] = replace(summary, text=summary.text[:MAX_TEXT_CHARS])
 
     def take_lines(self, now: float, unix_s: float) -> list[str]:
-        """Return the lines for the time since the last call."""
+        """Return the ledger's lines since the last call, for all groups and for new or changed faults."""
         for key, spent in list(self._spent.items()):
             self._close(key, spent, now)
             if spent.cause is Cause.DOWN and now - spent.changed_at > DOWN_KEPT_S:

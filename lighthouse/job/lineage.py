@@ -1,4 +1,4 @@
-"""Rules for which states are up to date, which id a quorum gets, and which candidates are its members.
+"""Rules that decide which states are up to date, which id a quorum gets, and which candidates become its members.
 
 A state has a *tag*: (step, quorum_id under which that step was committed). Among the states at the highest step, the
 largest set with equal tags is up to date; in a tie, the tag with the highest quorum_id wins. The lighthouse lowers the
@@ -9,8 +9,8 @@ The *lineage* of a job consists of the states from which its quorums formed and 
 are *foreign*. A *member* is a group that was in the last quorum.
 
 1. A running job's lineage wins. If a member is a candidate with a state of the lineage, candidates with foreign or
-   unknown states heal, however high their step is. A state belongs to the lineage if its tag names a quorum that formed
-   here, or is the tag of a state from which one formed. If no such member is a candidate (a cold start), the highest
+   unknown states heal, however high their step is. A state belongs to the lineage if its tag names a quorum of this
+   job, or is the tag of a state from which one formed. If no such member is a candidate (a cold start), the highest
    step wins.
 2. Any reader of the status knows the quorum_id, so a tag alone proves nothing. A non-member that is ahead of the
    members is foreign, too, unless its group was in the quorum that its tag names, or in a quorum that formed from that
@@ -44,7 +44,7 @@ class History:
 
     @property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """First and last id of each range, the oldest first."""
+        """First and last id of each range, in the order in which the ranges were added."""
         return tuple(self._ranges)
 
     def __contains__(self, quorum_id: int | None) -> bool:
@@ -73,7 +73,7 @@ class Lineage:
 
 
 def tag_of(participant: Participant, last: LastAssignment | None) -> int | None:
-    """Return the quorum under which the participant's state was committed, or None if unknown."""
+    """Return the id of the quorum under which the participant's state was committed, or None if unknown."""
     if participant.step == 0:
         return 0
     if participant.tag_quorum_id is not None or last is None:
@@ -110,7 +110,7 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
         formed_at: Highest step in the last quorum when it formed.
 
     Returns:
-        One flag for each claim. All are False if no job is running.
+        Whether each candidate must heal, in the order of `claims`. All False if the job starts cold (rule 1).
     """
     is_named = [claim.tag in history for claim in claims]
     members = [
@@ -134,7 +134,7 @@ def foreign(claims: Sequence[Claim], history: History, formed_at: int = 0) -> li
 def assign_steps(
     candidates: Sequence[Participant], tags: Sequence[int | None], is_foreign: Sequence[bool] | None = None
 ) -> Lineage:
-    """Find the up-to-date state, and lower the steps of candidates at or above max_step that have another state.
+    """Find the up-to-date state. Lower the steps of candidates that are at or above its step with a different state.
 
     Args:
         candidates: Members of the new quorum.
@@ -175,7 +175,7 @@ class Numbering:
     reports a failed commit. A standing quorum, or one that follows a standing quorum, always gets a new id. A new id
     exceeds every id that was assigned or that a member has seen, so an id never names two lists of members, even if
     the journal is outdated. If a member has seen an id that this lighthouse has not reached, another lighthouse may be
-    assigning the next ids, so this one skips some.
+    assigning the next ids, so this one skips LEFT_TO_ANOTHER ids.
     """
 
     def __init__(self, first_id: int, record: QuorumRecord | None) -> None:
@@ -187,7 +187,7 @@ class Numbering:
         self._began_at: float | None = None
 
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
-        """Return the error if one of `ids` (by field name) cannot be from a lighthouse of this job, or None.
+        """Return an error if any of `ids` (by field name) cannot be that of a quorum of this job, otherwise None.
 
         The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
         a day ahead of the clock was never assigned.
@@ -225,7 +225,7 @@ class Numbering:
 
 
 def size_for(candidates: int, allowed_sizes: Set[int], active: int | None) -> int:
-    """Return the largest allowed size of a quorum with this number of candidates, or 0."""
+    """Return the largest allowed size of a quorum with this number of candidates, or 0 if no size is allowed."""
     most = min(candidates, active) if active is not None else candidates
     if not allowed_sizes:
         return most
@@ -242,7 +242,7 @@ def choose(
 
     Args:
         candidates: Candidates in the order of their joins.
-        previous: The replica_ids of the last quorum.
+        previous: The replica_ids of the last quorum's members.
         size: Number of members to choose.
         foreign: The replica_ids that must heal, whatever their step.
     """

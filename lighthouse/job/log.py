@@ -1,4 +1,4 @@
-"""Log lines of a job's quorums and runs.
+"""Logging for a job's quorums and runs.
 
 The functions log effects of the two state machines. `VerdictLog` logs why no quorum forms.
 """
@@ -78,7 +78,7 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
 class VerdictLog:
     """Logs why no quorum forms, once a wait has lasted WAIT_LOGGED_AFTER_S, and again for each new reason.
 
-    `report` receives a description of what the waiting groups wait for.
+    `report` receives a description of what the waiting groups wait for, or "" when the wait is over.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, report: Callable[[str], None]) -> None:
@@ -90,7 +90,7 @@ class VerdictLog:
         self._timer = DeadlineTimer(self._log_verdict, timers)
 
     def update_verdict(self) -> None:
-        """Check the verdict after an event, and start or cancel the timer for its log line."""
+        """Start or cancel the timer for the next log line, depending on the machine's verdict after an event."""
         if self._machine.decision.verdict in (Verdict.FORMED, Verdict.NO_JOINS):
             self._logged = None
             self.close()

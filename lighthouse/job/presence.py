@@ -60,15 +60,15 @@ class MassSilence:
     """Decides whether silent or disconnected members are lost, or the network is the likelier cause.
 
     1. If more than half of a quorum's members fall silent together, the lighthouse's own network is the likelier cause.
-       They count as alive for one more timeout.
+       The silent members count as alive for one more timeout.
     2. After the lighthouse process was paused, it postpones all timeouts by the length of the pause. A member that is
        found disconnected then has the length of the pause plus CLOSINGS_HELD_S to reconnect.
     3. A closed connection does not prove that a process died: a restart of a load balancer, sidecar or firewall closes
-       all connections. So the lighthouse judges a burst of closed connections together, a few milliseconds after the
-       last one, or later on a busy host. If more than half of the quorum's members are disconnected by then, they count
-       as alive for the length of a lease, as after a restart of the lighthouse. If a member reports a failed step
-       during that time, more than these connections is broken. The disconnected members then have only CLOSINGS_HELD_S
-       left to reconnect, and a burst that is still open is judged at once.
+       all connections. So the lighthouse decides about a burst of closed connections as a whole, a few milliseconds
+       after the last one, or later on a busy host. If more than half of the quorum's members are disconnected by then,
+       they count as alive for the length of a lease, as after a restart of the lighthouse. If a member reports a failed
+       step during that time, more than these connections is broken. The disconnected members then have only
+       CLOSINGS_HELD_S left to reconnect, and the lighthouse decides about a pending burst at once.
     """
 
     def __init__(self, job: Job) -> None:
@@ -97,7 +97,7 @@ class MassSilence:
     def postpone_judgement(self, now: float) -> None:
         """Postpone the decision on disconnected members, because more closed connections may be unread.
 
-        Does nothing if all members are disconnected, or after POSTPONED_AT_MOST times.
+        Do nothing if all members are disconnected, or if the decision has been postponed POSTPONED_AT_MOST times.
         """
         members, ended = self._members_before_burst()
         if self._postponed < POSTPONED_AT_MOST and len(ended) < len(members):
@@ -105,10 +105,10 @@ class MassSilence:
             self._judge_at, self._judge_by = now + JUDGED_AFTER_S, now + JUDGED_WITHIN_S
 
     def hold_closing(self, member: Group, beat_interval_s: float, now: float) -> float | None:
-        """Handle a stream that ended without a leave.
+        """Decide how long a member whose stream ended without a leave still counts as alive.
 
         Returns:
-            When to decide whether the member is lost, or when its time to reconnect ends. None if it is lost at once.
+            When to decide again, or when the member's time to reconnect ends. None if the member is lost at once.
         """
         if now < self._closings_held_until:
             return self._closings_held_until
@@ -127,7 +127,7 @@ class MassSilence:
         return self._judge_at
 
     def excuse_member(self, member: Group, beat_interval_s: float, now: float) -> bool:
-        """Return whether a silent or disconnected member gets more time before it is lost (a silent one only once)."""
+        """Return whether a silent or disconnected member gets more time before it is lost (if silent, only once)."""
         if member.closes_at is not None:
             return self._excuse_closing(member, now)
         was_excused = member.excused_until > member.seen_at + self._timeout_s
@@ -141,7 +141,7 @@ class MassSilence:
         return member.closes_at is not None and now < self._cut_until
 
     def handle_failed_step(self, now: float) -> None:
-        """Shorten the waits for disconnected members after a failed step. O(n), once per burst."""
+        """Shorten the waits for disconnected members after a member reported a failed step. O(n), once per burst."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
             for member in self._job.groups.values():
@@ -165,7 +165,7 @@ class MassSilence:
         return member.closes_at is None or now < member.closes_at
 
     def _judge_burst(self, now: float) -> None:
-        """Count disconnected members as alive if the network is the likelier cause. O(n), once per burst."""
+        """Let disconnected members count as alive if most members are disconnected. O(n), once per burst."""
         members, ended = self._members_before_burst()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
@@ -204,7 +204,7 @@ class MassSilence:
 
 
 def _is_silent(member: Group, beat_interval_s: float, now: float) -> bool:
-    """Return whether a heartbeat of the member is overdue. A process that was just killed is not silent yet."""
+    """Return whether the member's next heartbeat is overdue. If the member has just died, this is not the case yet."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
 
 
@@ -230,7 +230,7 @@ class JobEnd:
     """
 
     def __init__(self, step: int | None = None, absent: Iterable[str] = ()) -> None:
-        """Create the record of a job's end, or restore it.
+        """Begin without a recorded end, or restore a recorded one.
 
         Args:
             step: Step at which the job ended, or None if it has not ended.
@@ -242,12 +242,12 @@ class JobEnd:
         """Highest step count among members whose script has ended, or None if all members are training."""
 
     def record_end(self, away: Iterable[str]) -> None:
-        """Record the end of the job. `away` are the unfinished groups that were in the last quorum or are alive."""
+        """Record the end of the job. `away` lists the unfinished groups that were in the last quorum or are alive."""
         self.step = self.finished_step
         self._set_absent((*self.absent, *away))
 
     def record_quorum(self, before: Iterable[str], members: Collection[str]) -> None:
-        """Record that a quorum of `members` has formed. `before` are the unfinished members of the previous quorum."""
+        """Record that a quorum of `members` has formed. `before` lists unfinished members of the previous quorum."""
         if self.step is None:
             self._set_absent(name for name in (*self.absent, *before) if name not in members)
         else:
@@ -255,7 +255,7 @@ class JobEnd:
         self.step = self.finished_step = None
 
     def check_late_group(self, participant: Participant, others: Iterable[str]) -> Drained | None:
-        """Return the error if a group arrives too late after the job's end, or None. `others` are other live groups."""
+        """Return an error if a group arrives too late after the end, else None. `others` are other live groups."""
         name, step = participant.replica_id, participant.requested_step
         if self.step is None or participant.continues or name not in self.absent or step >= self.step:
             return None
@@ -285,7 +285,7 @@ MAX_REPORTED = 500
 
 
 class Presence:
-    """Sessions and joins of a job's groups. A part of `QuorumMachine`."""
+    """Component of `QuorumMachine` that handles the sessions, joins and losses of a job's groups."""
 
     def __init__(self, job: Job, job_end: JobEnd, holders_until: float | None) -> None:
         """Create the component. Until `holders_until`, members may hold quorums that the restored record lacks."""
@@ -302,13 +302,13 @@ class Presence:
 
     @property
     def beat_interval_s(self) -> float:
-        """Seconds between heartbeats. Grows with the number of sessions, limited by lease and heartbeat timeout."""
+        """Seconds between heartbeats. Grows with the number of sessions, but remains a fraction of a lease."""
         shortest_s = min(self._config.lease_s, self._config.heartbeat_timeout_s)
         usual_s = min(USUAL_BEAT_INTERVAL_S, USUAL_BEAT_SHARE * shortest_s)
         return max(usual_s, min(len(self.sessions) / BEATS_PER_S, LONGEST_BEAT_SHARE * shortest_s))
 
     def membership(self, replica_id: str, digest: str) -> Membership:
-        """Return the group's relation to the quorum, as proved by the digest of its secret."""
+        """Return a group's relation to the quorum. `digest` is the digest of the secret that the caller presents."""
         lease = self.standing.leases.get(replica_id)
         if is_same(digest, self._job.last_secret(replica_id)) or (lease and is_same(digest, lease.entry.secret)):
             return Membership.MEMBER
@@ -356,7 +356,7 @@ class Presence:
         return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
 
     def _other_live_groups(self, replica_id: str) -> Iterator[str]:
-        """Yield the live groups other than `replica_id` whose ranks have not left."""
+        """Yield the live groups other than `replica_id`, without those that have left or only sent heartbeats."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
@@ -391,8 +391,7 @@ class Presence:
     def handle_plain_heartbeat(self, replica_id: str, incarnation: str, now: float) -> None:
         """Handle a heartbeat outside a session.
 
-        Unknown groups beyond MAX_REPORTED are ignored until they join. Heartbeats from callers that may not act for the
-        group are ignored, too.
+        Ignore unknown groups beyond MAX_REPORTED until they join, and callers that may not act for the group.
         """
         old = self._job.groups.get(replica_id)
         if self._check_identity(Participant(replica_id, incarnation), None, "", now) is not None:
@@ -433,7 +432,7 @@ class Presence:
     def answer_unchanged_heartbeat(
         self, event: events.SessionHeartbeatReceived, now: float
     ) -> events.HeartbeatAnswered | None:
-        """Renew the lease and answer the heartbeat if it reports no change. Return None if it needs full handling."""
+        """Renew the lease and return the answer to a heartbeat that reports no change. Return None for any other."""
         group, report, standing = self.sessions.get(event.session), event.beat.levels, self.standing
         held, quorum = report.held, standing.quorum
         if group is None or held is None or quorum is None or standing.phase is not QuorumPhase.STANDING:
@@ -529,7 +528,7 @@ class Presence:
     def _check_identity(
         self, participant: Participant, session: int | None, secret: str, now: float
     ) -> LighthouseError | None:
-        """Return the error for a caller that may not act for its group. A call on an open session is not checked."""
+        """Return the error for a caller that may not act for its group, or None. Trust calls on open sessions."""
         if session in self.sessions:
             return None
         old = self._job.groups.get(participant.replica_id)
@@ -545,7 +544,7 @@ class Presence:
         return self._job.numbering.why_unassigned(now, seen_quorum_id=seen, tag_quorum_id=tag, quorum_id=held)
 
     def _record_seen_id(self, member: Participant | Group, seen_id: int, now: float) -> None:
-        """Record the highest quorum_id that a member has seen. If the journal lacks it, the journal is outdated."""
+        """Record the highest quorum_id that a member has seen. If the journal lacks it, treat it as outdated."""
         self.seen_id = max(self.seen_id, seen_id)
         if self._holders_until is None or not self._job.numbering.is_unknown(seen_id):
             return
@@ -562,12 +561,12 @@ class Presence:
             self._job.emit(events.Ordered(order, sessions))
 
     def _send_order(self, order: QuorumOrder | None) -> None:
-        """Send an order to every quorum member that has a session."""
+        """Send an order, if there is one, to every quorum member that has a session."""
         if order is not None:
             self._job.emit(events.Ordered(order, self._member_sessions()))
 
     def _member_sessions(self) -> tuple[int, ...]:
-        """Return the sessions of the quorum's members."""
+        """Return the open sessions of the quorum's members."""
         sessions: list[int] = []
         for member in self.standing.quorum.participants if self.standing.quorum else ():
             here = self._job.groups.get(member.replica_id)
@@ -613,7 +612,7 @@ class Presence:
         self._job.emit(events.JoinRefused(call, error))
 
     def _replace_session(self, participant: Participant, now: float) -> None:
-        """Close the group's older session, because a new one opens. An older incarnation of the group is then lost."""
+        """Close the group's older session before a new one opens. If the incarnation differs, the older one is lost."""
         old = self._job.groups.get(participant.replica_id)
         if old is None:
             return

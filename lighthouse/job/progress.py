@@ -1,13 +1,13 @@
 """Progress of each rank of a job, how fast the job trains, and which ranks are behind across replica groups.
 
 Managers send views of their groups with heartbeats. Between two heartbeats, a view ages by the lighthouse's clock. A
-manager judges only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
+manager compares only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
 groups. Ranks of runs, whose functions a Wrapper restarts, report on their own streams. A process that is a rank of both
 a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. Pauses of the
 lighthouse process do not count against any rank.
 
-`Samples` keeps the last minutes for graphs, and `Grid` counts the connected ranks. Times come from the caller's
-monotonic clock, and this module does no I/O.
+`Samples` keeps samples of the last few minutes for graphs, and `Grid` counts the connected ranks. Times come from the
+caller's monotonic clock, and this module does no I/O.
 """
 
 from collections import deque
@@ -41,7 +41,7 @@ REASONS = tuple(field.name for field in fields(Discards))
 
 
 def difference(before: GroupCounts, now: GroupCounts) -> GroupCounts:
-    """Return the increase from `before` to `now`, or `now` if it is from another manager: a number has decreased."""
+    """Return the increase from `before` to `now`. If any number has decreased, a new manager counts: return `now`."""
     if any(new < old for old, new in zip(_numbers(before), _numbers(now), strict=True)):
         return now
     discards = Discards(*(getattr(now.discards, name) - getattr(before.discards, name) for name in REASONS))
@@ -65,7 +65,7 @@ RATE_OVER_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """State of a job at one time. A job that has only runs counts ranks instead of groups."""
+    """Size and progress of a job at one time. In a job that has only runs, ranks are counted instead of groups."""
 
     step: int  # highest step of the groups that are training
     training: int  # live groups in the quorum
@@ -75,7 +75,10 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job trains and with how many groups: now, and in columns of samples (`..._then`), oldest first."""
+    """How fast a job trains and with how many groups, now and in earlier samples (`ages_s`, `..._then`), oldest first.
+
+    The lists have one item for each sample.
+    """
 
     step: int
     training: int
@@ -98,11 +101,11 @@ class _Sample:
 
 
 class Samples:
-    """Samples of a job over the last minutes, for the dashboard's graphs.
+    """Samples of a job over the last few minutes, for the dashboard's graphs.
 
     1. A sample equals the status at the same time, because both use the same function.
-    2. The rate covers the last RATE_STEPS steps, or the last RATE_OVER_S seconds if these steps took less, because a
-       step may take a millisecond or a minute. While a job makes no progress, its rate falls with time.
+    2. The training rate covers the last RATE_STEPS steps, or the last RATE_OVER_S seconds if these steps took less
+       time, because a step may take a millisecond or a minute. While a job makes no progress, its rate falls.
     3. The measurement of the rate restarts if the step decreases or no group is training.
     4. Apart from counting the groups, a sample costs O(1). Up to KEPT samples are kept.
     """
@@ -156,7 +159,7 @@ def _is_enough(at: float, step: int, levels: Levels, now: float) -> bool:
 
 
 def levels_of(job: Job, ranks: Sequence[RankPlace], goodput: float | None) -> Levels:
-    """Compute a job's current state from its groups, or from the `ranks` of its runs if it has no groups."""
+    """Compute a job's current `Levels` from its groups, or from the `ranks` of its runs if it has no groups."""
     ratio = None if goodput is None else round(goodput, 4)
     if job.groups:
         training = [member for member in job.list_participants() if member.is_alive]
@@ -191,7 +194,7 @@ class GroupRanks:
 
 
 class Grid:
-    """Connected ranks. A column is a replica group, and a row consists of the ranks that hold the same shard.
+    """Grid of a job's connected ranks, with a column for each replica group and a row for each shard.
 
     Ranks of a sharded model first run collectives within their group, where they would wait forever for missing ranks.
     So a manager joins only after all its ranks have requested a quorum. Counting ranks is not enough, because two
@@ -215,18 +218,18 @@ class Grid:
 
     @property
     def ranks_pending(self) -> int:
-        """Number of ranks missing until every group is complete."""
+        """Number of ranks that the groups still lack."""
         return sum(len(group.missing) for group in self.groups)
 
     def describe_incomplete(self) -> str:
-        """Name incomplete groups and their missing ranks, or return ""."""
+        """Describe the incomplete groups and their missing ranks. Return "" if all groups are complete."""
         held_back = [group for group in self.groups if not group.is_whole]
         more = len(held_back) - GROUPS_NAMED
         return "; ".join(map(str, held_back[:GROUPS_NAMED])) + (f"; and {more} groups more" if more > 0 else "")
 
 
 def grid_of(members: Iterable[Group]) -> Grid:
-    """Build the grid, sorted by replica_id. O(n log n)."""
+    """Build the grid of these groups, sorted by replica_id. O(n log n)."""
     ordered = sorted(members, key=lambda member: member.replica_id)
     return Grid(group for member in ordered if (group := _group_ranks(member)) is not None)
 
@@ -245,7 +248,7 @@ def _group_ranks(member: Group) -> GroupRanks | None:
 
 @dataclass(frozen=True, slots=True)
 class RunRank:
-    """Rank of a run, described in the same way as ranks of replica groups."""
+    """A rank of a run, described in the same form as the ranks of replica groups."""
 
     view: RankView
     generation: int | None = None  # last generation in which the rank was active
@@ -262,21 +265,21 @@ Runs: TypeAlias = Sequence[Sequence[RunRank]]
 
 @dataclass(frozen=True, slots=True)
 class _Party:
-    """Ranks that share collectives and are therefore judged together."""
+    """Ranks that share collectives and are therefore checked for stalls together."""
 
     ranks: list[RankView]
     is_complete: bool  # no rank is missing
 
 
 class RanksKept:
-    """Limits the stored ranks of all jobs, which take about a kilobyte each. Ranks above the limit are not stored."""
+    """Limits how many ranks of all jobs are stored, because each takes about a kilobyte."""
 
     def __init__(self, limit: int = MAX_RANKS_KEPT) -> None:
         self._limit = limit
         self.count = 0
 
     def reserve(self, by: int) -> bool:
-        """Reserve room for `by` more ranks. Return False if the limit is reached. Negative numbers release room."""
+        """Reserve room for `by` more ranks, or release room if `by` is negative. Return False if there is no room."""
         if by > 0 and self.count + by > self._limit:
             return False
         self.count += by
@@ -284,7 +287,7 @@ class RanksKept:
 
 
 class JobProgress:
-    """Progress of a job's ranks, as last reported by its groups. `kept` is shared by all jobs."""
+    """Progress of a job's ranks, as last reported by its groups. All jobs share `kept`, which limits stored ranks."""
 
     def __init__(
         self,
@@ -302,7 +305,7 @@ class JobProgress:
         self._known: set[str] = set()  # names of phases, MAX_KNOWN at most
 
     def add_view(self, reports: GroupReports, view: GroupView, now: float) -> None:
-        """Store a group's view. If it is from another manager, the times of the old view still count in the totals."""
+        """Store a group's view. If it is from a new manager, the times of the old view still count in the totals."""
         if reports.view is not None and _is_over(reports.view, view):
             self.drop_view(reports)
         if not self._kept.reserve(len(view.ranks) - (len(reports.view.ranks) if reports.view is not None else 0)):
@@ -320,13 +323,13 @@ class JobProgress:
 
     @property
     def _views(self) -> list[tuple[Group, GroupView]]:
-        """Groups with a stored view, sorted by name."""
+        """Groups that have a stored view, with their views, sorted by name."""
         found = [(group, view) for group in self._groups.values() if (view := group.reports.view) is not None]
         return sorted(found, key=lambda pair: pair[0].replica_id)
 
     @property
     def data(self) -> DataUse | None:
-        """Use of the training data, as the most advanced rank reports it. Exact only if it is exact for all ranks."""
+        """Use of training data as reported by the most advanced rank. Exact only if all ranks report exact numbers."""
         uses = [use for _, view in self._views for rank in view.ranks if (use := rank.sample.data) is not None]
         if not uses:
             return None
@@ -337,14 +340,14 @@ class JobProgress:
     def verdict_in_s(self, now: float, runs: Runs = ()) -> float | None:
         """Return the seconds until a stall verdict is possible. Negative if it is possible now.
 
-        If there are only views of groups that are not judged, return the shortest time that a verdict takes. If there
-        are no views at all, return None.
+        If no rank is checked for stalls at present, return the shortest time that a verdict takes, or None if no group
+        has a stored view.
         """
         left_s = [time_left_s(party.ranks, self._floor_s) for party in self._parties(now, runs)]
         return min(left_s, default=self._floor_s if self._views else None)
 
     def verdict(self, now: float, runs: Runs = ()) -> StallVerdict | None:
-        """Find a stall: first over the quorum's participants together, then in each observed group and run."""
+        """Return the first stall found among the quorum's participants, the observed groups and the runs, or None."""
         for party in self._parties(now, runs):
             verdict = find_stall(party.ranks, floor_s=self._floor_s, is_complete=party.is_complete)
             if verdict is not None:
@@ -352,14 +355,14 @@ class JobProgress:
         return None
 
     def find_slow(self, now: float) -> dict[RankName, SlowRank] | None:
-        """Return the slow ranks of live groups, or None if the ranks need not be compared yet."""
+        """Return the slow ranks of live groups, or None if the next comparison is not due yet."""
         if not self.slow_ranks.is_due(now):
             return None
         return self.slow_ranks.compare((view for group, view in self._views if group.is_alive), now)
 
     @property
     def observed(self) -> list[str]:
-        """Groups whose ranks run without Agents. They train alone, outside quorums."""
+        """Names of the groups whose ranks run without Agents. They train alone, outside quorums."""
         return [group.replica_id for group, view in self._views if view.is_observed]
 
     def _parties(self, now: float, runs: Runs) -> list[_Party]:
@@ -408,7 +411,7 @@ class JobProgress:
     def phase_seconds(self) -> dict[str, float]:
         """Seconds in each phase, without nested phases, over all current and former ranks.
 
-        If there are too many names of phases, the remaining phases count as OTHER.
+        Phases beyond the first MAX_KNOWN names count as OTHER.
         """
         total = self._past_s.copy()
         for _, view in self._views:
@@ -426,7 +429,7 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether `view` is from another manager than `before`, because a sum has decreased."""
+    """Return whether `view` is from a different manager than `before`, which shows in a sum that has decreased."""
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 
@@ -442,7 +445,7 @@ def _processes(ranks: Iterable[RankView]) -> set[tuple[str, int] | None]:
 
 
 def _ticks(sample: ProgressSample) -> tuple[int, int | None]:
-    """Return the completed and total units of the innermost phase. A heal is counted in percent."""
+    """Return the completed and total units of work of the innermost phase. A heal is counted in percent."""
     phase, heal = sample.innermost, sample.heal
     if phase.name != HEAL or heal is None or not heal.total:
         return phase.done, phase.total

@@ -1,4 +1,4 @@
-"""Records of a job and its runs: the stored ones with their JSON format, and the live ones in memory.
+"""Records of a job and its runs: stored records with their JSON format, and live records in memory.
 
 Stored records (`QuorumRecord`, `RunRecord`) survive a restart of the lighthouse. They are written when they change,
 never once per step, and before the lighthouse sends any message that depends on them. Only one lighthouse at a time
@@ -165,7 +165,7 @@ class QuorumConfig:
 
 
 class Verdict(StrEnum):
-    """Whether a job has a quorum, and why not if it has none."""
+    """State of a job's quorum: formed, about to form, or the reason why none forms."""
 
     NO_JOINS = "no_joins"
     FORMED = "formed"
@@ -181,10 +181,11 @@ class Verdict(StrEnum):
 
 
 def is_loopback(participant: Participant) -> bool | None:
-    """Return whether only its own host can reach a participant, or None if the participant advertises no address.
+    """Return whether a participant advertises a loopback address, or None if it advertises no address.
 
-    Peers on other hosts would connect to themselves, so a loopback member and a routable one cannot share a quorum.
-    Host names are not resolved here: each manager reports what its own name resolves to.
+    Peers on other hosts would connect to themselves, so a quorum cannot contain members with loopback addresses as well
+    as members with routable ones. This function resolves no host names: each manager reports whether its own name
+    resolves to a loopback address.
     """
     address, store = participant.address, participant.store_address
     if not address and not store:
@@ -256,13 +257,13 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin the space of generation `number`. From now on, ranks of other generations have no access."""
+        """Begin the space of generation `number`. From then on, ranks of other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
 
     def put_row(self, generation: int, kind: KeyKind, name: str, value: bytes) -> Row:
-        """Set a key. The caller stores the returned row before it replies.
+        """Set a key. The caller must store the returned row before it replies.
 
         Raises:
             WrongState: `generation` is not the current one.
@@ -277,14 +278,17 @@ class KeySpaces:
         return generation, kind, name, value
 
     def present_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return all keys of the current generation. Raise WrongState if `generation` is not the current one."""
+        """Return all keys of the current generation.
+
+        Raise WrongState if the caller's own `generation` is not the current one. Operators pass None.
+        """
         space = self._spaces.get(self.number, {}) if generation is None else self._present_space(generation)
         return dict(space)
 
     def previous_keys(self, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
-        """Return each key's value from the newest earlier generation that set it.
+        """Return the keys of all earlier generations, each with its newest value.
 
-        Raise WrongState as in `present_keys`.
+        `generation` has the same meaning as in `present_keys`.
         """
         if generation is not None:
             self._present_space(generation)
@@ -297,7 +301,7 @@ class KeySpaces:
     def keys_of(self, number: int, generation: int | None = None) -> dict[tuple[KeyKind, str], bytes]:
         """Return all keys of generation `number`. Raise UnknownName if they are no longer kept.
 
-        Raise WrongState as in `present_keys`.
+        `generation` has the same meaning as in `present_keys`.
         """
         if generation is not None:
             self._present_space(generation)
@@ -331,7 +335,7 @@ RunName = tuple[str, str]
 
 @dataclass(slots=True)
 class Rank:
-    """The newest process of a slot, and its last reports. A slot is the fixed number of a process in its run."""
+    """The newest process of a slot, with its last reports. A slot is the fixed number of a process in its run."""
 
     rank: RankId
     seen_at: float
@@ -376,7 +380,7 @@ class RestartRecord:
 
 @dataclass(slots=True)
 class Supervisor:
-    """A supervisor of a run, the newest of those that have used its name."""
+    """A supervisor of a run: the newest one that has used its name."""
 
     entry: SupervisorHello
     """Hello of the supervisor, without the secret."""
@@ -478,7 +482,7 @@ class SavedRun:
 
 
 class GenerationState:
-    """One generation: which of its active ranks are alive, still running, or finished.
+    """One generation, with the active ranks that are alive, that are still running, and that have finished.
 
     A generation stands until it breaks or until a rank reports ready. It breaks when an active rank is lost or fails,
     or when all active ranks have finished. When a rank reports ready without a break, the generation is advancing: the
@@ -494,7 +498,7 @@ class GenerationState:
         finished: Iterable[RankId] = (),
         began_at: float = -math.inf,
     ) -> None:
-        """Begin or restore a generation. `here` lists all live ranks, including ranks outside the generation."""
+        """Begin or restore a generation. `here` lists all live ranks, including those outside the generation."""
         self.generation = generation
         self.is_broken = is_broken
         self.is_advancing = False
@@ -520,15 +524,15 @@ class GenerationState:
 
     @property
     def slots(self) -> list[int]:
-        """Slot of each active rank, indexed by rank."""
+        """Slots of the active ranks, in the order of their places."""
         return [rank.slot for rank in self.generation.active] if self.generation else []
 
     def has_received(self, rank: RankId, generation: int | None) -> bool:
-        """Return False if the rank is active but has not received this generation, so its ready report is outdated.
+        """Return False if a ready report is outdated: its rank is active, but has not received this generation.
 
         Args:
             rank: A rank that reports ready.
-            generation: The last generation in which the rank was active.
+            generation: The last generation in which the rank was active, as it reports, or None.
         """
         return rank not in self.active or self.is_broken or (generation is not None and generation >= self.number)
 
@@ -536,7 +540,7 @@ class GenerationState:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
-        """Return whether a failure report of the rank counts. A rank can also fail after it has reported ready."""
+        """Return whether to accept a report that the rank failed in `generation`. A ready rank may still fail."""
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
@@ -545,7 +549,7 @@ class GenerationState:
         return rank.slot in self._taken and rank not in self.active
 
     def reconnect_rank(self, rank: RankId) -> None:
-        """Count a live process as running again after it reconnected."""
+        """Count an active rank as running again because its process has reconnected. Ignore other ranks."""
         if rank in self.active and rank not in self.survivors:
             self.survivors |= {rank}
             self.lost_units = self._find_lost()
@@ -581,7 +585,7 @@ class GenerationState:
 
 @dataclass(slots=True)
 class LastAssignment:
-    """What a member's last quorum assigned to it. `tag_of` uses this for joins that report no tag."""
+    """What a member's last quorum assigned to it. `tag_of` uses this if the member's next join reports no tag."""
 
     quorum_id: int
     max_step: int
@@ -602,7 +606,7 @@ class LastAssignment:
     """Quorum under which the members at `max_step` had committed their state when this quorum formed."""
 
     def lowest_with(self, held: Tag, max_step: int) -> int:
-        """Return `lowest` for the member's next quorum, which it joins with state `held` and which is at `max_step`."""
+        """Return `lowest` for the next quorum, which is at `max_step` and which the member joins with state `held`."""
         is_another = self.held != held and held.quorum_id is not None
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
@@ -615,7 +619,7 @@ class LastAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """A group's heal, which copies the state of step `upto`. A group that catches up runs later steps meanwhile."""
+    """A heal, in which a group copies the state of step `upto`. If `catches_up`, it runs later steps meanwhile."""
 
     upto: int
     catches_up: bool
@@ -623,7 +627,7 @@ class Heal:
 
 @dataclass(slots=True)
 class GroupReports:
-    """Reports from the managers of a group. A new incarnation of the group inherits them."""
+    """Newest reports from a group's managers. A new incarnation of the group inherits them."""
 
     view: GroupView | None = None
     """Newest progress view of the group's ranks."""
@@ -735,7 +739,7 @@ class Group:
 
 @dataclass(slots=True)
 class Lease:
-    """Right of a member to grant its ranks steps of the standing quorum. Outlives the record of the member's group."""
+    """Right of a member to let its ranks start steps of the standing quorum. It outlives the member's `Group`."""
 
     incarnation: str
     until: float

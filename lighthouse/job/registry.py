@@ -1,4 +1,4 @@
-"""Registries of the drivers of all jobs and runs.
+"""Registries that hold the drivers of all jobs and runs.
 
 A driver is created on first use and dropped when its job or run is quiet. Its record stays in the store, and a new
 driver continues from it. After `close`, the registries refuse new work until the store has been claimed again.
@@ -55,8 +55,8 @@ class JobRegistry:
             config: Settings of every job, apart from the first quorum_id.
             ports: Ports of the drivers. The registry sets `check_lag` and `guarded`.
             memory: Record store that this lighthouse has claimed, or None for an in-memory store.
-            give_up: Shuts down the daemon with an exit status.
-            incident_registry: Incidents of all jobs.
+            give_up: Function that shuts down the daemon with an exit status.
+            incident_registry: Incidents of all jobs, or None to begin without any.
             rank_timeout_s: A rank without a stream is lost this many seconds after its last message.
         """
         self._config = config
@@ -77,9 +77,9 @@ class JobRegistry:
         self.runs = RunRegistry(self, rank_timeout_s)
 
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
-        """Begin to accept work, also after a `close`. `records` are those of the store, which has just been claimed.
+        """Begin or resume accepting work after the store has been claimed. `records` are its quorum records, by job.
 
-        Members may still hold quorums of an earlier lighthouse.
+        Until their leases expire, members may still hold quorums of an earlier lighthouse.
         """
         self._records = records
         self._started_at = self.ports.timers.time()
@@ -106,7 +106,7 @@ class JobRegistry:
         return self._drivers.get(job) or self._add_job(job)
 
     def get_reported(self, job: str) -> JobDriver:
-        """Return the driver of a job for a heartbeat without a session. Raise the same errors as `get_job`."""
+        """Return the driver for a heartbeat without a session, creating it if needed. Raise the errors of `get_job`."""
         driver = self._find_valid(job)
         if driver is not None:
             return driver
@@ -127,11 +127,11 @@ class JobRegistry:
         return driver
 
     def ended_jobs(self, job: str) -> tuple[JobStatus, ...]:
-        """Return the last status of recently ended jobs without a driver, or only of `job` if it is not empty."""
+        """Return the last status of each recently ended job without a driver, or only of `job` if it is not empty."""
         return tuple(last for name, last in self._ended.items() if name not in self._drivers and job in ("", name))
 
     def _is_full(self, count: Callable[[], int], limit: int) -> bool:
-        """Drop quiet jobs if the limit is reached. Return whether the limit is still reached.
+        """Return whether `count()` has reached the limit, even after quiet jobs have been dropped.
 
         Dropping is O(n), so it runs at most once per QUIET_LOOKED_FOR_EVERY_S.
         """
@@ -160,11 +160,11 @@ class JobRegistry:
         return driver is not None and driver.incidents.handle_exit(replica_id, reason, evidence)
 
     def peek(self, job: str) -> JobDriver | None:
-        """Return the driver of the job, or None if the job has none. Never creates a driver."""
+        """Return the job's driver, or None if the job has no driver. Never create one."""
         return self._drivers.get(job)
 
     def find_job(self, job: str) -> JobDriver:
-        """Return the driver of a job. Raise UnknownName if no group has joined the job."""
+        """Return the driver of a job. Raise UnknownName if there is none, because no group has joined the job."""
         driver = self._drivers.get(check_name(job, "job"))
         if driver is None:
             known = ", ".join(sorted(self._drivers)[:NAMES_LOGGED]) or "none"
@@ -195,12 +195,12 @@ class JobRegistry:
                 )
 
     def close(self, reason: str) -> None:
-        """Refuse all pending calls and close all streams with `reason`. New calls and streams are refused, too."""
+        """Refuse all pending calls, close all streams with `reason`, and refuse all new calls and streams."""
         self.runs.write_notes()
         self.drop_all(reason)
 
     def drop_all(self, reason: str) -> None:
-        """Close like `close`, but write nothing, because this lighthouse has lost the store."""
+        """Do the same as `close`, but write nothing, because this lighthouse no longer owns the store."""
         self._close_jobs(reason)
         self.runs.drop_all_runs(reason)
 
@@ -240,7 +240,7 @@ class JobRegistry:
 
     @contextmanager
     def guarded(self) -> Generator[None, None, None]:
-        """Shut down the daemon if a write within the context fails, because it must not send what it cannot store."""
+        """Shut down the daemon if a write in the context fails, because it must not send what it could not store."""
         try:
             yield
         except LighthouseError as e:
@@ -315,14 +315,14 @@ class RunRegistry:
         return self.get_run_driver(job, run)
 
     def run_statuses(self, job: str = "", run: str = "") -> tuple[RunStatus, ...]:
-        """Return the status of all runs, or only of those that match `job` and `run`, with or without processes."""
+        """Return the status of one run, all runs of a job, or all runs. Include stored runs without processes."""
         self.forget_quiet()
         names = [(job, run)] if run else [name for name in self._run_names() if not job or name[0] == job]
         found = [self._load_status(name) for name in names]
         return tuple(status for status in found if status is not None)
 
     def live_status(self, job: str = "") -> tuple[RunStatus, ...]:
-        """Return the status of all runs with processes, or only of those of `job` if it is not empty."""
+        """Return the status of all runs with processes, or only of the runs of `job` if it is not empty."""
         self.forget_quiet()
         return tuple(driver.status() for driver in self if job in ("", driver.name[0]))
 

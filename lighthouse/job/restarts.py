@@ -1,19 +1,19 @@
-"""One run: its generations, and the supervisors, excluded hosts and launches around them.
+"""State machine of one run, with its generations, supervisors, excluded hosts and launches.
 
-A generation is one attempt to run the function on a set of ranks (generations.py). A launch is one start of the run by
-its users. A launch is over when the run is completed.
+A generation is one attempt to run the user's function on a set of ranks (generations.py). A launch is one start of the
+run by its users. It ends when the run is completed.
 
 1. A run may have supervisors but no ranks. Stops, incidents and exclusions work without ranks, too.
 2. A supervisor's report on a dead process becomes evidence of the incident in which the process was lost. If the
    process is not a rank of a generation, the report is a separate incident. It ends no generation and changes no
    counter.
 3. A completed run stays completed for every process of its launch, even for late ones and after restarts. Each
-   process is notified that its launch is completed. A process without earlier contact with the run starts another
-   launch. This is a supervisor that has not connected before, nor has any of its ranks. It is also a rank of attempt
-   0 that has no generation number and whose supervisor has not connected before.
+   process is notified that its launch is completed. Only a process without earlier contact with the run starts another
+   launch. This is either a supervisor if neither it nor any of its ranks has connected before, or a rank of attempt 0
+   that has no generation number and whose supervisor has not connected before.
 4. A supervisor that receives a stop, directly or through one of its ranks, exits, and so does one that requests a stop.
    If the run has been resumed, another stop request from that supervisor repeats the old one and is ignored.
-5. Records are durable before messages. If an effect changes the record, `RecordDue` comes before all other effects.
+5. A record is stored before any message that depends on it is sent. `RecordDue` therefore precedes all other effects.
 """
 
 import math
@@ -80,7 +80,7 @@ class Supervisors:
             records: Known supervisors.
             excluded: Excluded hosts.
             ending: Reason of the stop that each supervisor received, by incarnation.
-            kept_until: End of the time for which the names in `records` are reserved.
+            kept_until: Time until which the names in `records` are reserved for these supervisors.
         """
         self._names = {each.entry.name: replace(each, is_awaited=True) for each in records}
         self._slots = sum(len(each.entry.slots) for each in self._names.values())
@@ -95,7 +95,7 @@ class Supervisors:
 
     @property
     def is_empty(self) -> bool:
-        """True if no supervisor has ever connected."""
+        """True if no supervisor has connected in this launch of the run."""
         return not self._names
 
     @property
@@ -108,7 +108,7 @@ class Supervisors:
 
     @property
     def incarnations(self) -> tuple[str, ...]:
-        """Incarnations of all supervisors that have ever connected."""
+        """Incarnations of all supervisors of this launch, including replaced and refused ones."""
         return tuple(one for each in self for one in (each.entry.incarnation, *each.former, *each.refused))
 
     def slots_of(self, replica_id: str) -> list[int]:
@@ -122,9 +122,9 @@ class Supervisors:
     # -- arrivals and losses
 
     def check_supervisor(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
-        """Return the error if a supervisor may not enter, or None.
+        """Return the error for a supervisor that may not enter the run, or None if it may.
 
-        The supervisor may retry after DuplicateReplica: the other one with its name may have died unnoticed.
+        The supervisor may retry after DuplicateReplica, because the other one with its name may have died unnoticed.
         """
         known = self._names.get(entry.name)
         if known is not None and self._keeps_name(known, entry, now):
@@ -152,7 +152,7 @@ class Supervisors:
         return known is not None and is_named and bool(known.secret) and not is_shown(entry.secret, known.secret)
 
     def record_refused(self, entry: SupervisorHello) -> bool:
-        """Record a refused supervisor. Return whether its incarnation is new and its name is known."""
+        """Record a refused supervisor. Return False if its name is unknown or its incarnation is already recorded."""
         known = self._names.get(entry.name)
         if known is None or entry.incarnation in (known.entry.incarnation, *known.former, *known.refused):
             return False
@@ -160,14 +160,14 @@ class Supervisors:
         return True
 
     def _keeps_name(self, known: Supervisor, entry: SupervisorHello, now: float) -> bool:
-        """Return whether the known supervisor's name or incarnation is protected from this caller."""
+        """Return whether the caller may not take the name or incarnation of the supervisor `known`."""
         if not known.secret or is_shown(entry.secret, known.secret):
             return False
         is_there = known.session is not None or (known.is_awaited and now < self._kept_until)
         return is_there or entry.incarnation == known.entry.incarnation
 
     def extend_reservation(self, by_s: float) -> None:
-        """Extend the reservation of names by `by_s` seconds, for which the lighthouse was paused."""
+        """Extend the reservation of names by `by_s` seconds, the length of a pause of the lighthouse."""
         self._kept_until += by_s
 
     def admit_supervisor(
@@ -177,11 +177,12 @@ class Supervisors:
 
         Args:
             entry: Hello of the supervisor.
-            session: Stream of the supervisor.
+            session: Number of the supervisor's stream.
             has_part: Whether one of the supervisor's ranks is in the current generation.
 
         Returns:
-            The older stream of the same name, which must be closed, and the error for it. None if there is none.
+            The older stream under this name, which the caller must close, and the error to close it with. None if no
+            older stream is open.
         """
         entry, secret = replace(entry, secret=""), digest_of(entry.secret)
         known = self._names.get(entry.name)
@@ -201,12 +202,12 @@ class Supervisors:
         return older, _superseded(before, entry)
 
     def mark_participating(self, secrets: Collection[str]) -> None:
-        """Mark the supervisors that take part in the run. `secrets` are the digests of its ranks' secrets."""
+        """Mark supervisors as taking part if their digests are in `secrets`, the digests of the ranks' secrets."""
         for each in self:
             each.has_part = each.has_part or each.secret in secrets
 
     def supervisor_of_session(self, session: int) -> Supervisor | None:
-        """Return the stream's supervisor, or None if it was refused or has opened another stream."""
+        """Return the supervisor of a stream, or None if it was refused or has opened another stream."""
         return self._sessions.get(session)
 
     def receive_heartbeat(self, session: int, heartbeat: SupervisorHeartbeat) -> None:
@@ -230,7 +231,7 @@ class Supervisors:
         return {known.entry.incarnation for known in self._sessions.values()}
 
     def record_stop(self, reason: str, incarnations: Iterable[str]) -> bool:
-        """Record that these supervisors receive a stop. Return whether any of them had not received one before."""
+        """Record that these supervisors receive a stop. Return whether it is the first stop for any of them."""
         new = [each for each in sorted(incarnations) if each not in self.ending]
         self.ending |= dict.fromkeys(new, reason)
         for oldest in list(self.ending)[:-MAX_SUPERVISORS]:
@@ -250,14 +251,14 @@ class Supervisors:
     # -- hosts
 
     def exclude_host(self, host: str, reason: str, at: float, supervisor: str = "") -> bool:
-        """Exclude a host for all supervisors, or only for `supervisor`. Return False if nothing changes."""
+        """Exclude a host for all supervisors, or only for `supervisor` if it is given. Return whether this is new."""
         if (host, supervisor) in self._excluded or len(self._excluded) >= MAX_EXCLUDED:
             return False
         self._excluded[host, supervisor] = ExcludedHost(host, reason, at, supervisor)
         return True
 
     def why_excluded(self, host: str, supervisor: str) -> WrongState | None:
-        """Return the error for an excluded host, or None.
+        """Return the error for an excluded host, or None if the host is not excluded.
 
         Args:
             host: Host of the supervisor or rank.
@@ -301,7 +302,7 @@ class RunMachine:
         """Create the machine, or restore it.
 
         Args:
-            config: Settings.
+            config: Settings, or None for the defaults.
             record: State that an earlier lighthouse stored, or None.
             keys: Stored keys.
             now: Current time.
@@ -337,8 +338,8 @@ class RunMachine:
         """Return the slots of those `ranks` that are active in the current generation.
 
         Args:
-            name: Name of a replica group or of this run. If the group restarts by itself, its ranks are the slots. If
-                the run is shared with other groups, the group's supervisor has assigned the slots.
+            name: Name of a replica group or of this run. If the group has a run of its own, its ranks are the slots. If
+                it shares the run with other groups, its supervisor has assigned the slots.
             ranks: Ranks of the group, or slots of the run.
         """
         is_own = self.supervisors.is_empty and self.config.run.endswith(group_run("", name))
@@ -459,7 +460,7 @@ class RunMachine:
         self._record_stop_sent(_supervisors((entry.rank,)))
 
     def _check_slot(self, rank: RankId, name: str) -> WrongState | None:
-        """Return an error if a supervisor other than `name` uses the slot."""
+        """Return an error if a supervisor other than `name` has a connected rank in the slot, otherwise None."""
         old = self.generations.ranks.rank_of_slot(rank.slot)
         if old is None or old.session is None:
             return None
@@ -473,7 +474,7 @@ class RunMachine:
         )
 
     def _send_end(self, rank: RankId) -> bool:
-        """Notify the rank if the run is stopped or completed. Return whether this is the case."""
+        """Notify the rank if the run is stopped or completed, and return whether it is."""
         if self.stop is not None:
             self._effects.append(events.Stopped(self.stop, (rank,)))
         elif self.completed is not None:
@@ -528,7 +529,7 @@ class RunMachine:
     # -- stop
 
     def _stop_for_all(self, reason: str, who: str) -> None:
-        """Stop the run and record the supervisors that receive the stop (rule 4). Later reasons are ignored."""
+        """Stop the run, and record the supervisors that receive the stop (rule 4). Do nothing if the run is over."""
         if self._is_over:
             return
         of_ranks = _supervisors(rank.rank for rank in self.generations.ranks.live_ranks if rank.session is not None)
@@ -584,7 +585,7 @@ class RunMachine:
         return None if error is None else HelloRejected(error)
 
     def counts_for_all(self, session: int, membership: Membership) -> bool:
-        """Return whether this supervisor's stop request affects the whole run (rule 4 of `Supervisors`)."""
+        """Return whether a stop request on this supervisor's stream affects the whole run (`Supervisors`, rule 4)."""
         is_open = membership is Membership.OPEN and self.generations.current.generation is None
         return is_open or self._has_part(session, membership)
 

@@ -61,7 +61,7 @@ MIN_FORGET_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class Member:
-    """Member of the current quorum. It remains a member even if its group's record is removed."""
+    """A member of the current quorum. It remains a member even if the record of its group is removed."""
 
     participant: Participant
     secret: str
@@ -71,7 +71,7 @@ class Member:
 
 
 class Job:
-    """Replica groups of a job with their counts and timeouts, its joins and its last quorum."""
+    """State of a job: its replica groups with their counts and timeouts, its pending joins and its last quorum."""
 
     def __init__(self, config: QuorumConfig, record: QuorumRecord | None = None) -> None:
         """Create a job, or restore it from the record that an earlier lighthouse stored."""
@@ -126,7 +126,7 @@ class Job:
         return effects
 
     def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
-        """List the groups of kind `kind` except `replica_id`, by name. O(1) if there are none, otherwise O(n)."""
+        """List the groups of this kind except `replica_id`, sorted by name. O(1) if there are none, otherwise O(n)."""
         own = self.groups.get(replica_id)
         if self.counts[kind] == (own is not None and kind in own.counts_as):
             return []
@@ -169,7 +169,7 @@ class Job:
 
     @property
     def unfinished_members(self) -> list[str]:
-        """Members whose script has not ended, sorted. O(n log n)."""
+        """Names of the quorum members whose scripts have not ended, sorted. O(n log n)."""
         return sorted(name for name, member in self.members.items() if not member.has_finished)
 
     def last_secret(self, replica_id: str) -> str:
@@ -218,7 +218,7 @@ class Job:
     def record_join(self, participant: Participant, now: float) -> Group:
         """Record a join and return its group, which becomes healthy.
 
-        A record of another incarnation is replaced. The caller reports the loss of that incarnation.
+        Replace the record of another incarnation, whose loss the caller must have reported.
         """
         member = self.groups.get(participant.replica_id)
         if member is None or is_reborn(participant, member):
@@ -236,9 +236,9 @@ class Job:
         return member
 
     def add_session(self, participant: Participant, session: int, now: float, secret: str = "") -> Group:
-        """Add or update the group of a new session. A session alone is not a join.
+        """Add or update the group of a new session, and return the group. A session alone is not a join.
 
-        A record of another incarnation is removed. The caller has already reported the loss of that incarnation.
+        Replace the record of another incarnation, whose loss the caller must have reported.
         """
         member = self.groups.get(participant.replica_id)
         if member is None or member.incarnation != participant.incarnation:
@@ -303,7 +303,7 @@ class Job:
         self._schedule_check(member, now)
 
     def postpone_timeouts(self, by_s: float) -> None:
-        """Postpone the timeouts by `by_s` seconds, for which the lighthouse was paused and read no messages. O(n)."""
+        """Postpone all timeouts by `by_s` seconds, the length of a pause in which no messages were read. O(n)."""
         for member in self.groups.values():
             member.seen_at += by_s
 
@@ -315,9 +315,9 @@ class Job:
             self.emit(MemberForgotten(member.reports))
 
     def lapse_due_groups(self, now: float) -> list[Group]:
-        """Return the groups whose timeout has passed, and remove the records of groups that lapsed long ago.
+        """Return the groups whose timeout has expired, and remove the records of groups that lapsed long ago.
 
-        Groups with a session are returned, but not marked as lapsed, because the caller must handle their loss.
+        Mark the returned groups as lapsed, except those with a session, whose loss the caller must handle.
         """
         lapsed: list[Group] = []
         while self._due and self._due[0][0] <= now:
@@ -341,7 +341,7 @@ class Job:
         return self._due[0][0] if self._due else None
 
     def _add_group(self, replica_id: str, incarnation: str, now: float) -> Group:
-        """Add the record of a group. Replace the record of another incarnation."""
+        """Add the record of a group, which replaces that of an earlier incarnation."""
         member, known = Group(replica_id, incarnation, now), self.members.get(replica_id)
         is_assigned = self.rounds == 0 and known is not None and known.participant.incarnation == incarnation
         if is_assigned and self.quorum is not None:  # by an earlier lighthouse
@@ -358,7 +358,7 @@ class Job:
     def update_counts(self, member: Group) -> None:
         """Update the counts after a change of the group's record.
 
-        O(1), but O(n) if the first session opens or the last one ends.
+        Costs O(1), or O(n) if the job's first session opens or its last one ends.
         """
         kinds: set[Kind | int] = set()
         participant, is_first = member.participant, not self.counts[Kind.CONNECTED] or not self.members
@@ -427,7 +427,7 @@ class Job:
 
 
 def is_reborn(participant: Participant, old: Group) -> bool:
-    """Return whether a join is from a new incarnation. If no incarnations are known, a lower step indicates one."""
+    """Return whether a join is from a new incarnation. If incarnations are unknown, a lower step indicates one."""
     if participant.incarnation or old.incarnation:
         return participant.incarnation != old.incarnation
     return old.participant is not None and participant.step < old.participant.step
@@ -527,7 +527,7 @@ def refusal(
 
 
 def sent_away(participant: Participant, job: Job) -> list[tuple[Group, WrongState]]:
-    """Return the groups that must leave, with errors: `participant` cannot reach their loopback addresses."""
+    """Return the groups whose loopback addresses `participant` cannot reach, with the error that sends each away."""
     if is_loopback(participant) is not False:
         return []
     members = job.other_groups(participant.replica_id, Kind.LOOPBACK)
@@ -553,7 +553,7 @@ def _duplicate(participant: Participant, old: Group) -> DuplicateReplica | None:
 
 
 def _backwards(participant: Participant, old: Group | None) -> InvalidRequest | None:
-    """Return the error for a group whose step went backwards, or None.
+    """Return an error if the group's step has gone backwards, otherwise None.
 
     Groups whose ranks disagree about their state are exempt: they heal, and one of their ranks may still be receiving
     an older state that an earlier incarnation had to heal to.
@@ -604,7 +604,7 @@ def _loopback(participant: Participant, job: Job) -> WrongState | None:
 
 @dataclass(slots=True)
 class JoinTimer:
-    """Measures how long groups have waited for a quorum. Gaps of up to `grace_s`, while callers retry, are ignored."""
+    """Measures how long groups have waited for a quorum. Ignores gaps of up to `grace_s`, in which callers retry."""
 
     grace_s: float
     started_at: float | None = None
@@ -629,7 +629,7 @@ class JoinTimer:
         return self.started_at if self.asking or now - self._quiet_at <= self.grace_s else None
 
     def restart_wait(self, asking: int, now: float) -> None:
-        """Restart the measurement after a quorum has formed. `asking` is the number of groups still waiting."""
+        """Restart the measurement after a quorum has formed. `asking` is the number of groups that still wait."""
         self.asking = asking
         self.started_at = now if asking else None
         self._quiet_at = now
@@ -639,7 +639,7 @@ _BY_CALL = attrgetter("call")
 
 
 class JoinQueue:
-    """Pending joins in call order. `anyone` times all joins, and `members` those of the current quorum's members."""
+    """Pending joins in call order. The timer `anyone` covers all joins, and `members` those of quorum members."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -663,7 +663,7 @@ class JoinQueue:
         self._count_change(member, 1)
 
     def withdraw_join(self, replica_id: str, call: int, now: float) -> None:
-        """Cancel a group's join. Does nothing if `call` is not the group's pending call."""
+        """Cancel a group's join. Do nothing if `call` is not the group's pending call."""
         member = self._job.groups.get(replica_id)
         if member is None or member.call != call:
             return
@@ -700,7 +700,7 @@ class JoinQueue:
 
     @property
     def candidate_count(self) -> int:
-        """Number of groups that may be in the next quorum. If a member asks to shrink, only members may."""
+        """Number of groups that may be in the next quorum. If a member asks to shrink the quorum, only members may."""
         return self._participants if self._shrinking else self.anyone.asking
 
     def list_candidates(self) -> list[Group]:

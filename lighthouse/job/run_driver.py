@@ -1,9 +1,9 @@
-"""Driver of one run: feeds events to the `RunMachine`, performs the returned effects and sets one timer.
+"""Driver of one run: feeds events to the `RunMachine`, performs the returned effects and sets the machine's timer.
 
-The driver is synchronous. Time, streams and the store are ports, so the simulator runs the same code. Effects are
-performed in order. `RankStreams` holds the streams of ranks, and `RunEvidence` collects what ranks report about
-themselves for an incident. A record is stored before any message that depends on it is sent. Changes on which no
-message depends are stored a little later, as notes.
+The driver is synchronous. It reaches the clock, streams and the store through ports, so the simulator runs the same
+code. Effects are performed in order. A record is stored before any message that depends on it is sent. Changes on which
+no message depends are stored a little later, as notes. `RankStreams` holds the streams of ranks, and `RunEvidence`
+collects the evidence for an incident that ranks report about themselves.
 """
 
 import itertools
@@ -94,7 +94,7 @@ class Machine(Protocol[Handled, Returned]):
 
 
 class MachineDriver(Generic[Event, Effect]):
-    """Feeds events to a state machine, performs the returned effects in order and sets one timer."""
+    """Feeds events to a state machine, performs the returned effects in order and sets the machine's timer."""
 
     def __init__(self, machine: Machine[Event | WasLate, Effect], ports: Ports) -> None:
         self._machine = machine
@@ -105,7 +105,7 @@ class MachineDriver(Generic[Event, Effect]):
         self._is_closed = False
 
     def was_late(self, by_s: float) -> None:
-        """Postpone timeouts after the whole process was paused for `by_s` seconds.
+        """Postpone the machine's timeouts, because the whole process was paused for `by_s` seconds.
 
         Call this before any event that arrived during the pause.
         """
@@ -219,7 +219,7 @@ class _Round:
 
 
 class RunEvidence:
-    """Collects evidence from the ranks of a run, and delivers it in the messages that managers use."""
+    """Collects evidence from the ranks of a run, and delivers it in the same messages as a manager does."""
 
     def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
         self._timers = timers
@@ -275,7 +275,7 @@ class RateLimit:
         self._bucket = TokenBucket(per_s, at_once)
 
     def count_use(self, now: float) -> None:
-        """Count one use. Raise LimitReached, without counting, if the limit is reached."""
+        """Count one use of the action. Raise LimitReached instead if the limit is reached."""
         if not self._bucket.try_take(now):
             at_once, per_s = self._bucket.at_once, self._bucket.per_s
             raise LimitReached(
@@ -291,16 +291,16 @@ KEY_WRITES_AT_ONCE = 1000
 
 
 class RunOwner(Protocol):
-    """Interface of the registry of jobs for the drivers of runs."""
+    """The part of `JobRegistry` that the drivers of runs use."""
 
     def record_run_incident(self, incident: Incident) -> None: ...
 
     def handle_run_message(self, job: str) -> None:
-        """Handle a message, other than a hello, from a rank of one of the job's runs."""
+        """Update the job after a rank of one of its runs has sent a message other than its hello."""
         ...
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
-        """Return a group's relation to its job's quorum, as proved by the digest of its secret."""
+        """Return a group's relation to its job's quorum. `digest` is the digest of the secret that it presents."""
         ...
 
     def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
@@ -309,7 +309,7 @@ class RunOwner(Protocol):
 
 
 class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
-    """Driver of one run's machine, with its streams, keys and evidence."""
+    """Drives the `RunMachine` of one run. Holds the run's streams, and collects evidence from its ranks."""
 
     def __init__(
         self,
@@ -319,7 +319,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         ports: Ports,
         owner: RunOwner,
     ) -> None:
-        """Create the driver of a run, whose record and keys are in `store`."""
+        """Create the driver of a run. `store` holds its record and keys."""
         super().__init__(machine, ports)
         self.name = name
         self.machine = machine
@@ -335,9 +335,9 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     # -- ranks
 
     def open_rank(self, entry: run.RankHello, peer: Peer[run.ToRunRank]) -> int:
-        """Open a rank's stream and return its number.
+        """Open a rank's stream and return the stream's number.
 
-        A process that lacks the rank's secret is refused before it can replace the rank's stream.
+        Refuse a process that lacks the secret of the slot's rank before it can replace that rank's stream.
         """
         session, asked = next(self._numbers), entry.rank
         ranks = self.machine.generations.ranks
@@ -373,7 +373,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
     # -- supervisors
 
     def open_supervisor(self, entry: supervisor.SupervisorHello, peer: Peer[supervisor.ToSupervisor]) -> int:
-        """Open a supervisor's stream and return its number."""
+        """Open a supervisor's stream and return the stream's number."""
         session = next(self._numbers)
         self._supervisors[session] = Stream(entry, peer)
         self._feed(events.SupervisorJoined(entry, session))
@@ -397,14 +397,14 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
                 raise InvalidRequest("a supervisor's stream has one", field="hello")
 
     def counts_for_all(self, session: int) -> bool:
-        """Return whether this supervisor's requests affect the whole run (rule 4 of `Supervisors`)."""
+        """Return whether a stop request on this supervisor's stream affects the whole run (rule 4 of `Supervisors`)."""
         entry = self._supervisors.who_of(session)
         return entry is not None and self.machine.counts_for_all(session, self._membership(entry))
 
     def is_changed_by(
         self, entry: supervisor.SupervisorHello, asked: supervisor.StopAsked | supervisor.HostExcluded
     ) -> bool:
-        """Return whether the supervisor's request would change anything."""
+        """Return whether the supervisor's request would change anything for the run."""
         if self.is_over:
             return False
         if isinstance(asked, supervisor.StopAsked):
@@ -459,7 +459,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return self.machine.generations.steps
 
     def collect_evidence(self, request: EvidenceRequest, deliver: Deliver) -> None:
-        """Collect evidence from the requested ranks, or from all active ranks if the request names none."""
+        """Collect evidence from the requested ranks, or from all active ranks if the request names none.
+
+        `deliver` receives each rank's evidence and, at the end, `EvidenceDone`.
+        """
         generations = self.machine.generations
         here = generations.ranks.live_ranks
         ranks = here if request.group_ranks else [rank for rank in here if rank.rank in generations.current.active]
@@ -515,13 +518,13 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         return self.machine.is_quiet and not self._ranks.open and not self._supervisors
 
     def write_notes(self) -> None:
-        """Store the changes that have not been written yet."""
+        """Store the pending changes of the run's record, if there are any."""
         if self._note_timer.is_set:
             self._note_timer.cancel()
             self._write_due_notes()
 
     def close(self, reason: str) -> None:
-        """Close all streams. No rank counts as lost."""
+        """Close all streams, without counting any rank as lost."""
         self._is_closed = True
         self._evidence.end_all_rounds()
         self._timer.cancel()

@@ -1,14 +1,14 @@
-"""Detection of slow ranks, whose compute time is much longer than that of their peers. No I/O.
+"""Detection of slow ranks, whose compute time is much longer than that of their peers. This module does no I/O.
 
 1. Ranks report totals: the compute time of their committed steps, without waits, and the number of microbatches
    computed in that time. A rank that waits for a slow one therefore does not look slow itself.
 2. The peers of a rank are the ranks at the same position (`group_rank`) of the other live groups. With fewer than
-   MIN_PEERS, no rank is judged.
-3. All ranks are compared every `slow_after_s / COMPARISONS`, by the time of a microbatch since the last comparison. A
-   rank without a new step is not judged.
-4. A rank becomes slow if it takes SLOW_FACTOR times the median, and MIN_EXCESS_S longer, in COMPARISONS consecutive
-   comparisons. It recovers after as many comparisons below RECOVERED_FACTOR. So a single long step, for example with a
-   checkpoint in it, changes nothing.
+   MIN_PEERS, no rank is compared.
+3. All ranks are compared every `slow_after_s / COMPARISONS` seconds, by the time per microbatch since the last
+   comparison. For a rank without a new step, the comparison is skipped.
+4. A rank becomes slow if it takes at least SLOW_FACTOR times the median, and at least MIN_EXCESS_S longer, in
+   COMPARISONS consecutive comparisons. It recovers after as many comparisons below RECOVERED_FACTOR. So a single long
+   step, for example one that includes a checkpoint, changes nothing.
 """
 
 import math
@@ -29,7 +29,7 @@ WINDOWS_S = (60.0, 600.0)
 
 
 class Slowness(NamedTuple):
-    """Compute time of a rank divided by the median of its peers, or None if unknown."""
+    """A rank's compute time divided by the median of its peers, over one and ten minutes. None if unknown."""
 
     ratio_1m: float | None = None
     ratio_10m: float | None = None
@@ -87,7 +87,7 @@ class _Rank:
 
 
 class SlowRanks:
-    """Compute times of a job's ranks. Memory per rank is constant, and ranks of lost groups are dropped."""
+    """Compares the compute times of a job's ranks, with constant memory per rank. Drops ranks of lost groups."""
 
     def __init__(self, slow_after_s: float = SLOW_AFTER_S) -> None:
         self._every_s = slow_after_s / COMPARISONS
@@ -130,7 +130,7 @@ class SlowRanks:
 
 
 def peer_medians(values: Sequence[float | None]) -> list[float | None]:
-    """Return for each value the median of all other values. O(n log n).
+    """Return, for each value, the median of the other values. O(n log n).
 
     An unknown value is None. A median is None if its own value is unknown, or if fewer than MIN_PEERS others are known.
     """

@@ -78,7 +78,7 @@ class Standing:
 
     @property
     def blocks_forming(self) -> bool:
-        """True while no new quorum may form."""
+        """True while this quorum prevents a new one from forming."""
         return self.phase in (QuorumPhase.STANDING, QuorumPhase.RECALLED, QuorumPhase.RETURNING)
 
     @property
@@ -87,7 +87,7 @@ class Standing:
         return [name for name, lease in self.leases.items() if not lease.is_spent]
 
     def is_awaited(self, replica_id: str) -> bool:
-        """Return whether the member has not reconnected since the lighthouse restarted."""
+        """Return whether the lighthouse has restarted and is still waiting for this member to reconnect."""
         lease = self.leases.get(replica_id)
         return self.phase is QuorumPhase.RETURNING and lease is not None and lease.is_awaited
 
@@ -102,7 +102,7 @@ class Standing:
         return QuorumOrder(self.quorum.quorum_id if self.quorum else 0, self.phase, self.upto, self.reason, self.lost)
 
     def order_for_held(self, replica_id: str, incarnation: str, held: HeldQuorum | None) -> QuorumOrder | None:
-        """Return the order for a member that holds `held`: a revoke if that is not the current quorum."""
+        """Return the order for a member that holds the quorum `held`: a revoke if that is not the current quorum."""
         if held is None:
             return None
         if self.is_holder(replica_id, incarnation) and self.quorum and held.quorum_id == self.quorum.quorum_id:
@@ -143,12 +143,12 @@ class Standing:
         self._begin_phase(QuorumPhase.NONE)
 
     def restore_standing(self, record: QuorumRecord | None, until: float, at_most: float | None = None) -> None:
-        """Wait for the members of an earlier lighthouse's quorum to reconnect.
+        """Begin to wait for the members of an earlier lighthouse's quorum to reconnect.
 
         Args:
             record: The stored quorum. If None, any group may hold an unknown quorum.
-            until: When all members must have reconnected.
-            at_most: Limit to which `until` may be extended while members are still arriving. None for no extension.
+            until: Time by which all members must have reconnected.
+            at_most: Latest time to which `until` is extended while members still arrive, or None for no extension.
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
@@ -173,13 +173,13 @@ class Standing:
         return order
 
     def postpone_waits(self, by_s: float) -> None:
-        """Postpone the waits by `by_s` seconds, for which the lighthouse was paused and no member could reconnect."""
+        """Postpone the ends of waits by `by_s` seconds, the length of a pause in which no member could reconnect."""
         self._returns_until += by_s
         self._returns_at_most += by_s
         self._confirmed_at += by_s
 
     def extend_lease(self, replica_id: str, incarnation: str, until: float) -> None:
-        """Extend the member's lease after an answered heartbeat. Does nothing for a revoked quorum."""
+        """Extend a member's lease after an answered heartbeat. Do nothing if the quorum is revoked."""
         lease = self._find_lease(replica_id, incarnation)
         if lease is not None and self.phase is not QuorumPhase.REVOKED:
             lease.until = max(lease.until, until)
@@ -221,7 +221,7 @@ class Standing:
         return self._note_grant(replica_id, committed, is_spent=True) or order
 
     def handle_member_join(self, participant: Participant, now: float) -> Outcome:
-        """Handle a member's request for the next quorum."""
+        """Handle a member's request for the next quorum, and return the resulting order or the quorum to resend."""
         lease = self._lease_of_reporter(participant.replica_id, participant.incarnation)
         if lease is None or self.quorum is None or self.phase in (QuorumPhase.NONE, QuorumPhase.REVOKED):
             return None
@@ -257,7 +257,7 @@ class Standing:
             self._free_at = None
 
     def handle_member_leave(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
-        """Handle a member that left cleanly. A resumed quorum continues, because no other member needs it."""
+        """Handle a member that left cleanly. A resumed quorum continues, because it no longer needs the member."""
         if self.phase is QuorumPhase.RESUMED or not self._is_needed(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
@@ -337,7 +337,7 @@ class Standing:
         return self._resume_when_reported() or order
 
     def _await_members(self, awaited: Iterable[Lease]) -> None:
-        """Begin to wait for reports from these members. The previous phase must not be waiting for any member."""
+        """Begin to wait for reports from these members. No earlier wait may still be in progress."""
         for lease in awaited:
             lease.is_awaited = True
             self._awaited += 1

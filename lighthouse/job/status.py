@@ -147,7 +147,7 @@ def _awaited(machine: QuorumMachine) -> str:
 
 
 def _starting(machine: QuorumMachine, grid: Grid) -> str:
-    """List the starting groups without a connected rank. `grid` contains all other incomplete groups."""
+    """Describe the starting groups without a connected rank, if any. `grid` contains the other incomplete groups."""
     begun = {group.replica_id for group in grid.groups}
     names = [
         m.replica_id for m in machine.job.groups.values() if m.is_alive and m.is_starting and m.replica_id not in begun
@@ -263,7 +263,7 @@ class Timeline:
         self._entries: deque[TimelineEntry] = deque(maxlen=limit)
 
     def add_entry(self, at_unix_s: float, kind: TimelineKind, replica_ids: Sequence[str], text: str = "") -> None:
-        """Add an entry, or add the names to the newest entry if that entry is equal and recent."""
+        """Add an entry. If the newest entry is recent and has the same kind and text, add the names to it instead."""
         newest = self._entries[-1] if self._entries else None
         if newest is None or not _is_same(newest, at_unix_s, kind, text) or not replica_ids:
             names = tuple(replica_ids)
@@ -274,7 +274,7 @@ class Timeline:
 
     @property
     def entries(self) -> tuple[TimelineEntry, ...]:
-        """All entries, the newest last."""
+        """All entries, oldest first."""
         return tuple(self._entries)
 
 
@@ -296,7 +296,7 @@ class TimelineWriter:
         self._job = job
 
     def add_effects(self, effects: Sequence[QuorumEffect], at_unix_s: float) -> None:
-        """Add entries for the machine's newest effects."""
+        """Add timeline entries for effects that the machine has returned."""
         for effect in effects:
             match effect:
                 case MemberJoined(replica_id):
@@ -324,7 +324,7 @@ class TimelineWriter:
             self._healed(group, group.step, at_unix_s)
 
     def add_verdict(self, verdict: StallVerdict | None, at_unix_s: float) -> None:
-        """Add an entry for a new stall verdict, or an entry that progress has resumed if `verdict` is None."""
+        """Add an entry for a new stall verdict or, if `verdict` is None, for the end of a stall."""
         if verdict is None:
             self.timeline.add_entry(at_unix_s, TimelineKind.MOVES, (), "progress resumed")
             return

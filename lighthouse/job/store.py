@@ -1,6 +1,6 @@
-"""Interface of the store that keeps the quorum records and runs of all jobs, and a store in memory.
+"""Interface of the store that keeps the quorum records and runs of all jobs, and an in-memory implementation.
 
-The daemon chooses a file, etcd, or, with `--journal none`, the store in memory.
+The daemon uses a file, etcd or, with `--journal none`, the in-memory store.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ class RecordStore(Protocol):
 
     A commit makes its record durable before any later message leaves this process: the store either writes before it
     returns, or holds messages back until the write is complete (OutputGate). If a commit raises, the record may or may
-    not have been stored. Commit again, or exit the process.
+    not have been stored. The caller must then commit again or exit the process.
     """
 
     @property
@@ -42,7 +42,7 @@ class RecordStore(Protocol):
     def commit(self, job: str, record: QuorumRecord) -> None: ...
 
     def forget(self, job: str) -> None:
-        """Drop the record of an inactive job, except for its highest id."""
+        """Drop the record of an inactive job, except for its highest quorum_id."""
         ...
 
     def load_run(self, name: RunName) -> SavedRun | None: ...
@@ -52,7 +52,7 @@ class RecordStore(Protocol):
         ...
 
     def commit_key(self, name: RunName, row: Row) -> None:
-        """Store one key. Its run must have been committed before."""
+        """Store one key of a run that has been committed before."""
         ...
 
     def run_names(self, newest: int) -> Sequence[RunName]:

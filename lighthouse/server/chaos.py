@@ -1,4 +1,4 @@
-"""Serves `lighthouse chaos`: sends fault orders to managers, and records each fault as an incident.
+"""Server side of `lighthouse chaos`: sends fault orders to managers, and records each fault as an incident.
 
 A fault ends with the call that injects it, even when the caller cancels the call or loses its connection. All faults
 are refused unless the lighthouse was started with --allow-chaos.

@@ -312,7 +312,7 @@ class LighthouseConfig:
         """Return the folder of certificates and tokens, by default next to the journal.
 
         Raises:
-            InvalidRequest: The default is needed, but the user has no home directory.
+            InvalidRequest: If the default is needed, but the user has no home directory.
         """
         if self.credentials is not None:
             return self.credentials

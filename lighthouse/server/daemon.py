@@ -194,7 +194,7 @@ class LighthouseDaemon:
         """Claim the journal and start the servers.
 
         Raises:
-            LighthouseError: An address or the journal is in use or unusable.
+            LighthouseError: If an address or the journal is in use or unusable.
         """
         try:
             await self._start()
@@ -341,16 +341,16 @@ class LighthouseDaemon:
         return SharedStore(client, config.store_ttl_s, self)
 
     def lead(self) -> None:
-        """Load the records and start to serve as the leader.
+        """Load the records and start serving as the leader.
 
-        As after a restart, members may still train under standing quorums of the previous leader.
+        As after a restart, groups may still be training under standing quorums of the previous leader.
         """
         assert self._shared is not None
         self._jobs.remember(self._shared.records.load())
         self._set_serving(True)
 
     def follow(self, refusal: NotLeader) -> None:
-        """Become a follower: drop all jobs and runs and answer their callers with `refusal`, which names the leader."""
+        """Become a follower: drop all jobs and runs, and answer their callers with `refusal`."""
         self._set_serving(False)
         ledger, self._incidents.ledger = self._incidents.ledger, Ledger()
         self._run(self._write_ledger(ledger))

@@ -50,7 +50,7 @@ class ListenerSecurity:
     """TLS and access rules of all listeners.
 
     Raises:
-        InvalidRequest: The credentials are unusable.
+        InvalidRequest: If the credentials are unusable.
     """
 
     def __init__(self, config: LighthouseConfig) -> None:
@@ -95,8 +95,8 @@ class ListenerSecurity:
     def announce(self, port: int) -> None:
         """Write the file through which this user's other processes find the credentials for the gRPC port.
 
-        Also store the port, so that error messages to callers can name it. The daemon calls this as soon as it knows
-        the port.
+        The method also stores the port, so that error messages to callers can name it. The daemon calls it as soon as
+        it knows the port.
         """
         for port_security in (self.grpc, self.http):
             if isinstance(port_security.access, CredentialAccess):
@@ -115,7 +115,7 @@ class ListenerSecurity:
             )
 
     def greet(self, port: int) -> None:
-        """Log on the first start how to get the join string. Log a warning if the lighthouse is insecure."""
+        """On the first start, log how to get the join string. On an insecure lighthouse, log a warning instead."""
         if self._is_exposed and self._config.insecure:
             log.warning(
                 "INSECURE: other hosts reach this lighthouse without TLS: anyone can join jobs and read model weights; "
@@ -165,7 +165,7 @@ class ListenerSecurity:
         self._errors[what] = error
 
     def _names(self) -> Iterator[str]:
-        """Yield the host names and addresses for the server certificate."""
+        """Yield the host names and addresses to put into the server certificate."""
         yield from ("localhost", "127.0.0.1", "::1", own_name())
         for bind in (self._config.bind, self._config.http):
             host = split_bind(bind, "--bind")[0]
@@ -193,7 +193,7 @@ def _read_identities(path: Path) -> Identities:
 
 
 def _expiry(certificate: Path) -> str:
-    """Return a warning if the certificate expires soon, or an empty string. Raises OSError or ValueError."""
+    """Return a warning if the certificate expires soon, or "". Raise OSError or ValueError if it is unreadable."""
     days = time_until_expiry(certificate).days
     if days >= TOLD_BEFORE_DAYS:
         return ""

@@ -1,8 +1,8 @@
 """Prometheus metrics of the lighthouse.
 
 A `Scrape` contains the values of all metrics. The daemon creates one for each scrape, on its event loop. `Counters`
-counts what the status does not contain. The number of series is bounded: apart from the names of jobs and runs, all
-label values come from fixed sets, and a job's series disappear with the job.
+counts events that the status does not contain. The number of series is bounded: apart from the names of jobs and runs,
+all label values come from fixed sets, and a job's series disappear with the job.
 """
 
 import time
@@ -39,7 +39,7 @@ OTHER = "other"
 
 
 class Counters:
-    """Counters of the whole lighthouse, not of one job. Not thread-safe."""
+    """Counters of the lighthouse's refusals and calls, over all jobs. Not thread-safe."""
 
     def __init__(self) -> None:
         self._refused: Counter[str] = Counter(dict.fromkeys(sorted(REFUSALS), 0))
@@ -217,10 +217,10 @@ def _run_families(runs: Sequence[RunStatus]) -> Iterator[Metric]:
 
 
 def _incident_families(times: IncidentTimes, jobs: Collection[str]) -> Iterator[Metric]:
-    """Return the number of incidents, the times to detect them, and the times until training recovered.
+    """Return counters of incidents, and histograms of the times to detect them and to recover from them.
 
-    The series of `jobs` start at zero before their first incident, because Prometheus computes an increase only for a
-    counter that it has already seen.
+    The series of `jobs` start at zero before the first incident, because Prometheus can compute an increase only for a
+    series that already exists.
     """
     keys = [(job, kind) for job in jobs for kind in IncidentKind]
     opened = _counter("lighthouse_incidents", "Incidents, by kind", "kind")
@@ -266,7 +266,7 @@ def _slow_families(slowness: Mapping[str, Sequence[Slowness]]) -> Iterator[Metri
 
 
 def _account_families(accounts: Mapping[str, JobAccount], now: float) -> Iterator[Metric]:
-    """Return the cost of failures: discarded steps, heals, waits and goodput."""
+    """Yield the metrics of each job's training and what failures cost: steps, heals, waits and goodput."""
     commits = _counter("lighthouse_commits", "Committed steps, summed over replica groups")
     discards = _counter("lighthouse_discards", "Discarded steps, summed over replica groups, by reason", "reason")
     heals = _counter("lighthouse_heals", "Number of times that a replica group copied the state of another one")
@@ -292,7 +292,7 @@ def _account_families(accounts: Mapping[str, JobAccount], now: float) -> Iterato
 
 
 def _leadership_families(candidate: CandidateStatus | None) -> Iterator[Metric]:
-    """Return the metrics of leader election. Without a shared store, this lighthouse always leads."""
+    """Yield the metrics of leader election. A lighthouse without a shared store has no candidate and always leads."""
     leads = candidate is None or candidate.role is Role.LEADING
     yield GaugeMetricFamily("lighthouse_leader", "1 if this lighthouse leads, 0 if it follows", float(leads))
     yield GaugeMetricFamily(

@@ -19,7 +19,7 @@ from lighthouse_runtime.web.control import Act, Order
 def page_acts(
     quorums: LighthouseService, runs: RunService, incidents: IncidentService, audit: Audit
 ) -> Mapping[str, Act]:
-    """Return the handlers of the dashboard's actions, by route."""
+    """Return the handlers of the dashboard's actions, by method and path."""
 
     async def kill(order: Order, call: Call) -> Mapping[str, object]:
         request = lighthouse_pb2.LighthouseKillRequest(job=order.job, replica_id=order.replica_id, msg=order.reason)

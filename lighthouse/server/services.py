@@ -89,7 +89,7 @@ log = logging.getLogger(__name__)
 
 
 def job_named(call: Call) -> str:
-    """Return the job that a read-only call names.
+    """Return the job that a read-only call names in its metadata, or the default job.
 
     A caller whose credential is bound to one job may read other jobs, too.
     """
@@ -105,7 +105,7 @@ def job_of(call: Call, named: str = "", replica_id: str = "") -> str:
         replica_id: Replica group on which, or for which, the call acts. Empty if there is none.
 
     Raises:
-        NotPermitted: The caller is bound to another job or group.
+        NotPermitted: If the caller is bound to another job or group.
     """
     job = named or job_named(call)
     check_bounds(call.principal, job, replica_id)
@@ -189,7 +189,10 @@ class RunService:
         asked: StopAsked | HostExcluded,
         counts_for_all: bool,
     ) -> None:
-        """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal."""
+        """Record a supervisor's request in the audit log: as an action if it changes the run, else as a refusal.
+
+        `counts_for_all` is False if the supervisor may not act for the whole run.
+        """
         what = type(asked).__name__
         target = f"job={driver.name[0]}, run={driver.name[1]}, by={entry.name}, reason={asked.reason}"
         if counts_for_all and driver.is_changed_by(entry, asked):
@@ -198,7 +201,7 @@ class RunService:
             self._audit.refuse(call.principal, call.caller, what, ALREADY if counts_for_all else NO_PART, target)
 
     def _get(self, call: Call) -> RunDriver:
-        """Return the run that a process joins. Count the process, and a new run, toward the peer's limits."""
+        """Return the driver of the run that a process joins. Charge the process and a new run to the peer's limits."""
         self._peers.charge(call.peer, Resource.PROCESSES)
         if not self._runs.has_processes(*_named(call)):
             self._peers.charge(call.peer, Resource.RUNS)
@@ -257,7 +260,7 @@ class RunService:
 
 
 def _named(call: Call) -> tuple[str, str]:
-    """Return the job and the run that a call names. Raise NotPermitted like job_of()."""
+    """Return the job and the run that a call names. Raise NotPermitted if the caller is bound to another job."""
     return job_of(call), call.metadata.get(RUN_METADATA_KEY) or DEFAULT_RUN
 
 
@@ -297,8 +300,8 @@ class IncidentService:
         """Return the incident with the id `name`.
 
         Raises:
-            UnknownName: There is no such incident.
-            NotPermitted: The caller is bound to another job.
+            UnknownName: If there is no such incident.
+            NotPermitted: If the caller is bound to another job.
         """
         found = self._registry.archive.get_incident(name)
         job_of(call, found.summary.job)
@@ -317,15 +320,15 @@ class IncidentService:
         return GATHERED.write(await self.gather(request.job, request.ranks, call))
 
     async def gather(self, job: str, of_ranks: Iterable[str], call: Call) -> Gathered:
-        """Collect evidence from ranks.
+        """Collect evidence, such as stacks and process states, from ranks of a job.
 
         Args:
-            job: The job.
+            job: The job. If empty, the call's metadata names the job.
             of_ranks: Ranks (`b/1`), replica groups or runs (`b`). If empty, all ranks of the quorum.
             call: The call.
 
         Raises:
-            LighthouseError: The caller lacks permission, or a name is unknown.
+            LighthouseError: If the caller lacks permission, or a name is unknown.
         """
         driver, ranks = self._jobs.find_job(job_of(call, job)), read_ranks(of_ranks)
         found: dict[str, tuple[int, ...]] = {}
@@ -392,12 +395,12 @@ class LighthouseService:
         """Create the service.
 
         Args:
-            jobs: The jobs.
+            jobs: Registry of the jobs.
             counters: Counts refused joins.
             hello_within_s: Time limit in seconds for the first message of a session.
             peers: Limits per client address.
-            is_insecure: Whether other hosts can connect without TLS, for the status.
-            place: Returns the store's state and the HTTP port, for the status.
+            is_insecure: Whether other hosts can connect without TLS. Part of the status.
+            place: Returns the store's state and the HTTP port, which are part of the status.
         """
         self._is_insecure = is_insecure
         self._place = place
@@ -483,10 +486,10 @@ class LighthouseService:
     def _control(
         self, request: lighthouse_pb2.LighthouseKillRequest | lighthouse_pb2.LighthouseDrainRequest, call: Call
     ) -> tuple[JobDriver, Group, str]:
-        """Return the job, the replica group and the reason (one line) of a kill or drain request.
+        """Return the job's driver, the replica group and the reason (as one line) of a kill or drain request.
 
         Raises:
-            LighthouseError: The caller lacks permission, or the group is unknown.
+            LighthouseError: If the caller lacks permission, or the group is unknown.
         """
         check_name(request.replica_id)
         driver = self._jobs.find_job(job_of(call, request.job, request.replica_id))
@@ -539,7 +542,7 @@ class LighthouseService:
             request.heartbeat.ClearField("progress")
 
     def _enter(self, replica_id: str, call: Call) -> JobDriver:
-        """Return the job that a group joins. Count a new job and a new replica_id toward the peer's limits."""
+        """Return the driver of the job that a group joins. Charge a new job and a new id to the peer's limits."""
         job = job_of(call, replica_id=replica_id)
         driver = self._jobs.peek(job)
         if driver is None:

@@ -1,4 +1,4 @@
-"""Posts preemption notices to a URL, where a scheduler or a script can start a replacement in advance."""
+"""Posts preemption notices to a URL, so that a scheduler or script can start replacements in advance."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ class PreemptionWebhook:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def post(self, job: str, replica_id: str, notice: PreemptionNotice) -> None:
-        """Begin to post a notice."""
+        """Start to post a notice in the background, unless MAX_PENDING posts are pending."""
         if len(self._tasks) >= MAX_PENDING:
             log.error("%s: %d requests are pending; the notice of %s is not posted", self._shown, MAX_PENDING,
                       replica_id, extra=event("webhook_full"))  # fmt: skip

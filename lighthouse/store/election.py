@@ -52,7 +52,7 @@ class CandidateHost(Protocol):
         ...
 
     def leadership_began(self, term: int, revision: int) -> None:
-        """Handle the election of this candidate. `revision` guards the leader's writes."""
+        """Handle the election of this candidate. It created the leader's key at `revision`, which guards its writes."""
         ...
 
     def leadership_ended(self, reason: str) -> None:
@@ -60,7 +60,7 @@ class CandidateHost(Protocol):
         ...
 
     def leader_changed(self, leader: Leader | None) -> None:
-        """Handle a change of leader. `leader` is None if another lighthouse has stopped being the leader."""
+        """Handle a change of the leader. `leader` is None if no other lighthouse is known to lead."""
         ...
 
 
@@ -68,7 +68,7 @@ class ElectionListener(Protocol):
     """Receives the results of elections."""
 
     def lead(self) -> None:
-        """Start to serve. The records are already loaded."""
+        """Start serving as the leader. The records are already loaded."""
         ...
 
     def follow(self, refusal: NotLeader) -> None:
@@ -77,7 +77,7 @@ class ElectionListener(Protocol):
 
 
 class LeadershipDriver:
-    """Runs one candidate: passes events to it and executes its effects. Synchronous and without I/O of its own.
+    """Runs one candidate: passes events to it and executes its effects. It is synchronous and does no I/O itself.
 
     Args:
         config: The candidate's name and the lease's duration.
@@ -111,7 +111,7 @@ class LeadershipDriver:
     def refusal(self) -> NotLeader | None:
         """Return the error with which to refuse calls now, or None if this lighthouse is the leader.
 
-        This compares the lease with the clock and changes nothing. A timer ends a leadership whose lease has expired.
+        This only compares the lease with the clock. A timer ends the leadership once its lease has expired.
         """
         return self.candidate.refusal(self._clock())
 
@@ -155,7 +155,7 @@ RETRY_S = 0.05
 
 
 class SharedStore:
-    """A lighthouse's use of an etcd cluster: leader election, records and output gate.
+    """Connects a lighthouse to an etcd cluster: leader election, records and output gate.
 
     Args:
         client: Client of the cluster, not yet open.
@@ -220,7 +220,7 @@ class SharedStore:
         return self._driver.status() if self._driver is not None else None
 
     def give_up(self, status: int) -> None:
-        """Give up the leadership, because a record cannot be written. `status` is not used."""
+        """Give up the leadership, because a record cannot be written. `status`, an exit status, is ignored."""
         self._refuse("its records cannot be written")
 
     # -- the candidate's effects

@@ -1,7 +1,7 @@
 """Client for etcd's v3 API through its JSON gateway, with aiohttp as the only dependency.
 
-It supports what the lighthouse needs: reads, conditional writes and leases. Each call goes to one endpoint and has a
-deadline. After a failure, the next call goes to the next endpoint. A failed call may still have been executed, so
+The client supports what the lighthouse needs: reads, conditional writes and leases. Each call goes to one endpoint and
+has a deadline. After a failure, the next call goes to the next endpoint. A failed call may still have been executed, so
 callers repeat a write only with conditions that make it idempotent. The module also parses `--store` and reads the
 credentials for etcd.
 """
@@ -103,7 +103,7 @@ Json = Mapping[str, Any]
 
 
 class EtcdClient:
-    """Client of an etcd cluster. An async context manager.
+    """Client of an etcd cluster. It is an async context manager.
 
     Args:
         address: The cluster.
@@ -141,7 +141,7 @@ class EtcdClient:
     async def read(self, start: bytes, end: bytes | None, timeout_s: float) -> tuple[KeyValue, ...]:
         """Read the keys from `start` up to but excluding `end`, or only `start` if `end` is None.
 
-        Reads are linearizable.
+        The read is linearizable.
         """
         answer = await self._call("kv/range", read_request(start, end), timeout_s)
         return _key_values(answer)
@@ -149,7 +149,7 @@ class EtcdClient:
     async def transact(
         self, guards: Sequence[Json], then: Sequence[Json], otherwise: Sequence[Json], timeout_s: float
     ) -> Answer:
-        """Execute in one transaction the operations `then` if all `guards` hold, or `otherwise` if not."""
+        """Execute the operations `then` if all `guards` hold, or else `otherwise`, in one transaction."""
         body = {"compare": list(guards), "success": list(then), "failure": list(otherwise)}
         answer = await self._call("kv/txn", body, timeout_s)
         reads = tuple(_key_values(r["response_range"]) for r in answer.get("responses", ()) if "response_range" in r)
@@ -169,7 +169,7 @@ class EtcdClient:
         return ttl_s
 
     async def revoke(self, lease: int, timeout_s: float) -> None:
-        """Revoke a lease. Does nothing if it has already expired."""
+        """Revoke a lease. Do nothing if it has already expired."""
         try:
             await self._call("lease/revoke", {"ID": str(lease)}, timeout_s)
         except LeaseGone:
@@ -221,7 +221,7 @@ class EtcdClient:
         return self._unavailable(at, text)
 
     def _unavailable(self, at: int, why: str) -> StoreUnavailable:
-        """Switch to the next endpoint and return the error to raise."""
+        """Switch from endpoint `at` to the next one, and return the error to raise."""
         if self._at == at:
             self._at = (at + 1) % len(self.address.endpoints)
         return StoreUnavailable(f"etcd at {self.address.endpoints[at]}: {why}")
@@ -288,7 +288,7 @@ class StoreCredentials:
     """Paths of the credential files for etcd. All but `user_file` are PEM files.
 
     etcd's JSON gateway ignores the user name in a client certificate. If etcd requires authentication, `user_file` is
-    needed, too.
+    also needed.
     """
 
     ca: Path | None = None  # plain HTTP if None

@@ -3,7 +3,7 @@
 - The leader is the only writer. It reads all records into memory when it becomes the leader.
 - A change takes effect in memory at once and is queued for etcd in order. The lighthouse's later answers wait (`hold`)
   until etcd has acknowledged the change, so the next leader finds everything on which earlier answers depended.
-- Changes are written in batches, one at a time; a batch is repeated unchanged until it is known to be written. A batch
+- Changes are written in batches, one at a time; a batch is retried unchanged until it is known to be written. A batch
   is one transaction. Its guards are the revision at which the leader's key was created and the key's version, which
   each batch increments. So a deposed leader cannot write, and a repeated batch takes effect once.
 - A record that does not fit in one request is written in parts under new keys, before its own key refers to them. Only
@@ -56,7 +56,7 @@ class Damaged(WrongState):
 
 
 def parts_of(record: bytes, name: str) -> bytes:
-    """Return the key prefix of a record's parts. `name` names the set of parts."""
+    """Return the key prefix of a record's parts. `record` is the record's key, `name` the name of the set of parts."""
     return record + f"/part/{name}/".encode()
 
 
@@ -64,7 +64,7 @@ def split(record: bytes, raw: bytes) -> tuple[str, list[Put]]:
     """Split a record that is too long for one request into parts.
 
     Returns:
-        The name of the set of parts, and the rows to write in this order. The last one is the record's own key, which
+        The name of the set of parts, and the rows to write, in order. The last one is the record's own key, which
         refers to the set.
     """
     name = hashlib.sha256(raw).hexdigest()[:16]
@@ -185,13 +185,13 @@ class EtcdStore(Records):
         return self._batch is None and not self._changes
 
     def next_batch(self) -> Batch | None:
-        """Return the batch to write, or None if nothing is queued. It stays the same until written() is called."""
+        """Return the batch to write, or None if there is none. It stays the same until written() or end() is called."""
         if self._batch is None and self._changes:
             self._batch = Batch(self._revision, self._version, tuple(self._next_changes()))
         return self._batch
 
     def written(self) -> None:
-        """Remove the current batch from the queue and release the output that waits for it."""
+        """Remove the current batch, which etcd has acknowledged, and release the output that waits for it."""
         assert self._batch is not None
         releases = [self._changes.popleft()[1] for _ in self._batch.changes]
         self._batch = None
@@ -263,10 +263,10 @@ def _operation(change: Change) -> Json:
 
 
 def was_written(batch: Batch, leader: KeyValue | None) -> bool:
-    """Return whether an earlier attempt has already written the batch, so that its guards no longer match.
+    """Return whether an earlier attempt has already written a batch whose transaction was rejected.
 
     Args:
-        batch: The batch whose transaction was rejected.
+        batch: The rejected batch.
         leader: The current content of the leader's key in etcd.
     """
     return leader is not None and leader.create_revision == batch.revision and leader.version == batch.version + 1

@@ -2,7 +2,7 @@
 
 - The lock is an flock on `<file>.lock`, whose content names the holder. A forked child closes its copy of the lock.
 - The holder removes the lock file when it releases the lock. So after locking, a process checks that the file it has
-  opened is still the one at that path. Otherwise, a former holder removed it between opening and locking.
+  opened is still the one at that path, because a former holder may have removed it between opening and locking.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ _POLL_S = 0.01
 
 
 class FileLock:
-    """Lock on the file `path`. `owner` describes this process in the error of a process that cannot get the lock."""
+    """Exclusive lock on the file `path`. `owner` describes this process in the errors of others that want the lock."""
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self._path = path
@@ -36,10 +36,10 @@ class FileLock:
         return self._fd is not None
 
     def take(self) -> None:
-        """Take the lock without waiting for its release.
+        """Take the lock, or raise an error if another process holds it.
 
         Raises:
-            WrongState: If another process holds it. The message names the holder.
+            WrongState: If another process holds the lock. The message names the holder.
             OSError: If the lock file cannot be written.
         """
         name_by = time.monotonic() + NAME_WAIT_S
@@ -93,7 +93,7 @@ class FileLock:
     def leave_to_parent(self) -> None:
         """Close the lock file's descriptor in a forked child.
 
-        The parent keeps the lock. Unlocking would release the lock for both, because they share it.
+        The parent keeps the lock. Unlocking here would release it for both processes, because they share it.
         """
         if self._fd is not None:
             os.close(self._fd)

@@ -1,6 +1,6 @@
 """Incidents as JSON files, one per incident, written atomically in a background thread.
 
-Training does not depend on these files. If the folder is not writable, this is logged once and the lighthouse continues
+Training does not depend on these files. If the folder is not writable, the lighthouse logs the error once and continues
 without them.
 """
 
@@ -35,7 +35,7 @@ class IncidentFiles:
         self._has_failed = False
 
     def load(self) -> list[Incident]:
-        """Read the newest LIMIT incidents that earlier processes have written. Blocks.
+        """Read the newest LIMIT incidents that earlier processes have written, on the calling thread.
 
         An invalid file is logged and skipped.
         """
@@ -57,7 +57,7 @@ class IncidentFiles:
         return found
 
     def save(self, incident: Incident) -> None:
-        """Queue an incident for writing. A newer version replaces one that is still queued."""
+        """Queue an incident for writing. It replaces any queued version. If the queue is full, drop the incident."""
         with self._lock:
             is_queued = incident.id in self._pending
             is_full = not is_queued and len(self._pending) >= MAX_PENDING
@@ -74,7 +74,7 @@ class IncidentFiles:
             self._writer.submit(self._write, incident.id)
 
     def close(self) -> None:
-        """Write the queued incidents, for at most CLOSED_WITHIN_S. Blocks."""
+        """Wait for up to CLOSED_WITHIN_S until the queued incidents are written."""
         last = self._writer.submit(lambda: None)
         wait_for([last], CLOSED_WITHIN_S)
         self._writer.shutdown(wait=False, cancel_futures=True)
@@ -102,12 +102,12 @@ class IncidentFiles:
             self._has_failed = True
 
     def _prune(self) -> None:
-        """Delete files until at most LIMIT incidents and MAX_FOLDER_BYTES are left, shared equally between jobs."""
+        """Delete files until at most LIMIT incidents and MAX_FOLDER_BYTES are left, divided evenly among the jobs."""
         kept = [(path.stem, self._jobs.get(path.stem, ""), path.stat().st_size) for path in self._paths()]
         for id in surplus(kept, LIMIT, MAX_FOLDER_BYTES):
             (self.folder / f"{id}.json").unlink(missing_ok=True)
             self._jobs.pop(id, None)
 
     def _paths(self) -> list[Path]:
-        """Return the files, oldest first. Their names begin with the time."""
+        """Return the files, oldest first, by the time at the start of their names."""
         return sorted(self.folder.glob("*.json"))

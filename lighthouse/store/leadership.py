@@ -1,15 +1,15 @@
-"""Leader election among lighthouses that share a store. No I/O, no clock.
+"""Leader election among lighthouses that share a store. No I/O, and callers pass the time.
 
 - One key names the leader. A candidate creates it only if it does not exist, under a lease of the store. The store
   deletes the key when the lease expires.
-- The leader may act until 2/3 of the lease's duration have passed on its own clock since it *sent* the newest answered
-  renewal. The store counts the full duration from that renewal's *arrival*. So the leader stops before another can
-  start, provided that the rates of the two clocks differ by less than a factor of 3/2.
-- Each action compares the clock with this limit. A timer would be too late in a process that was suspended.
+- The leader may act until 2/3 of the lease's duration have passed on its own clock since it *sent* the last renewal
+  that was answered. The store counts the full duration from that renewal's *arrival*. So the leader stops before
+  another can start, provided that the rates of the two clocks differ by less than a factor of 3/2.
+- Each action compares the clock with this limit. A timer would fire too late in a process that was suspended.
 - Every write is conditional on the key. Clocks only decide whether the lighthouse may *answer*.
 - A request without an answer may have been executed. A candidate whose claim is not answered revokes its lease, which
   deletes the key if the claim was executed.
-- A candidate gives up after the lease's duration if a request is not answered, so that another can be elected.
+- A candidate gives up if a request is not answered within the lease's duration, so that another can be elected.
 """
 
 import json
@@ -22,7 +22,7 @@ from lighthouse_protocol.refusals import NotLeader
 
 @dataclass(frozen=True, slots=True)
 class Leader:
-    """Content of the leader's key."""
+    """Content of the key that names the leader."""
 
     candidate: str  # new for each process
     address: str  # address of its gRPC server
@@ -84,7 +84,7 @@ class LeaseGranted:
 
 @dataclass(frozen=True, slots=True)
 class ClaimWon:
-    """This candidate has created the leader's key, at `revision` of the store."""
+    """Answer to Claim: this candidate has created the leader's key, at `revision` of the store."""
 
     number: int
     revision: int
@@ -117,7 +117,7 @@ class LeaseEnded:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """A request failed, but the store may have executed it."""
+    """The request failed, but the store may have executed it."""
 
     number: int
     reason: str
@@ -132,7 +132,7 @@ class WriteRefused:
 
 @dataclass(frozen=True, slots=True)
 class Resigned:
-    """This process is about to exit."""
+    """This process is about to exit, so the candidate must give up its leadership."""
 
 
 Event = (
@@ -205,7 +205,7 @@ class LeadershipEnded:
 
 @dataclass(frozen=True, slots=True)
 class LeaderChanged:
-    """Another lighthouse has become the leader. `leader` is None if no leader is known."""
+    """The leader has changed. `leader` is None if no other lighthouse is known to lead."""
 
     leader: Leader | None
 

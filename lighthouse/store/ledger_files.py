@@ -1,7 +1,7 @@
-"""Files of the ledger, one per day (UTC), to which lines are appended. They are in the folder of the incident files.
+"""Files of the ledger (lighthouse/job/ledger.py), one per day (UTC), in the folder of the incident files.
 
 A group takes about 130 bytes every five minutes, so 300 groups fill MAX_FOLDER_BYTES in 6 weeks. Then the oldest days
-are deleted. Training does not depend on these files, so an error is only logged, once.
+are deleted. Training does not depend on these files, so a write error is logged once and ignored.
 """
 
 import logging
@@ -28,7 +28,7 @@ class LedgerFiles:
         self._has_failed = False
 
     def append(self, lines: Sequence[str], unix_s: float) -> None:
-        """Append lines to the file of the day that contains `unix_s`. Blocks."""
+        """Append lines to the file for the day of `unix_s`, on the calling thread. Errors are logged."""
         if not lines:
             return
         try:
@@ -47,13 +47,13 @@ class LedgerFiles:
             self._has_failed = True
 
     def read(self, page: str) -> tuple[list[str], str]:
-        """Return about PAGE_BYTES of lines, and the name of the next page, which is empty after the last page. Blocks.
+        """Return a page of lines, about PAGE_BYTES long, and the name of the next page (empty after the last).
 
         Args:
             page: Name of a page from an earlier call, the first day to read (20261129), or "" for the oldest page.
 
         Raises:
-            InvalidRequest: `page` is malformed, or the files cannot be read.
+            InvalidRequest: If `page` is malformed, or the files cannot be read.
         """
         named = _PAGE.fullmatch(page or "00000000")
         if named is None:
@@ -74,7 +74,7 @@ class LedgerFiles:
         return body.decode(errors="replace").splitlines(), following
 
     def days(self) -> list[str]:
-        """Return the days that have a file, the oldest first."""
+        """Return the days that have a file, as YYYYMMDD, oldest first."""
         return sorted(path.stem.removeprefix("ledger-") for path in self.folder.glob("ledger-????????.jsonl"))
 
     def _path(self, day: str) -> Path:

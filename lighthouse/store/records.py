@@ -1,10 +1,10 @@
 """Records of jobs and runs, in memory and as the rows of a durable store.
 
-`Records` implements everything that the stores have in common: which rows a change writes and deletes, and how rows are
-read back. Its subclasses decide where the rows are kept. A row is a key and a value:
+`Records` implements what the stores have in common: which rows a change writes and deletes, and how rows are parsed.
+Its subclasses decide where the rows are kept. A row is a key and a value:
 
     forgotten                           highest quorum id of all jobs without a row
-    job/JOB                             the job's record; for a forgotten job only its last id
+    job/JOB                             the job's record; for a forgotten job, only its last quorum id
     run/JOB/RUN                         the run's record
     key/JOB/RUN/GENERATION/KIND/NAME    one key of a run
 
@@ -56,7 +56,7 @@ class Keys:
         return self._key("key", *name) + b"/"
 
     def run_keys_from(self, name: RunName, generation: int) -> bytes:
-        """Return the prefix of a run's keys in `generation`. The keys of a run sort by generation."""
+        """Return the prefix of a run's keys in `generation`, which sorts after the keys of earlier generations."""
         return self.run_keys(name) + padded(generation).encode() + b"/"
 
     def run_key(self, run: RunName, row: Row) -> bytes:
@@ -67,7 +67,7 @@ class Keys:
         return "/".join((self.prefix, *(quote(part, safe="") for part in parts))).encode()
 
     def parts(self, key: bytes) -> list[str]:
-        """Split a key into its unquoted parts, without the prefix. Return an empty list if the key is malformed."""
+        """Split a key, without the prefix, into its decoded parts. Return an empty list if the key is malformed."""
         parts = [unquote(part) for part in key.decode(errors="replace").removeprefix(f"{self.prefix}/").split("/")]
         return parts if self._key(*parts) == key else []
 
@@ -99,7 +99,7 @@ Change = Put | Delete
 
 
 class Records(ABC):
-    """Base class of the stores. Implements RecordStore, except for reading and writing the rows."""
+    """Base class of the stores. It implements RecordStore, except for reading and writing the rows."""
 
     def __init__(self, keys: Keys) -> None:
         self.term = 0
@@ -110,7 +110,7 @@ class Records(ABC):
 
     @abstractmethod
     def _write(self, changes: Sequence[Change]) -> None:
-        """Write all changes, or queue them for writing and hold back later output. Raise an error if neither works."""
+        """Write all changes, or queue them and hold back later output until then. Raise an error if neither works."""
 
     @abstractmethod
     def _damaged(self, key: bytes, what: str) -> WrongState:
@@ -133,7 +133,10 @@ class Records(ABC):
         self._jobs[job] = record
 
     def forget(self, job: str) -> None:
-        """Delete a job's record except for its last quorum id. Keep the newest FORGOTTEN_JOBS of such ids."""
+        """Delete a job's record except for its last quorum id.
+
+        Beyond FORGOTTEN_JOBS such jobs, the oldest are deleted, and only the highest of their ids is kept.
+        """
         if (last := self._jobs.get(job)) is None:
             return
         record = QuorumRecord(last.quorum_id)

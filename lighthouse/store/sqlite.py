@@ -1,7 +1,7 @@
 """The journal: records of jobs and runs in a SQLite file.
 
-- One lighthouse uses the file at a time (file_lock.py). If two do in spite of the lock, for example because a user has
-  removed the lock file, the newer one has written a higher term into the file, and changes by the older one fail.
+- One lighthouse uses the file at a time (file_lock.py). If two use it despite the lock, for example because a user has
+  removed the lock file, the newer one has written a higher term into the file, so writes by the older one fail.
 - With WAL and synchronous=FULL, a commit is on the disk when it returns. It is then copied from the write-ahead log
   into the file itself, so the loss of the log does not lose a committed record.
 - Opening a file reads and checks everything before it writes anything. A file that is damaged, of another version or of
@@ -75,7 +75,7 @@ class Damaged(WrongState):
 
 @contextlib.contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
-    """Convert errors of SQLite and the operating system within the context to WrongState, which gives a remedy."""
+    """Convert errors of SQLite and the operating system within the context to WrongState, with a remedy."""
     try:
         yield
     except sqlite3.Error as e:
@@ -163,7 +163,7 @@ def beside(path: Path, suffix: str) -> Path:
 
 
 def read_rows(path: Path) -> list[tuple[bytes, bytes]]:
-    """Check that the file is a complete journal of this version, without changing it, and return its rows.
+    """Return the rows of a journal, after checking that it is complete and of this version. The file is unchanged.
 
     Raises:
         WrongState: If the file is damaged or of another version.
@@ -212,7 +212,7 @@ def _checksum(key: bytes, value: bytes) -> int:
 
 
 def _get_rows(db: sqlite3.Connection, path: Path) -> list[tuple[bytes, bytes]]:
-    """Return all rows but the term, in the order of their last change. Raise Damaged for a wrong checksum."""
+    """Return all rows but the term, in the order of their last change. Raise Damaged if a checksum is wrong."""
     rows: list[tuple[bytes, bytes]] = []
     for name, value, checksum in db.execute("SELECT key, CAST(value AS BLOB), checksum FROM record ORDER BY rowid"):
         key = str(name).encode(errors="replace")
@@ -281,7 +281,7 @@ class Journal(Records):
         """Close and unlock the file.
 
         Args:
-            is_unused: The lighthouse failed to start. Delete the file if claim() created it and it has no rows.
+            is_unused: Whether the lighthouse failed to start. If so, delete the file if it is new and has no records.
         """
         if self._lock.is_held and self._db is not None:
             is_new = is_unused and self.term == 1 and not self._jobs and not self._runs

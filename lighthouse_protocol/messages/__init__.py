@@ -1,1 +1,1 @@
-"""The messages that daemons and ranks exchange, as frozen dataclasses."""
+"""The messages that daemons and ranks exchange, as frozen dataclasses that do not depend on protobuf."""

@@ -1,7 +1,8 @@
-"""Faults that `lighthouse chaos` injects into a running job, and their limits. No protobuf.
+"""Faults that `lighthouse chaos` injects into a running job, and their limits.
 
-The lighthouse sends a FaultOrder to the manager of the target group. The manager begins the fault and reports that, or
-refuses it. It ends the fault after its duration, even if it has lost its connection to the lighthouse by then.
+The lighthouse sends a FaultOrder to the manager of the target group. The manager either begins the fault or refuses it,
+and sends a FaultReport. It ends the fault once the ordered duration has passed, even if it has lost its connection to
+the lighthouse by then.
 """
 
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ MAX_DELAY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class FaultOrder:
-    """Order to begin a fault."""
+    """Order to a manager to begin a fault. For the kinds in IN_RANK, the manager sends it on to the rank."""
 
     number: Count
     kind: FaultKind
@@ -40,7 +41,7 @@ class FaultOrder:
     delay_s: Age = 0.0  # of each message, for SLOW
 
     def check(self) -> None:
-        """Raise InvalidRequest if the fault exceeds a limit, or its kind cannot have this target."""
+        """Raise InvalidRequest if the fault exceeds a limit, or if its kind does not apply to the target."""
         most_s = MAX_STOP_S if self.kind is FaultKind.STOP else MAX_FAULT_S
         if self.seconds > most_s:
             raise InvalidRequest(f"{self.seconds:g} s; {self.kind} may last up to {most_s:g} s", field="seconds")
@@ -54,14 +55,14 @@ class FaultOrder:
 
 @dataclass(frozen=True, slots=True)
 class FaultCancelled:
-    """Order to end a fault now. Ignored if it has ended."""
+    """Order to end fault `number` now. Ignored if that fault has already ended."""
 
     number: Count
 
 
 @dataclass(frozen=True, slots=True)
 class FaultReport:
-    """Answer to a FaultOrder: the fault begins, or the manager refuses it with `error`."""
+    """Answer to a FaultOrder: the fault has begun, or the manager has refused it with `error`."""
 
     number: Count
     step: Count = 0  # step at which the group was working

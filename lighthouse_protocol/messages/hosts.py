@@ -1,6 +1,6 @@
-"""Messages between the supervisors of a replica group that spans several hosts. No protobuf.
+"""Messages between the supervisors of a replica group that spans several hosts.
 
-The supervisor on host 0 makes the decisions.
+The supervisor on host 0 makes the decisions, and the supervisors on the other hosts connect to it.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """Step and size of the state that a rank keeps in its supervisor's memory."""
+    """Step and size of the copy of its state that a rank keeps in its supervisor's memory."""
 
     rank: GroupRank
     step: Count = 0  # 0 if it keeps none
@@ -40,7 +40,7 @@ class KeptState:
 
 @dataclass(frozen=True, slots=True)
 class HostHello:
-    """First message that the supervisor on another host sends to host 0."""
+    """First message on a connection to host 0, from the supervisor on another host."""
 
     replica_id: Name
     run: Name
@@ -61,14 +61,14 @@ class HostHello:
 
 @dataclass(frozen=True, slots=True)
 class HostHeartbeat:
-    """Heartbeat, sent in both directions. It detects a connection that was lost without being closed."""
+    """Heartbeat between host 0 and another host, in both directions. It detects lost connections."""
 
     kept: Annotated[tuple[KeptState, ...], EntryCount(MAX_GROUP_WORLD_SIZE)] = ()  # by the ranks of the sender's host
 
 
 @dataclass(frozen=True, slots=True)
 class HostRankEnded:
-    """A rank's process has exited."""
+    """Report to host 0 that a rank's process has exited."""
 
     rank: GroupRank
     attempt: int
@@ -83,7 +83,7 @@ class HostCheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostEndAsked:
-    """The supervisor received a stop signal, so the group must exit with `status`."""
+    """Report that the sending supervisor has received a stop signal, so the group must exit with `status`."""
 
     status: ExitStatus
 
@@ -107,7 +107,7 @@ class HostWelcome:
 
 @dataclass(frozen=True, slots=True)
 class StartRanks:
-    """Order to a host's supervisor to start ranks."""
+    """Order to the supervisor on another host to start ranks."""
 
     ranks: Ranks
     attempt: int
@@ -122,7 +122,7 @@ class HaltRanks:
 
 @dataclass(frozen=True, slots=True)
 class GroupEnded:
-    """The group has stopped, and every supervisor must exit with `status`."""
+    """Order to every supervisor to exit with `status`, because the group has stopped."""
 
     status: ExitStatus
     why: Reason

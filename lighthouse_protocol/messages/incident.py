@@ -1,6 +1,6 @@
-"""Incidents and the evidence that is collected for them. No protobuf.
+"""Incidents and the evidence that is collected for them.
 
-An incident records that training stalled, that replica groups were lost, or that a group's state became unusable.
+An incident records a fault, such as a stall, the loss of replica groups or an unusable model state (see IncidentKind).
 All offsets are seconds since the fault, by the lighthouse's clock, or None if the event has not happened.
 """
 
@@ -36,7 +36,7 @@ def cut_missing(reasons: Iterable[str]) -> tuple[str, ...]:
 
 
 def cut_middle(text: str, max_bytes: int) -> str:
-    """Shorten text to `max_bytes` of UTF-8 by removing its middle."""
+    """Shorten text to `max_bytes` of UTF-8 by replacing its middle with a note."""
     body = text.encode(errors="replace")
     if len(body) <= max_bytes:
         return body.decode()
@@ -65,13 +65,13 @@ class RankEvidence:
     took_s: Age = 0.0
 
     def fitted(self) -> "RankEvidence":
-        """Return a copy that fits into a message. The codec calls this method on write and read."""
+        """Return a copy that is shortened to fit into a message. The codec calls this method on write and read."""
         return fit_evidence(self)
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessSnapshot:
-    """A rank's process, inspected from another process on its host."""
+    """Evidence about a rank's process, collected by another process on its host."""
 
     stacks: Stacks = ""
     process: ProcessText = ""
@@ -100,11 +100,11 @@ class SelfReport:
 def fit_evidence(evidence: RankEvidence, ranks: int = 1) -> RankEvidence:
     """Shorten evidence to its maximum size in a message.
 
-    A Flight Recorder dump that is too long is dropped, because truncated JSON is invalid. `missing` then names it.
+    A Flight Recorder dump that is too long is dropped and added to `missing`, because truncated JSON is invalid.
 
     Args:
         evidence: Evidence of one rank.
-        ranks: Number of ranks in the message. Above MAX_RANKS_IN_FULL, they share the space.
+        ranks: Number of ranks in the message. Above MAX_RANKS_IN_FULL, the maximum per rank shrinks accordingly.
     """
     share = min(1.0, MAX_RANKS_IN_FULL / ranks)
     missing, recorder = evidence.missing, evidence.flight_recorder
@@ -211,10 +211,10 @@ def gathered_document(gathered: Gathered) -> dict[str, Any]:
 
 
 def from_document(document: Mapping[str, Any]) -> Incident:
-    """Parse a document that to_document() made. Unknown fields are ignored.
+    """Parse a document that to_document() returned. Unknown fields are ignored.
 
     Raises:
-        ValueError, TypeError, KeyError, AttributeError: The document is malformed.
+        ValueError, TypeError, KeyError, AttributeError: If the document is malformed.
     """
     given = _known(document, IncidentSummary)
     given["kind"], given["suspects"] = IncidentKind(given["kind"]), tuple(map(str, given["suspects"]))

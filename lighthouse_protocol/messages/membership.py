@@ -1,4 +1,4 @@
-"""Participants, quorums and a rank's assignment within a quorum. No protobuf."""
+"""Participants, quorums and a rank's assignment within a quorum."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -45,7 +45,7 @@ class Distrust:
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """A replica group's request for a quorum."""
+    """A replica group that requests a quorum or belongs to one."""
 
     replica_id: str
     incarnation: str = ""
@@ -78,7 +78,7 @@ class Participant:
 
     @property
     def requested_step(self) -> int:
-        """The step for which the group requests a quorum. A group that is behind will do a later step."""
+        """The step for which the group requests a quorum. If the group is behind, it heals and does a later one."""
         return self.step if self.works_at is None else self.works_at
 
     @property
@@ -122,14 +122,14 @@ class World:
 
     @property
     def joining_names(self) -> str:
-        """The names of the joining groups, for a log line."""
+        """Names of the groups that will be in the next quorum, for a log line. Long lists are truncated."""
         more = self.peers_pending - len(self.pending)
         return ", ".join(self.pending) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A rank's part in a quorum: its place among the participants, its peers, and whether and from where it heals."""
+    """A rank's part in a quorum: its place among the participants, its peers, and the source if it heals."""
 
     quorum_id: int
     replica_rank: int

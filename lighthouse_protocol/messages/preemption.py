@@ -1,6 +1,7 @@
-"""Notices that a host will be taken away, and the messages that carry them. No protobuf.
+"""Notices that a host will be taken away, and the messages that carry them.
 
-A notice contains a Unix time, as metadata services announce it. The clocks of hosts should agree within a second.
+A notice gives the time as Unix time, as the clouds' metadata services do, so the hosts' clocks should agree within a
+second.
 """
 
 from dataclasses import dataclass
@@ -19,13 +20,16 @@ class PreemptionNotice:
     is_advice: bool = False  # the host is only likely to be taken away (AWS rebalance recommendation)
 
     def left_s(self, now_unix_s: float) -> float | None:
-        """Return the time left in seconds, at least 0, or None if it is unknown."""
+        """Return the seconds until the host is taken away, at least 0, or None if unknown."""
         return None if self.ends_at_unix_s is None else max(0.0, self.ends_at_unix_s - now_unix_s)
 
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """Notice about a replica group, sent to the lighthouse, or about a host, sent by its supervisor to host 0."""
+    """Report of a notice that affects a replica group.
+
+    A manager sends it to the lighthouse. In a group with several hosts, supervisors send it to host 0.
+    """
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
 
@@ -42,7 +46,7 @@ class PreemptionNoted:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionChanged:
-    """Notice that a manager passes on to a rank."""
+    """Notice that a manager forwards to its ranks."""
 
     notice: PreemptionNotice | None  # None if the notice was withdrawn
     should_save: bool = False  # no other group stays, so the rank saves a checkpoint before it exits

@@ -1,6 +1,7 @@
-"""Progress of ranks: samples that they send, views that managers and the lighthouse derive, and status. No protobuf.
+"""Progress of ranks: the samples that ranks send, and the views and statuses derived from them.
 
-All times are ages in seconds at the moment when the sample or view was made, so the clocks of hosts need not agree.
+All times are durations in seconds, or ages in seconds at the creation of the sample or view, so the clocks of hosts
+need not agree.
 """
 
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ class OpenPhase:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The newest collective that a rank has entered."""
+    """The most recent collective that a rank has entered."""
 
     quorum_id: QuorumId
     number: Count  # counts the collectives under `quorum_id`, from 1
@@ -74,7 +75,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class GroupCalls:
-    """The collectives of a rank in one process group that its script has created: their number, and the newest one."""
+    """How many collectives a rank has entered in a process group that its script created, and the most recent one."""
 
     group: PhaseName
     entered: Count
@@ -120,7 +121,7 @@ class HealTotals:
 
 @dataclass(frozen=True, slots=True)
 class HealProgress:
-    """Progress of a process that receives the state of a peer."""
+    """Progress of a heal: a process receives the state of a peer."""
 
     number: Count  # counts the heals that this process has begun, from 1
     source: Annotated[str, MaxChars(MAX_LABEL_CHARS)]  # replica group that sends the state
@@ -133,7 +134,7 @@ class HealProgress:
 
 @dataclass(frozen=True, slots=True)
 class ComputeTotals:
-    """Compute time of the committed steps that a process has measured. The totals never decrease."""
+    """Compute time that a process has measured over its committed steps. The totals never decrease."""
 
     seconds: Age = 0.0  # without waits for other ranks
     microbatches: Count = 0  # computed in this time; one per step, except with `constant_batch`
@@ -177,7 +178,7 @@ class StateDigest:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSample:
-    """A rank's report about its progress: step, open phases, newest collective and times."""
+    """A rank's report about its progress: step, open phases, most recent collectives and times."""
 
     step: Count = 0
     # Open phases, the innermost last.
@@ -214,7 +215,7 @@ class ProgressSample:
 
 
 class RankName(NamedTuple):
-    """Name of a rank. `replica_id` is empty if all ranks in question belong to one group."""
+    """Name of a rank. `replica_id` is empty where all ranks belong to the same group."""
 
     replica_id: Text
     group_rank: GroupRank
@@ -242,7 +243,7 @@ class RankView:
 
     @property
     def progress_age_s(self) -> float:
-        """Seconds since the rank is known to have made progress."""
+        """Seconds since the last known progress of the rank."""
         return self.sample.still_s + self.beat_age_s
 
     @property
@@ -251,11 +252,11 @@ class RankView:
         return not self.sample.is_inside and not self.sample.waits_for
 
     def aged(self, by_s: float, still_by_s: float = 0.0) -> "RankView":
-        """Return a copy with seconds added to its ages, or subtracted if negative.
+        """Return a copy with changed ages. Negative arguments make the ages smaller.
 
         Args:
             by_s: Seconds to add to the age of the last heartbeat.
-            still_by_s: Seconds to add to the time without progress.
+            still_by_s: Seconds to add to the time without progress before that heartbeat.
         """
         beat_age_s = self.beat_age_s + by_s  # dataclasses.replace() is too slow for thousands of ranks
         sample = replace(self.sample, still_s=self.sample.still_s + still_by_s) if still_by_s else self.sample
@@ -274,7 +275,7 @@ class GroupView:
 
     @property
     def is_observed(self) -> bool:
-        """True if no rank has an Agent, so that progress is observed from outside the script."""
+        """True if no rank has an Agent, so its progress is observed from outside the script."""
         return bool(self.ranks) and all(rank.sample.at for rank in self.ranks)
 
     def check(self) -> None:
@@ -300,7 +301,7 @@ class RankState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class RankPlace:
-    """Status of a rank: its step, phase and newest collective."""
+    """Status of a rank: its step, phase and most recent collective."""
 
     replica_id: str  # or the run, for a rank of a run
     group_rank: int  # or the slot, for a rank of a run

@@ -1,6 +1,7 @@
-"""Messages of ranks and supervisors about the generations of a run, and the run's status. No protobuf.
+"""Messages that the lighthouse exchanges with the ranks and supervisors of a run, and the status of a run.
 
-A generation is one attempt to run a job's function. It has a unique number and a fixed list of ranks.
+The ranks of a run execute the user's function together, and again after a failure. Each attempt is a *generation*,
+which has a unique number and a fixed list of ranks.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class RankId:
     """Identity of a rank's process.
 
     The parts of an incarnation are separated by dots. Under a supervisor, the first part is the supervisor's
-    incarnation and the second part names the ranks that are started and restarted together.
+    incarnation, and the second part identifies the ranks that the supervisor starts and restarts together.
     """
 
     slot: Slot  # assigned by the supervisor, 0 to world_size - 1
@@ -101,7 +102,7 @@ class RunCounters:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One attempt to run the job's function. `active[i]` is the process of rank i."""
+    """One attempt of a run to execute the user's function. `active[i]` is the process of rank i."""
 
     active: tuple[RankId, ...]
     counters: RunCounters
@@ -111,7 +112,7 @@ class Generation:
         return self.counters.number
 
     def place(self, rank: RankId) -> int | None:
-        """Return the process's rank in this generation, or None for a spare."""
+        """Return the rank number of a process in this generation, or None if the process is a spare."""
         return self.active.index(rank) if rank in self.active else None
 
 
@@ -132,13 +133,13 @@ class RankHello:
 
     @property
     def is_first(self) -> bool:
-        """True for the first process of a slot, if neither it nor its supervisor has received a generation."""
+        """True if the process is the first in its slot and neither it nor its supervisor has received a generation."""
         return self.attempt == 0 and self.seen is None and self.generation is None
 
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run has stopped and will not restart."""
+    """The run has been stopped, and forms no new generation unless an operator resumes it."""
 
     reason: Reason
     who: Reason  # requester; empty for the lighthouse
@@ -189,7 +190,7 @@ class RankHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """The rank has stopped running the function and is ready for the next generation."""
+    """Report that the rank is not running the function and is ready for the next generation."""
 
     generation: Count | None = None  # last generation in which the rank was active
 
@@ -215,7 +216,7 @@ FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishRe
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """A new generation has formed. All ranks receive the same message, so it is serialised once."""
+    """Notice that a new generation has formed. All ranks receive the same message, so it is serialised once."""
 
     counters: RunCounters
     slots: tuple[int, ...]  # `slots[i]` is rank i; all other slots are spares
@@ -232,7 +233,7 @@ class GenerationEnded:
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """All ranks have finished generation `number`."""
+    """Notice that all ranks have finished generation `number`, which completes the run."""
 
     number: Count
 
@@ -244,7 +245,7 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """The lighthouse has accepted the rank's hello. Other messages may arrive before this one."""
+    """Notice that the lighthouse has accepted the rank's hello. Other messages may arrive before this one."""
 
     term: Count = 0  # grows with each start of the lighthouse; 0 without a journal
 
@@ -296,7 +297,7 @@ class SupervisorHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """A rank's process has exited."""
+    """Report that a rank's process has exited."""
 
     rank: RankId
     reason: Reason
@@ -312,7 +313,10 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
-    """The supervisor will not restart its ranks: the hardware check failed, or the ranks failed too often in a row."""
+    """Report that the supervisor will not restart its ranks.
+
+    The hardware check has failed, or the ranks have failed too often in a row.
+    """
 
     reason: Reason
 
@@ -322,7 +326,7 @@ FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked
 
 @dataclass(frozen=True, slots=True)
 class SupervisorWelcome:
-    """Permission to start ranks. Sent unless the run has stopped or the host is excluded."""
+    """Permission for a supervisor to start its ranks. Sent unless the run has stopped or the host is excluded."""
 
     beat_interval_s: Seconds
 

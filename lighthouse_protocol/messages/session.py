@@ -1,8 +1,8 @@
-"""Messages on the stream between a manager and the lighthouse (session), and a rank and its manager (watch).
+"""Messages of sessions (between a manager and the lighthouse) and of watches (between a rank and its manager).
 
 Messages carry the current state, not changes. Each hello and heartbeat repeats which quorum the manager holds, whether
-it drains and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that is lost with
-its connection does no harm. No protobuf.
+its group is leaving and which ranks are down; each acknowledgement repeats the lighthouse's order. So a message that is
+lost with its connection does no harm.
 """
 
 from dataclasses import dataclass, field
@@ -126,7 +126,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Heartbeat of a manager, sent every heartbeat_interval and after changes for which the lighthouse is waiting."""
+    """Heartbeat of a manager, sent every heartbeat_interval and after any change that the lighthouse waits for."""
 
     number: Count  # increasing
     levels: GroupReport = GroupReport()
@@ -150,7 +150,7 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The group leaves the job normally. A session that closes without this message counts as a crash."""
+    """Notice that the group leaves the job normally. A session that closes without this message counts as a crash."""
 
     reason: Reason = ""
 
@@ -165,7 +165,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceDone:
-    """The manager has sent all evidence for the EvidenceRequest with the same number."""
+    """Notice that the manager has sent all evidence for the EvidenceRequest with the same number."""
 
     number: Count
     progress: Advisory[GroupView] = None  # newest view, by which the lighthouse decides whether to restart ranks
@@ -207,7 +207,7 @@ class JoinAccepted:
 
 @dataclass(frozen=True, slots=True)
 class QuorumChanged:
-    """Shorter JoinAccepted, for a manager that already has the quorum on which `change` is based."""
+    """Short form of JoinAccepted, for a manager that already has the quorum on which `change` is based."""
 
     join: Count
     change: QuorumChange
@@ -217,7 +217,7 @@ class QuorumChanged:
 
 @dataclass(frozen=True, slots=True)
 class JoinRejected:
-    """The lighthouse refuses a join, or the session's hello."""
+    """Refusal of a JoinRequest or of the session's Hello."""
 
     join: Count  # 0 for the hello, after which the session ends
     error: LighthouseError
@@ -242,9 +242,9 @@ class KillRequest:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """The lighthouse closes the session.
+    """Notice that the lighthouse closes the session.
 
-    It is shutting down, a newer session of the group has replaced this one, or the group has left.
+    The lighthouse is shutting down, a newer session of the group has replaced this one, or the group has left.
     """
 
     reason: Reason = ""
@@ -306,12 +306,12 @@ class WatchHello:
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """First message of the manager: it now watches the rank."""
+    """First message from the manager on a watch: it now watches the rank."""
 
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The rank is closing its Agent normally, so the close of the watch is not a failure.
+    """Notice that the rank is closing its Agent normally, so the end of the watch is not a failure.
 
     The rank does not exit until it receives Released.
     """
@@ -326,9 +326,9 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """Another rank of the group was lost and has not returned.
+    """Notice that another rank of the group was lost and has not returned.
 
-    Its peers wait for it indefinitely, so the group must restart.
+    The remaining ranks would wait for it indefinitely, so the group must restart.
     """
 
     group_rank: GroupRank
@@ -346,7 +346,7 @@ class Revoked:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """The reason why the group's requests for a quorum have not been answered yet."""
+    """Reason why the group's requests for a quorum have not been answered yet."""
 
     reason: Reason  # empty if no request waits, or none has waited for long
 

@@ -1,4 +1,7 @@
-"""Status of a lighthouse and a manager, for logs, CLI, page and metrics. Fields are named as in the wire messages."""
+"""Status of the lighthouse and of managers, for the logs, the CLI, the dashboard and the metrics.
+
+Fields have the same names as in the protobuf messages.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -130,7 +133,7 @@ class StoreKind(StrEnum):
 class StoreStatus:
     """State of a lighthouse's durable store.
 
-    `error` is only used for etcd, because a lighthouse that cannot write its journal exits.
+    `error` is set only for etcd, because a lighthouse that cannot write its journal exits.
     """
 
     kind: StoreKind = StoreKind.NONE
@@ -175,5 +178,5 @@ class ManagerStatus:
 
     @property
     def kept_step(self) -> int:
-        """Newest step that all ranks keep in memory, or 0 if there is none."""
+        """Lowest of the steps whose states the ranks keep in memory, or 0 if a rank keeps none."""
         return min((each.step for each in self.kept), default=0) if len(self.kept) == self.group_world_size else 0

@@ -1,1 +1,1 @@
-"""Pure rules that several components apply: access, healing, quorum changes, rate limits and stalls."""
+"""Rules that several components apply: access, healing, preemption, quorum changes, rate limits and stalls."""

@@ -1,4 +1,4 @@
-"""Access control: roles, permissions per RPC and HTTP route, client certificates, and proofs of a shared secret.
+"""Access control: roles, permissions per RPC and HTTP route, client certificates, and proofs of knowledge of a secret.
 
 A server calls `check` before each handler. It refuses to start if POLICY lacks one of its methods or routes.
 """
@@ -128,7 +128,7 @@ POLICY: Mapping[str, Needed] = {
 
 
 def needed(path: str) -> Needed:
-    """Return the roles that may use `path`. Raises KeyError for a path that POLICY does not list."""
+    """Return the roles that may use `path`. Raise KeyError if POLICY does not list `path`."""
     try:
         return POLICY[path]
     except KeyError:
@@ -151,7 +151,7 @@ def changes_state(path: str) -> bool:
 
 
 def check(path: str, principal: Principal, port: int = LIGHTHOUSE_PORT) -> None:
-    """Raise NotPermitted if the principal may not use `path`. `port` is the lighthouse's gRPC port, for the remedy."""
+    """Raise NotPermitted if the principal may not use `path`. The remedy names `port`, the lighthouse's gRPC port."""
     wanted = needed(path)
     if principal.is_allowed(wanted):
         return
@@ -259,10 +259,9 @@ class Identities:
         self._lines = tuple(lines)
 
     def principal(self, names: Iterable[str]) -> Principal | None:
-        """Return the principal for a certificate with these names.
+        """Return the principal for a certificate, according to the first line that matches one of its names.
 
-        Returns:
-            A principal without roles if no line matches, or None if no name is usable.
+        Return a principal without roles if no line matches, or None if every name is malformed.
         """
         names = tuple(map(_lowered, filter(_is_clean, names)))
         for line in self._lines:
@@ -273,7 +272,7 @@ class Identities:
 
 
 def parse_identities(text: str) -> Identities:
-    """Parse an identities file. Raises InvalidRequest, which quotes the faulty line."""
+    """Parse an identities file. Raise InvalidRequest, which quotes the faulty line, if the file is malformed."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
@@ -350,7 +349,7 @@ STORE_WORD = "store"  # an unguessable prefix under which members connect in a s
 
 
 def digest_of(secret: str) -> str:
-    """Return the SHA-256 to store in place of a secret, or an empty string for an empty secret."""
+    """Return the SHA-256 digest to store instead of a secret, or an empty string for an empty secret."""
     return hashlib.sha256(secret.encode(errors="surrogateescape")).hexdigest() if secret else ""
 
 
@@ -365,14 +364,14 @@ def is_shown(secret: str, digest: str) -> bool:
 
 
 def is_same(shown: str, secret: str) -> bool:
-    """Compare a text with a secret in constant time. An empty secret never matches."""
+    """Return whether `shown` equals `secret`, in constant time. An empty secret never matches."""
     return bool(secret) and hmac.compare_digest(_bytes(shown), _bytes(secret))
 
 
 def prove(secret: str, *words: str | int) -> str:
-    """Return an HMAC-SHA256 in hexadecimal that proves knowledge of `secret`, or an empty string without a secret.
+    """Return an HMAC-SHA256 in hexadecimal that proves knowledge of `secret`, or an empty string if that is empty.
 
-    The proof covers `words`: its purpose (for example ADDRESS_WORD), then the request's values and nonces.
+    The proof covers `words`: its purpose, such as ADDRESS_WORD, followed by the request's values and nonces.
     """
     if not secret:
         return ""

@@ -1,14 +1,14 @@
 """Progress of a replica group's heal: bytes received, rate, time left, and log lines. No I/O.
 
-1. A rank's rate is measured over its last RATE_OVER_S. It falls to zero while nothing arrives, and the time left is
+1. A rank's rate is measured over the last RATE_OVER_S. It falls to zero while no data arrives, and the time left is
    then unknown.
-2. A restarted heal has its own rate. A heal counts as restarted if its number or process is new, or if its byte count
-   has fallen because it changed its source.
+2. The rate of a restarted heal is measured from the restart. A heal counts as restarted if its number or process is
+   new, or if its byte count has fallen because it changed its source.
 3. The ranks of a group heal in parallel, so their bytes and rates are summed. The time left is the slowest rank's, and
-   is unknown if any rank's is. A rank that has finished counts until all ranks have.
+   is unknown if any rank's is. Ranks that have finished stay in the sums until the whole group has.
 4. The log gets a line when a heal starts, every LOGGED_EVERY_S, and when the heal succeeds or fails.
 
-Reports contain durations, not moments, so the clocks of sender and reader need not agree.
+Reports contain durations, not timestamps, so the clocks of sender and reader need not agree.
 """
 
 from collections import deque
@@ -80,8 +80,8 @@ class GroupHeal:
         """Create a tracker for a group that is not healing.
 
         Args:
-            settled_s: Seconds to wait for other ranks to begin their heal, after all known ones have finished.
-            is_beside: The group heals while it trains. Log lines then say "catching up" instead of "healing".
+            settled_s: How long to wait for further ranks to begin their heal, after all known ones have finished.
+            is_beside: Whether the group heals while it trains. Log lines then say "catching up" instead of "healing".
         """
         self._doing, self._done = ("catching up", "received") if is_beside else ("healing", "healed")
         self._settled_s = settled_s
@@ -96,7 +96,7 @@ class GroupHeal:
         """Record a rank's report.
 
         Args:
-            group_rank: The rank.
+            group_rank: The rank that sent the report.
             process: Identifies the rank's process. It changes at every start.
             heal: The rank's heal, or None if the rank is not healing.
             at: Time of the report.
@@ -115,7 +115,7 @@ class GroupHeal:
         self._over_at = None if self._under_way() or not self._ranks else at if self._over_at is None else self._over_at
 
     def retain_ranks(self, group_ranks: Container[int], at: float) -> None:
-        """Drop all ranks that are not in `group_ranks`, because their processes have exited."""
+        """Abort the heals of all ranks that are not in `group_ranks`, because their processes have exited."""
         for group_rank in [rank for rank in self._ranks if rank not in group_ranks]:
             self.add_report(group_rank, "", None, at)
 

@@ -1,8 +1,8 @@
-"""Decides what a replica group does when its hosts will be taken away. No I/O.
+"""Rules for how a replica group reacts when its hosts will be taken away. No I/O.
 
 A notice makes the group drain: it completes its step and leaves, so the other groups lose no steps. If no other group
-stays, its ranks also save a checkpoint after that step, provided that enough of the notice is left. Advice, such as an
-AWS rebalance recommendation, does not end a group: it only shows that a notice is more likely.
+stays, its ranks also save a checkpoint after that step, provided that enough time is left. Advice, such as an AWS
+rebalance recommendation, does not end a group: it only means that a notice has become more likely.
 """
 
 import math
@@ -36,9 +36,9 @@ class Plan(NamedTuple):
 
 
 def most_urgent(notices: Iterable[PreemptionNotice]) -> PreemptionNotice | None:
-    """Return the notice whose time ends first, or None if `notices` is empty.
+    """Return the notice whose host is taken away first, or None if `notices` is empty.
 
-    Notices without a known end come after the others, and notices that are only advice come last.
+    Notices without a known time come after the others, and notices that are only advice come last.
     """
 
     def urgency(notice: PreemptionNotice) -> tuple[bool, float, str, str]:
@@ -49,7 +49,7 @@ def most_urgent(notices: Iterable[PreemptionNotice]) -> PreemptionNotice | None:
 
 
 def save_left_s(notice: PreemptionNotice, now_unix_s: float) -> float:
-    """Return the time in seconds in which a checkpoint must be complete. It may be negative."""
+    """Return the seconds that are left to complete a checkpoint. The result may be negative."""
     left_s = notice.left_s(now_unix_s)
     return (UNKNOWN_LEFT_S if left_s is None else left_s) - EXIT_MARGIN_S
 

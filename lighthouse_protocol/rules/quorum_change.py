@@ -2,13 +2,13 @@
 
 A manager that already has a quorum receives only the changes, because a full list contains every group of the job.
 
-1. A digest over the full content identifies a quorum. Equal digests mean equal quorums, including their order. A
-   manager's join names the last quorum that it received, and the lighthouse sends only the changes since then.
+1. A digest over the full content, including the order of the members, identifies a quorum. A manager's join request
+   contains the digest of the last quorum that it received, and the lighthouse sends only the changes since then.
 2. A change lists departed, new and individually changed members. All others are unchanged, except that they share one
    new state (step, tag and the other fields of a join), which is sent once.
 3. A change contains the digest of its result. If the result differs, the manager discards it and requests the full
    list.
-4. A list whose ids are not sorted and unique has no changes; it is always sent in full.
+4. If the ids of either quorum are not sorted and unique, the full list is sent.
 """
 
 import hashlib
@@ -51,7 +51,7 @@ class NamedQuorum:
 def change_between(old: Quorum, new: NamedQuorum) -> QuorumChange | None:
     """Return the change from `old` to `new`.
 
-    Return None if the full list must be sent, because a list is not sorted or no member is the same in both.
+    Return None if the full list must be sent, because a list is not sorted or the quorums have no member in common.
     """
     before, after = old.participants, new.quorum.participants
     if not (_is_ordered(before) and _is_ordered(after)):
@@ -102,7 +102,7 @@ RETRIED_WITHIN_S = 2.0
 
 
 class QuorumWait:
-    """Tracks a group's wait for a quorum and writes its log lines. All times are from one monotonic clock."""
+    """Tracks a group's wait for a quorum and formats its log lines. All times are from one monotonic clock."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -121,12 +121,12 @@ class QuorumWait:
         self._since, self._left_at = now if self._since is None else self._since, None
 
     def pause(self, now: float) -> None:
-        """Pause the wait. Called when the last waiting request has ended without an answer."""
+        """Pause the wait, because the last waiting request has ended without an answer."""
         if self.is_under_way:
             self._left_at = now
 
     def finish(self, now: float) -> str:
-        """End the wait. Return the closing log line, or an empty string if no line has been logged about it."""
+        """End the wait. Return the closing log line, or an empty string if nothing has been logged about the wait."""
         logged, since = self._logged, self._since
         self._since = self._left_at = self._logged = None
         return "" if logged is None or since is None else f"there is a quorum, after {now - since:.0f} s"
@@ -161,7 +161,7 @@ def operation_name(rank: RankView) -> str:
 
 
 def signature(rank: RankView) -> str:
-    """Return the operation and shape of the rank's collective, which must be the same on all ranks in it."""
+    """Return the operation and shape of the rank's most recent collective. All ranks in a collective must agree."""
     collective = rank.sample.inside or rank.sample.collective
     return " ".join(filter(None, (collective.operation, collective.shape))) if collective is not None else ""
 

@@ -1,9 +1,9 @@
-"""Limits on restarts and on the resources of a peer. No I/O, no clock.
+"""Restart budgets of runs, and limits on the resources that a peer may use. No I/O, and callers pass the time.
 
-The restart budget of a run decides if and when a failed function runs again. The limits per peer keep one peer from
-starving the others. A peer is a host: a thousand managers behind one address are one peer, and the limits allow for
-that. A check is O(1), except that all peers are scanned at most once a second while there are too many. A refused
-request uses up nothing, and its error names the limit and the remedy.
+The restart budget of a run decides whether and when a failed function runs again. The limits per peer keep one peer
+from starving the others. A peer is a host: a thousand managers behind one address are one peer, and the limits allow
+for that. A check is O(1), except that all peers are scanned at most once a second while there are too many. A refused
+request takes nothing from the limit that it exceeds, and its error names the limit and the remedy.
 """
 
 import math
@@ -27,14 +27,21 @@ PROGRESS_AFTER_S = 10.0  # a generation this old has made progress, even if it r
 
 
 class RestartBudget:
-    """Restart budget of a run. `failed_at` holds the times of its failures, oldest first, on a monotonic clock."""
+    """Restart budget of a run. `failed_at` holds the times of its failures by the caller's clock, oldest first."""
 
     def __init__(self, failed_at: Iterable[float] = ()) -> None:
         self.failed_at = tuple(failed_at)
         self._fruitless = 0
 
     def add_failure(self, terms: RunTerms, now: float, *, lasted_s: float, has_stepped: bool) -> float:
-        """Record a failed generation, which ran for `lasted_s`, and return the delay before the next one in seconds."""
+        """Record the failure of a generation and return the delay before the next one in seconds.
+
+        Args:
+            terms: Settings of the run.
+            now: Current time, by the same clock as `failed_at`.
+            lasted_s: How long the generation ran.
+            has_stepped: Whether the generation completed a step.
+        """
         if terms.max_restarts is not None:
             recent = [at for at in self.failed_at if now - at < terms.restart_window_s]
             self.failed_at = (*recent, now)[-terms.max_restarts - 1 :]
@@ -51,7 +58,7 @@ class RestartBudget:
         return share_used(recent, terms.max_restarts)
 
     def why_exhausted(self, terms: RunTerms) -> str:
-        """Return a message saying that the budget is exhausted, or an empty string."""
+        """Return a message saying that the budget is exhausted, or an empty string if it is not."""
         if terms.max_restarts is None or len(self.failed_at) <= terms.max_restarts:
             return ""
         return f"max_restarts: {terms.max_restarts} restarts within {terms.restart_window_s:g} s are used up"
@@ -108,7 +115,7 @@ class Rate:
 
 
 class Resource(StrEnum):
-    """Limited resources. The values are the names in error messages."""
+    """Limited resources. The values name them in error messages."""
 
     JOBS = "new jobs"
     RUNS = "new runs"
@@ -146,7 +153,7 @@ class PeerLimits:
     def for_open(cls, open: int) -> "PeerLimits":
         """Return limits for `open` concurrent calls and streams per peer.
 
-        If `open` is above its default, the rates are higher in proportion. The limits of a single stream stay the same.
+        If `open` exceeds its default, all rates grow in proportion, except those of a single stream.
         """
         limits = cls(open=open)
         share = max(1.0, open / cls().open)
@@ -169,7 +176,7 @@ class Peer:
         self._buckets: dict[Resource, TokenBucket] = {}
 
     def enter(self) -> None:
-        """Count another open call or stream. Raises LimitReached if too many are open."""
+        """Count another open call or stream. Raise LimitReached if too many are open."""
         if self.open >= self._limits.open:
             raise LimitReached(
                 f"{self.name} has {self.open} calls and streams open; at most {self._limits.open} for each peer: close "
@@ -181,7 +188,7 @@ class Peer:
         self.open -= 1
 
     def charge(self, resource: Resource, now: float, amount: float = 1.0) -> None:
-        """Take `amount` of `resource`. Raises LimitReached if less is left."""
+        """Take `amount` of `resource`. Raise LimitReached if less is left."""
         if not self.try_charge(resource, now, amount):
             raise exceeded(self.name, resource, self._buckets[resource])
 
@@ -194,7 +201,7 @@ class Peer:
         return bucket.try_take(now, amount)
 
     def is_idle(self, now: float) -> bool:
-        """Return whether the peer has nothing open and all its buckets are full, so that it can be dropped."""
+        """Return whether the peer has no open calls and all its buckets are full, so it can be dropped."""
         return self.open == 0 and all(bucket.is_full(now) for bucket in self._buckets.values())
 
 
@@ -209,7 +216,7 @@ class StreamMeter:
         self._bytes = TokenBucket(limits.stream_bytes.per_s, limits.stream_bytes.at_once)
 
     def charge(self, size: int, now: float) -> None:
-        """Count a message of `size` bytes. Raises LimitReached if the stream or the peer exceeds a limit."""
+        """Count a message of `size` bytes. Raise LimitReached if the stream or the peer exceeds a limit."""
         if not self._messages.try_take(now):
             raise exceeded(self._peer.name, Resource.STREAM_MESSAGES, self._messages)
         if not self._bytes.try_take(now, size):
@@ -219,7 +226,7 @@ class StreamMeter:
 
 
 class PeerTable:
-    """The peers of a server. Drops idle peers when it is full, so memory stays bounded."""
+    """Table of a server's peers. When it is full, it drops idle peers, so its memory use is bounded."""
 
     def __init__(self, limits: PeerLimits, max_peers: int = MAX_PEERS) -> None:
         self.limits = limits
@@ -231,7 +238,7 @@ class PeerTable:
         return len(self._peers)
 
     def get(self, name: str, now: float) -> Peer:
-        """Return the peer, creating it if needed. Raises LimitReached if too many peers are active."""
+        """Return the peer with this name, creating it if needed. Raise LimitReached if too many peers are active."""
         peer = self._peers.get(name)
         if peer is None:
             if len(self._peers) >= self._max_peers and now >= self._next_sweep_at:  # the sweep is O(peers)

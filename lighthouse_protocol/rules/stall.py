@@ -1,22 +1,24 @@
 """Stall detection: has training stopped making progress, and which ranks are behind? No I/O.
 
-A manager applies the rules to its ranks, the lighthouse to the ranks of all groups. A *mark* is any sign of progress of
-a rank.
+Managers apply the rules to their own ranks, the lighthouse applies them to the ranks of all groups. A *mark* is any
+sign of a rank's progress.
 
-1. A rank waits while it is in a collective, or in a wait that its script has declared. Otherwise it runs.
-2. Training moves while some rank runs and its last mark is younger than the limit of its phase. So while the other
-   ranks wait, the running rank's phase sets the time limit. If no rank runs, the limit is the floor.
-3. Divergence: ranks have entered the same collective (by number) with different operations or shapes. Ranks that are in
-   several collectives at once, as DDP is with its buffers, are compared number by number.
-4. Behind: in process groups of scripts, ranks are compared by the number of collectives entered in each group.
-   Suspects are behind some rank and ahead of none. If this finds no suspect, ranks are compared by their newest
-   collective, then by step, then by the phases of the step that at least two ranks have entered; suspects are the
-   ranks furthest behind. A rank in a collective that others have not entered is never a suspect, nor is a rank that
-   declared a wait. Being behind is not proof of guilt.
-5. If some ranks, but not all, have stopped their heartbeats, all of these are behind, in addition to rule 4's suspects.
-   A waiting rank still sends heartbeats, unless C code holds the GIL.
-6. If no rank is behind and all are in one collective, the verdict is "network or collective". Otherwise the verdict
-   lists each rank's place.
+1. A rank is waiting while it is in a collective, or in a wait that its script has declared. Otherwise it is running.
+2. Training has stalled if the last mark of every running rank is older than the limit for its phase. Waiting ranks do
+   not count as long as another rank is running. If all ranks are waiting, training has stalled if all their last marks
+   are older than `floor_s`.
+3. If ranks have entered the same collective, by number, with different operations or shapes, the verdict is
+   "divergence", without suspects. Ranks that are in several collectives at once, as with DDP's buffers, are compared
+   number by number.
+4. Otherwise, the verdict names the suspects. First, ranks are compared by the number of collectives that they have
+   entered in each process group: the suspects are behind another rank in some group and ahead of none in any. If there
+   are none, ranks are compared by their most recent collective, then by step, then by those phases of the step that at
+   least two ranks have entered: the suspects are the ranks furthest behind. A rank is never a suspect if it has
+   declared a wait, or if it is in a collective that others have not entered. A suspect need not be at fault.
+5. If some ranks, but not all, have stopped sending heartbeats, these are suspects too. A waiting rank still sends
+   heartbeats, unless C code holds the GIL.
+6. If there are no suspects and all ranks are in the same collective, the verdict is "network or collective". If they
+   are in different collectives, it is "divergence". Otherwise, it describes what each rank is doing.
 
 Collectives are compared before steps because ranks synchronise there, and because a healing rank may be at a lower
 step.
@@ -109,8 +111,8 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
     Args:
         ranks: The ranks to compare.
         floor_s: Seconds without progress after which training has stalled if all ranks wait.
-        is_complete: `ranks` includes every rank that takes part in their collectives. If False, a rank may be waiting
-            for a rank that is not in `ranks`.
+        is_complete: Whether `ranks` includes every rank that takes part in their collectives. If False, a rank may be
+            waiting for a rank that is not in `ranks`.
     """
     if not ranks or time_left_s(ranks, floor_s) >= 0:
         return None
@@ -214,9 +216,9 @@ def _verdict(kind: Kind, behind: Iterable[RankView], text: str, ranks: Sequence[
 
 
 def behind_in_groups(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the ranks that are behind in the process groups that the scripts made (first part of rule 4).
+    """Return the suspects by number of collectives in each process group (first part of rule 4).
 
-    Such a rank is behind another one in some process group, and ahead of no rank in any process group.
+    They are behind another rank in some process group, and ahead of no rank in any process group.
     """
     if not any(rank.sample.calls for rank in ranks):
         return []
@@ -260,7 +262,7 @@ def _meeting(rank: RankView) -> tuple[Circle, Order]:
 
 
 def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> list[RankView]:
-    """Return the ranks that are furthest behind by newest collective, step and phase (second part of rule 4)."""
+    """Return the ranks furthest behind by most recent collective, step and phase (second part of rule 4)."""
     least = min((_order(rank.sample) for rank in ranks), default=NOTHING)
     suspectable = [rank for rank in ranks if _is_suspectable(rank.sample, least if is_complete else None)]
     if not suspectable:
@@ -275,18 +277,19 @@ def furthest_behind(ranks: Sequence[RankView], *, is_complete: bool = True) -> l
 
 
 def _is_suspectable(sample: ProgressSample, least: Order | None) -> bool:
-    """Return whether a rank can count as behind. Rule 4 in the module docstring gives the exceptions.
+    """Return whether a rank can be a suspect. Rule 4 in the module docstring gives the exceptions.
 
-    `least` is the newest collective that all ranks have entered, or None if not all ranks are known.
+    `least` is the most recent collective that all ranks have entered, or None if not all ranks are known.
     """
     inside = sample.inside
     return not sample.waits_for if inside is None else isinstance(inside, Collective) and inside.order == least
 
 
 def _least(ranks: list[RankView], shared: frozenset[str], *, are_behind: bool) -> list[RankView]:
-    """Return those of `ranks`, all at the same step, that are ahead of no other in the `shared` phases.
+    """Return the least advanced of `ranks`, which are all at the same step, by their `shared` phases.
 
-    With `are_behind`, all of `ranks` are known to be behind. Otherwise, return only ranks that are behind another one.
+    If `are_behind`, all of `ranks` are known to be behind some other rank. Otherwise, return only ranks that are behind
+    another one of `ranks`.
     """
     places = group_ranks(lambda rank: _phases_of(rank.sample, shared), ranks)  # many ranks share few places
     heads = [party[0].sample for party in places]
@@ -309,7 +312,7 @@ def _level(sample: ProgressSample) -> tuple[Order, bool, int]:
 
 
 def shared_phases(samples: Iterable[ProgressSample]) -> frozenset[str]:
-    """Return the phases that at least two ranks have entered in their step. Other phases cannot be compared."""
+    """Return the phases that at least two ranks have entered in their current step. Others cannot be compared."""
     once: set[str] = set()
     twice: set[str] = set()
     for sample in samples:
@@ -431,7 +434,7 @@ class GroupProgress:
         return tuple(self._pauses.without_pauses(view, now) for view in views)
 
     def view(self, incarnation: str, now: float) -> GroupView:
-        """Return the progress that is sent to the lighthouse, with the times per phase summed over the ranks."""
+        """Return the progress of the group with this `incarnation`, with times per phase summed over the ranks."""
         ranks = tuple(replace(rank, sample=replace(rank.sample, times=())) for rank in self.ranks(now))
         return GroupView(
             self._replica_id, incarnation, ranks, tuple(map(PhaseSeconds._make, sorted(self.seconds.items())))
@@ -439,7 +442,7 @@ class GroupProgress:
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds in each phase, summed over all past and present ranks. Never decreases."""
+        """Seconds in each phase, summed over all past and present ranks. The sums never decrease."""
         total = self._past_s.copy()
         for last in self._last.values():
             _add(total, last.sample)

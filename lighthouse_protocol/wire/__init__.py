@@ -1,1 +1,1 @@
-"""Conversion between messages and protobuf. No other package uses protobuf."""
+"""Conversion between the dataclasses in messages/ and protobuf messages."""

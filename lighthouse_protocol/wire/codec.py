@@ -49,9 +49,9 @@ CODECS: dict[type[Any], Codec[Any, Any]] = {}  # by message class
 
 
 def register_codec(cls: type[M], schema: type[P], write: Callable[[M], P], read: Callable[[P], M]) -> Codec[M, P]:
-    """Register a hand-written codec, for a class whose fields differ from its protobuf message.
+    """Register a hand-written codec for a class whose fields differ from those of its protobuf message.
 
-    Compiled codecs use it for fields of this class.
+    Compiled codecs also use it for fields of this class.
     """
     CODECS[cls] = Codec(schema, write, read, write)
     return CODECS[cls]
@@ -61,8 +61,10 @@ def compiled(cls: type[M], schema: type[P]) -> Codec[M, P]:
     """Return the codec of a dataclass or NamedTuple, compiling it on first use.
 
     A class may define two methods. `fitted` returns a copy that fits into a message, and is called on write and
-    read. `check` is called on read, and raises InvalidRequest if fields contradict each other. Raises TypeError if
-    the field names of `cls` and `schema` differ.
+    read. `check` is called on read, and raises InvalidRequest if fields contradict each other.
+
+    Raises:
+        TypeError: If the field names of `cls` and `schema` differ.
     """
     if cls in CODECS:
         return CODECS[cls]
@@ -103,7 +105,7 @@ class Oneof:
     """Codec of a protobuf oneof whose fields are messages. The class of a value selects the field."""
 
     def __init__(self, union: Any, oneof: Any, advisory: Iterable[type[Any]] = ()) -> None:
-        """Compile the codecs. Raises TypeError if the classes of `union` are not the messages of `oneof`.
+        """Compile the codecs. Raise TypeError if the classes of `union` are not the messages of `oneof`.
 
         Invalid messages of the `advisory` classes are read as None instead of raising InvalidRequest.
         """
@@ -170,7 +172,7 @@ def _field(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
 
 
 def _value(hint: Any, field: Any, scope: dict[str, Any]) -> tuple[str, str]:
-    """Return two Python expressions: one writes a value, the other reads it. {} stands for the value."""
+    """Return two Python expressions, which write and read a value. In both, {} stands for the value."""
     name = field.name
     hint, constraints = _unwrapped(hint)
     if field.message_type is not None:
@@ -290,12 +292,12 @@ def status_of(error: BaseException) -> grpc.StatusCode:
 
 
 def error_of(status: grpc.StatusCode, details: str | None) -> LighthouseError:
-    """Return the exception for a call that failed with a gRPC status."""
+    """Return the exception for a call that failed with a gRPC status. `details` becomes its message."""
     return _CLASS.get(status, refusals.InternalError)(cut_reason(details or status.name.lower().replace("_", " ")))
 
 
 def kind_of(error: LighthouseError) -> str:
-    """Return the name that stands for a refusal on the wire. A subclass is sent as its base class."""
+    """Return the name under which a refusal is sent. Indirect subclasses of LighthouseError use their base's name."""
     return next(cls.__name__ for cls in type(error).__mro__ if _KINDS.get(cls.__name__) is cls)
 
 

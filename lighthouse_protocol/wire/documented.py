@@ -62,7 +62,7 @@ def _given(message: Any, *names: str) -> dict[str, Any]:
 
 
 def distrust_from_native(message: lighthouse_pb2.QuorumMember | manager_pb2.ManagerQuorumRequest) -> Distrust | None:
-    """Read and check the optional field `distrust`. Raises InvalidRequest."""
+    """Convert the optional field `distrust`, if it is present. Raise InvalidRequest if it is invalid."""
     return DISTRUST.read(message.distrust) if message.HasField("distrust") else None
 
 
@@ -71,7 +71,7 @@ def distrust_to_native(distrust: Distrust | None) -> lighthouse_pb2.Distrust | N
 
 
 def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
-    """Read and check a participant in the native form. Raises InvalidRequest."""
+    """Convert a participant from the native form and validate it. Raise InvalidRequest if a field is invalid."""
     check_quorum_id(member.tag_quorum_id, "tag_quorum_id")
     check_quorum_id(member.seen_quorum_id, "seen_quorum_id")
     check_count(member.works_at, "works_at")
@@ -81,7 +81,7 @@ def participant_from_native(member: lighthouse_pb2.QuorumMember) -> Participant:
 
 
 def participant_from_torchft(member: torchft_pb2.QuorumMember) -> Participant:
-    """Read and check a participant in torchft's form. Raises InvalidRequest.
+    """Convert a participant from torchft's form and validate it. Raise InvalidRequest if a field is invalid.
 
     A world_size of 0 is valid here, because torchft's client sends it for an unknown size.
     """
@@ -114,7 +114,7 @@ def _ours(member: lighthouse_pb2.QuorumMember) -> dict[str, Any]:
 
 
 def _extras(member: Any, raw: bytes) -> bytes:
-    """Return the serialised fields that the native form does not have. `raw` is the whole member, serialised."""
+    """Return, serialised, those fields of a member that the native form lacks. `raw` is the serialised member."""
     native = member if isinstance(member, lighthouse_pb2.QuorumMember) else lighthouse_pb2.QuorumMember.FromString(raw)
     if not len(UnknownFieldSet(native)):
         return b""
@@ -125,7 +125,7 @@ def _extras(member: Any, raw: bytes) -> bytes:
 
 
 def _relayable(member: _Member) -> bytes:
-    """Serialise a member. Raises InvalidRequest if it is too long or cannot be parsed in the other form."""
+    """Serialise a member to relay it. Raise InvalidRequest if it is too long or cannot be parsed in the other form."""
     raw = member.SerializeToString()
     if len(raw) > MAX_MEMBER_BYTES:
         raise InvalidRequest(f"has {len(raw)} bytes; at most {MAX_MEMBER_BYTES} are relayed", field="requester")
@@ -204,9 +204,9 @@ def _fill_both(member: _Member, participant: Participant) -> None:
 
 
 def quorum_from_native(message: lighthouse_pb2.Quorum) -> Quorum:
-    """Read a quorum that a lighthouse sent. Raises InvalidRequest.
+    """Convert a quorum that a lighthouse sent. Raise InvalidRequest if an id is malformed.
 
-    Only the ids are checked, because the lighthouse has checked the members already.
+    Other fields are not checked, because the lighthouse has checked the members already.
     """
     return Quorum(check_quorum_id(message.quorum_id), tuple(map(_received_participant, message.participants)))
 

@@ -1,6 +1,6 @@
-"""The message types of each stream, and serialised parts that many streams share.
+"""Codecs of the message streams, and serialised parts of messages that many streams share.
 
-Messages of unknown types are read as None, and readers skip them.
+A message of an unknown type is read as None, and readers skip it.
 """
 
 import zlib
@@ -91,7 +91,7 @@ def _inflate(message: Any) -> None:
 
 
 def _write_heartbeat(heartbeat: Heartbeat) -> lighthouse_pb2.Heartbeat:
-    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times or, if needed, all of it."""
+    """Write a heartbeat. If its progress exceeds MAX_PROGRESS_BYTES, drop the ranks' times, or all of it if needed."""
     message = _HEARTBEAT.write(heartbeat)
     if heartbeat.progress is not None and message.progress.ByteSize() > MAX_PROGRESS_BYTES:
         for rank in message.progress.ranks:
@@ -111,16 +111,17 @@ SESSION_RESPONSES: Stream[ToManager] = _DeflatedStream(ToManager, lighthouse_pb2
 
 
 def accepted_shared(quorum: Quorum, stands: bool, created_at: float, secret: str = "") -> bytes:
-    """Serialise the part of a JoinAccepted that all sessions share. A long part is compressed."""
+    """Serialise the part of a JoinAccepted that all sessions share, compressed if long. `created_at` is a Unix time."""
     native = documented.quorum_to_native(quorum, created_at).quorum
     accepted = lighthouse_pb2.JoinAccepted(quorum=native, stands=stands, secret=secret)
     return _deflate(lighthouse_pb2.SessionResponse(join_accepted=accepted))
 
 
 def accepted_for(shared: bytes, join: int) -> bytes:
-    """Return the JoinAccepted for the join with number `join`, serialised.
+    """Return the serialised JoinAccepted for the join with number `join`.
 
-    `shared` is the result of accepted_shared(). The number is appended, since protobuf merges parts of a message.
+    `shared` is the result of accepted_shared(). The number is appended to it, because protobuf merges concatenated
+    messages.
     """
     own = lighthouse_pb2.SessionResponse(join_accepted=lighthouse_pb2.JoinAccepted(join=join))
     return shared + own.SerializeToString()
@@ -132,7 +133,7 @@ def changed_shared(changed: QuorumChanged) -> bytes:
 
 
 def changed_for(join: int) -> bytes:
-    """Serialise the part of a QuorumChanged to append to changed_shared() for the join with number `join`."""
+    """Serialise a join's number, to append to the shared part of a QuorumChanged."""
     return lighthouse_pb2.SessionResponse(quorum_changed=lighthouse_pb2.QuorumChanged(join=join)).SerializeToString()
 
 

@@ -5,7 +5,10 @@ from typing import Any
 
 import torch
 
+from agent_client.healing.keeper import Keeper
 from agent_client.training.optimizer import FaultTolerantOptimizer
+from lighthouse_protocol.messages.membership import Tag
+from lighthouse_runtime.process.kept_memory import BUFFERS, buffer_path, make_buffer, read_header
 from tests.agent_client.actors import AgentActor
 
 Event = dict[str, Any]
@@ -30,13 +33,18 @@ class Tearing(torch.optim.SGD):
 
 
 class TornActor(AgentActor):
-    def build(self, manager: str, *, bare: bool = False, **options: Any) -> None:
+    def build(self, manager: str, *, bare: bool = False, keep_every: int = 0, **options: Any) -> None:
         """`bare`: the script steps its optimizer itself."""
         super().build(manager, **options)
         self.sgd = Tearing(self.model.parameters(), lr=0.1, momentum=0.9)
         self.agent.state.optimizer = self.sgd
         self.optimizer = FaultTolerantOptimizer(self.sgd, self.agent)
         self.is_bare = bare
+        self.buffers = [make_buffer("torn") for _ in range(BUFFERS)] if keep_every else []
+        if keep_every:
+            self.agent.internals.keeper = Keeper(
+                self.agent.state, keep_every, [buffer_path(buffer) for buffer in self.buffers], "torn"
+            )
 
     def train(
         self, until: int, raises: tuple[int, ...] = (), flips: tuple[int, ...] = (), skips: tuple[int, ...] = ()
@@ -78,6 +86,13 @@ class TornActor(AgentActor):
         if is_committed and not skips:
             self.sgd.step()
         return is_committed
+
+    def kept(self) -> tuple[list[int], Any]:
+        """The steps that are kept in memory, and the weights of the newest."""
+        steps = [header.step for buffer in self.buffers if (header := read_header(buffer)) is not None]
+        assert self.agent.internals.keeper is not None
+        state: Any = self.agent.internals.keeper.restore(0, 1, Tag(0, 0), torch.clone)
+        return sorted(steps), [state["train"]["model"][name].tolist() for name, _ in self.model.named_parameters()]
 
     def keep(self) -> str:
         """What a checkpoint would hold, or why there is none."""

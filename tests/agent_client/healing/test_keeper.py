@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from agent_client.healing import keeper as keeper_module
@@ -18,16 +18,9 @@ from agent_client.healing.keeper import Keeper
 from agent_client.state import train_state
 from agent_client.state.random_state import restore_random
 from agent_client.state.train_state import TrainState
+from agent_client.step.environment import owner_name
 from lighthouse_protocol.messages.membership import Tag
-from lighthouse_runtime.process.slots import (
-    HEADER_BYTES,
-    KeeperPlace,
-    make_slot,
-    owner_name,
-    read_header,
-    slot_path,
-    write_header,
-)
+from lighthouse_runtime.process.kept_memory import HEADER_BYTES, buffer_path, make_buffer, read_header, write_header
 
 OWNER = owner_name("job", "a", "f00d", 0, 1)
 START = Tag(0, 0)
@@ -43,11 +36,11 @@ def _no_search_for_schedulers() -> Iterator[None]:
 
 
 class Rank:
-    """A rank whose process dies and starts again, while its slots live on."""
+    """A rank whose process dies and starts again, while its buffers live on."""
 
     def __init__(self, rank: int = 0, ranks: int = 1, every: int = 1) -> None:
         self.rank, self.ranks, self.every = rank, ranks, every
-        self.slots = [make_slot("test"), make_slot("test")]
+        self.buffers = [make_buffer("test"), make_buffer("test")]
         self.start()
 
     def start(self, owner: str = OWNER, features: int = 3) -> None:
@@ -55,8 +48,8 @@ class Rank:
         self.model = torch.nn.Linear(features, 2)
         self.adam = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.state = TrainState(self.model, self.adam)
-        paths = tuple(map(slot_path, self.slots))
-        self.keeper = Keeper(KeeperPlace(self.every, paths, owner), self.state)
+        paths = tuple(map(buffer_path, self.buffers))
+        self.keeper = Keeper(self.state, self.every, paths, owner)
 
     def train(self, step: int) -> None:
         """Commit `step`, and begin to keep it."""
@@ -74,8 +67,8 @@ class Rank:
 
     def close(self) -> None:
         self.keeper.close()
-        for slot in self.slots:
-            os.close(slot)
+        for buffer in self.buffers:
+            os.close(buffer)
 
 
 @pytest.fixture
@@ -145,19 +138,19 @@ def test_a_state_of_a_later_quorum_is_newer_even_at_a_lower_step(rank: Rank) -> 
 
 def test_what_was_not_restored_is_overwritten_first(rank: Rank) -> None:
     trained(rank, 5)
-    newest = next(slot for slot in rank.slots if (header := read_header(slot)) and header.step == 5)
+    newest = next(buffer for buffer in rank.buffers if (header := read_header(buffer)) and header.step == 5)
     damage(newest, HEADER_BYTES + 300)
     rank.start()
     assert step_of(rank.restore()) == 4
     rank.train(5)
     rank.keeper.finish()
-    headers = map(read_header, rank.slots)
+    headers = map(read_header, rank.buffers)
     assert sorted(header.step for header in headers if header is not None) == [4, 5]
 
 
-def damage(slot: int, at: int) -> None:
-    [byte] = os.pread(slot, 1, at)
-    os.pwrite(slot, bytes([byte ^ 1]), at)
+def damage(buffer: int, at: int) -> None:
+    [byte] = os.pread(buffer, 1, at)
+    os.pwrite(buffer, bytes([byte ^ 1]), at)
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -168,29 +161,33 @@ def damage(slot: int, at: int) -> None:
     place=st.floats(0, 1),
     length=st.integers(1, 3000),
 )
-def test_a_slot_that_is_cut_off_or_changed_anywhere_is_never_used(
+# One buffer has the header of the other one.
+@example(steps=2, which={0}, kind="other", place=0.0, length=3000)
+@example(steps=2, which={1}, kind="other", place=0.0, length=3000)
+def test_a_buffer_that_is_cut_off_or_changed_anywhere_is_never_used(
     steps: int, which: set[int], kind: str, place: float, length: int
 ) -> None:
     rank = Rank()
     weights = trained(rank, steps)
     intact: list[int] = []
-    contents = [os.pread(slot, 1 << 20, 0) for slot in rank.slots]
-    for index, slot in enumerate(rank.slots):
-        header, before = read_header(slot), contents[index]
+    contents = [os.pread(buffer, 1 << 20, 0) for buffer in rank.buffers]
+    for index, buffer in enumerate(rank.buffers):
+        header, before = read_header(buffer), contents[index]
         if header is None:
             continue
         end = HEADER_BYTES + header.length
         at = min(int(place * end), end - 1)
         if index in which and kind == "cut":
-            os.ftruncate(slot, at)
+            os.ftruncate(buffer, at)
         elif index in which and kind == "flip":
-            damage(slot, at)
+            damage(buffer, at)
         elif index in which and kind == "zero":
-            os.pwrite(slot, bytes(min(length, end - at)), at)
-        elif index in which:  # half of it is of the other slot's step
-            os.pwrite(slot, contents[1 - index][at : min(end, at + length)], at)
+            os.pwrite(buffer, bytes(min(length, end - at)), at)
+        elif index in which:  # half of it is of the other buffer's step
+            os.pwrite(buffer, contents[1 - index][at : min(end, at + length)], at)
         used = len(before.rstrip(b"\0")) if kind != "cut" else end
-        if os.pread(slot, end, 0)[:used] == before[:end][:used] or not _matters(before, os.pread(slot, end, 0), end):
+        after = os.pread(buffer, end, 0)
+        if after[:used] == before[:end][:used] or not _matters(before, after, end):
             intact.append(header.step)
     rank.start()
     kept = rank.restore()
@@ -209,7 +206,7 @@ def _matters(before: bytes, after: bytes, end: int) -> bool:
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(steps=st.integers(1, 3), share=st.floats(0, 1))
 def test_a_kill_anywhere_in_a_write_leaves_the_state_before(steps: int, share: float) -> None:
-    """All writes to the slots are recorded, and a beginning of those of the last step is repeated on a copy."""
+    """All writes to the buffers are recorded, and a beginning of those of the last step is repeated on a copy."""
     rank, writes, pwrite = Rank(), list[tuple[int, bytes, int]](), os.pwrite
 
     def recording(descriptor: int, content: bytes, at: int) -> int:
@@ -217,17 +214,17 @@ def test_a_kill_anywhere_in_a_write_leaves_the_state_before(steps: int, share: f
         return pwrite(descriptor, content, at)
 
     weights = trained(rank, steps)
-    before = [os.pread(slot, 1 << 20, 0) for slot in rank.slots]
+    before = [os.pread(buffer, 1 << 20, 0) for buffer in rank.buffers]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pwrite", recording)
         rank.train(steps + 1)
         rank.keeper.finish()
     weights[steps + 1] = rank.weights()
     done = int(share * len(writes))
-    for slot, content in zip(rank.slots, before, strict=True):
-        os.ftruncate(slot, len(content))
-        os.pwrite(slot, content, 0)
-    own = {os.stat(f"/proc/self/fd/{slot}").st_ino: slot for slot in rank.slots}
+    for buffer, content in zip(rank.buffers, before, strict=True):
+        os.ftruncate(buffer, len(content))
+        os.pwrite(buffer, content, 0)
+    own = {os.stat(f"/proc/self/fd/{buffer}").st_ino: buffer for buffer in rank.buffers}
     places = {each: own[os.fstat(each).st_ino] for each, _, _ in writes}
     for descriptor, content, at in writes[:done]:
         os.pwrite(places[descriptor], content, at)
@@ -261,9 +258,9 @@ def test_what_another_rank_or_start_has_written_is_not_used(rank: Rank, owner: s
 
 def test_a_checksum_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
     trained(rank, 3)
-    for slot in rank.slots:
-        if (header := read_header(slot)) is not None and header.step == 3:
-            write_header(slot, replace(header, digest="0" * 16))
+    for buffer in rank.buffers:
+        if (header := read_header(buffer)) is not None and header.step == 3:
+            write_header(buffer, replace(header, digest="0" * 16))
     rank.start()
     assert step_of(rank.restore()) == 2
     assert "step 3 that was kept in memory cannot be used: its checksum is wrong" in caplog.text
@@ -271,9 +268,9 @@ def test_a_checksum_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixt
 
 def test_a_tag_that_lies_is_found(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
     trained(rank, 3)
-    for slot in rank.slots:
-        if (header := read_header(slot)) is not None and header.step == 3:
-            write_header(slot, replace(header, step=30))
+    for buffer in rank.buffers:
+        if (header := read_header(buffer)) is not None and header.step == 3:
+            write_header(buffer, replace(header, step=30))
     rank.start()
     assert step_of(rank.restore()) == 2
     assert f"it is of step 3 of quorum {QUORUM}" in caplog.text
@@ -286,7 +283,7 @@ def test_the_state_of_another_model_is_not_used(rank: Rank, caplog: pytest.LogCa
     assert "does not match the local one" in caplog.text
 
 
-def test_without_memory_nothing_is_kept_and_the_slot_and_one_warning_say_so(
+def test_without_memory_nothing_is_kept_and_the_buffer_and_one_warning_say_so(
     rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     asked: list[int] = []
@@ -294,7 +291,8 @@ def test_without_memory_nothing_is_kept_and_the_slot_and_one_warning_say_so(
     trained(rank, 3)
     assert asked[0] > 2 * HEADER_BYTES
     assert caplog.text.count("is not kept in memory: two copies need 0 MiB more") == 1
-    problems = [header.problem for slot in rank.slots if (header := read_header(slot)) is not None]
+    assert "0 MiB more for each rank of this host, and twice that must be available, not" in caplog.text
+    problems = [header.problem for buffer in rank.buffers if (header := read_header(buffer)) is not None]
     assert problems
     assert all("two copies need" in each for each in problems)
     rank.start()
@@ -305,13 +303,13 @@ def test_without_memory_nothing_is_kept_and_the_slot_and_one_warning_say_so(
     assert step_of(rank.restore()) == 2
 
 
-def test_a_slot_that_cannot_grow_costs_no_training(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_buffer_that_cannot_grow_costs_no_training(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     trained(rank, 2)
-    header = read_header(rank.slots[0])
+    header = read_header(rank.buffers[0])
     assert header is not None
     assert "No space left on device" in header.problem
 
@@ -325,6 +323,108 @@ def test_a_state_that_changed_while_it_was_copied_is_dropped(rank: Rank) -> None
     assert step_of(rank.restore()) == 2
 
 
+def test_a_copy_that_fails_or_is_dropped_does_not_cost_the_state_before(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(rank, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper_module, "encode", lambda state: 1 / 0)
+        for step in (3, 4):
+            rank.train(step)
+            rank.keeper.finish()
+    rank.train(5)
+    rank.state.stands_still = False
+    rank.keeper.finish()
+    rank.start()
+    assert step_of(rank.restore()) == 2
+
+
+def test_nothing_is_erased_before_there_is_room(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(rank, 2)
+    found: list[list[int]] = []
+
+    def has_room(size: int) -> bool:
+        found.append(sorted(header.step for each in rank.buffers if (header := read_header(each)) is not None))
+        return False
+
+    monkeypatch.setattr(keeper_module, "has_room", has_room)
+    os.ftruncate(rank.buffers[0], read_size(rank.buffers[0]))
+    rank.model.register_buffer("more", torch.zeros(100_000))
+    rank.train(3)
+    rank.keeper.finish()
+    assert found == [[1, 2]]
+
+
+def read_size(buffer: int) -> int:
+    header = read_header(buffer)
+    assert header is not None
+    return HEADER_BYTES + header.length
+
+
+def test_a_copy_that_hangs_is_given_up_and_never_completed(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    trained(rank, 2)
+    may_go_on, threads = threading.Event(), list[threading.Thread]()
+    write_all = keeper_module._write_all
+
+    def hang(*arguments: Any) -> None:
+        threads.append(threading.current_thread())
+        assert may_go_on.wait(60)
+        write_all(*arguments)
+
+    monkeypatch.setattr(keeper_module, "_write_all", hang)
+    rank.train(3)
+    rank.keeper.finish(0.1)
+    assert "was not complete after 0.1 s; this rank keeps no more states" in caplog.text
+    rank.train(4)
+    rank.keeper.close()
+    may_go_on.set()
+    threads[0].join()
+    assert len(set(threads)) == 1
+    headers = [header for buffer in rank.buffers if (header := read_header(buffer)) is not None]
+    assert [header.step for header in headers if header.length] == [2]
+    assert any("not complete" in header.problem for header in headers)
+    rank.start()
+    assert step_of(rank.restore()) == 2
+
+
+def test_after_a_divergence_nothing_is_left_even_if_a_copy_hangs(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained(rank, 2)
+    may_go_on = threading.Event()
+    monkeypatch.setattr(keeper_module, "_write_all", lambda *arguments: may_go_on.wait(60))
+    rank.train(3)
+    rank.keeper.finish(0.1)
+    rank.keeper.clear()
+    may_go_on.set()
+    rank.start()
+    assert rank.restore() is None
+
+
+def test_a_problem_that_does_not_fit_into_the_header_ends_no_copies(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(state: Any) -> Any:
+        raise RuntimeError(text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper_module, "encode", fail)
+        text = "\u00fc" * 1000
+        trained(rank, 1)
+        [header] = [header for buffer in rank.buffers if (header := read_header(buffer)) is not None]
+        assert text[:900] in header.problem
+        text = "\U0001f600" * 1000
+        rank.keeper._problem = ""
+        rank.keeper._owner = "o" * 200
+        rank.train(2)
+        rank.keeper.finish()
+    assert "does not fit into 4096" in caplog.text
+    rank.start()
+    trained(rank, 3)
+    rank.start()
+    assert step_of(rank.restore()) == 3
+
+
 def test_after_a_divergence_nothing_is_left(rank: Rank) -> None:
     trained(rank, 3)
     rank.keeper.clear()
@@ -332,10 +432,28 @@ def test_after_a_divergence_nothing_is_left(rank: Rank) -> None:
     assert rank.restore() is None
 
 
+def test_after_a_divergence_the_healed_state_of_the_same_step_is_kept(rank: Rank) -> None:
+    trained(rank, 3)
+    rank.keeper.clear()
+    with torch.no_grad():
+        rank.model.weight.zero_()
+    rank.keeper.keep({"step": 3, "tag_quorum_id": QUORUM, "batches_committed": 6})
+    rank.keeper.finish()
+    rank.start()
+    assert weights_of(rank.restore()) == [0.0] * 6
+
+
 def test_memory_that_cannot_be_opened_keeps_nothing(rank: Rank, caplog: pytest.LogCaptureFixture) -> None:
-    it = Keeper(KeeperPlace(1, ("/proc/self/fd/9999",), OWNER), rank.state)
+    it = Keeper(rank.state, 1, ("/proc/self/fd/9999",), OWNER)
     assert "cannot use the memory of this rank's supervisor" in caplog.text
     it.keep({"step": 1, "tag_quorum_id": 1, "batches_committed": 1})
+    assert it.restore(0, 1, START, torch.clone) is None
+
+
+def test_if_one_buffer_cannot_be_opened_the_other_is_closed(rank: Rank) -> None:
+    before = os.listdir("/proc/self/fd")
+    it = Keeper(rank.state, 1, (buffer_path(rank.buffers[0]), "/proc/self/fd/9999"), OWNER)
+    assert os.listdir("/proc/self/fd") == before
     assert it.restore(0, 1, START, torch.clone) is None
 
 
@@ -382,7 +500,7 @@ def test_ranks_that_die_at_different_moments_restore_one_step_and_lose_one_at_mo
         rank.train(last + 1)
         rank.keeper.finish()
         if where == "writing":
-            write_header(next(s for s in rank.slots if (h := read_header(s)) and h.step == last + 1), None)
+            write_header(next(s for s in rank.buffers if (h := read_header(s)) and h.step == last + 1), None)
     expected = last + 1 if set(ahead) == {"written"} else last
     assert restored(ranks) == [expected] * len(ranks)
     for rank in ranks:
@@ -394,7 +512,7 @@ def test_a_damaged_state_of_one_rank_is_used_by_none() -> None:
     for rank in ranks:
         rank.start(owner_name("job", "a", "f00d", rank.rank, 2))
         trained(rank, 3)
-    newest = next(slot for slot in ranks[1].slots if (header := read_header(slot)) and header.step == 3)
+    newest = next(buffer for buffer in ranks[1].buffers if (header := read_header(buffer)) and header.step == 3)
     damage(newest, HEADER_BYTES + 300)
     assert restored(ranks) == [2, 2]
     for rank in ranks:

@@ -78,6 +78,15 @@ def test_an_element_that_has_changed_is_found_at_the_next_check(job: Job, lighth
     assert incident.text == "a: rank 0: the state of step 16 differs from that of b, c"
 
 
+def test_copies_in_memory_of_a_state_that_has_changed_are_dropped(job: Job) -> None:
+    """The copy of step 16 begins before the states of step 16 are compared, and is replaced after the heal."""
+    ranks = start(job, "abc", keep_every=EVERY)
+    train(ranks, 17, **{"a/0": {"flips": (11,)}})
+    (of_a, weights), *others = (rank.call("kept") for rank in ranks.values())
+    assert of_a == [16]
+    assert others == [([8, 16], weights)] * 2
+
+
 @pytest.mark.slow
 def test_a_group_that_differs_after_each_heal_ends_the_third_time(job: Job, lighthouse: Lighthouse) -> None:
     """Its script is the cause, and says so."""

@@ -36,6 +36,27 @@ def test_each_variable_its_default_and_its_fallback(variables: dict[str, str], e
     assert {name: getattr(found, name) for name in expected} == expected
 
 
+KEPT = MANAGED | {"LIGHTHOUSE_KEEP_EVERY": "4", "LIGHTHOUSE_KEEPER": "/a:/b:/c:/d"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "paths"),
+    [
+        ({"LOCAL_RANK": "1"}, ("/c", "/d")),
+        ({"LOCAL_RANK": "1", "LIGHTHOUSE_KEEPER": "/a:/b"}, ("/a", "/b")),
+        ({"LOCAL_RANK": "2"}, ()),
+        ({"LIGHTHOUSE_KEEPER": ""}, ()),
+    ],
+)
+def test_a_rank_without_memory_says_that_it_keeps_nothing(
+    variables: dict[str, str], paths: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper = Environment.read(KEPT | variables).keeper
+    assert keeper is not None
+    assert (keeper.every, keeper.paths) == (4, paths)
+    assert ("so this rank keeps no states" in caplog.text) is not bool(paths)
+
+
 def test_it_reads_the_process_s_own_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):

@@ -33,7 +33,7 @@ from agent_client.state.train_state import TrainState
 from agent_client.step.agent import Agent
 from agent_client.training import checkpoint_folder
 from agent_client.training.checkpoint_folder import CheckpointFolder, Tag, newest_common
-from lighthouse_runtime.process.slots import KeeperPlace, make_slot, slot_path
+from lighthouse_runtime.process.kept_memory import buffer_path, make_buffer
 from tests.agent_client.jobs import Job
 from tests.agent_client.ranks import Rank, RankServer, together
 from tests.processes import Lighthouse, eventually
@@ -182,15 +182,35 @@ class TestOneRank:
     @pytest.mark.parametrize("kept", [2, 3, 4])
     def test_what_is_kept_in_memory_is_loaded_if_it_is_newer(self, agent: Agent, tmp_path: Path, kept: int) -> None:
         save(CheckpointFolder(tmp_path, at(agent, 3, 7)))
-        place = KeeperPlace(1, (slot_path(make_slot("a")), slot_path(make_slot("b"))), "owner")
-        keeper = Keeper(place, agent.state)
+        place = 1, (buffer_path(make_buffer("a")), buffer_path(make_buffer("b"))), "owner"
+        keeper = Keeper(agent.state, *place)
         keeper.keep({"step": kept, "tag_quorum_id": 7, "batches_committed": 9})
         keeper.close()
         with make_agent(2) as other:
-            other.internals.keeper = Keeper(place, other.state)
+            other.internals.keeper = Keeper(other.state, *place)
             assert CheckpointFolder(tmp_path, other).resume()
             assert (weights(other), other.current_step) == (weights(agent), max(3, kept))
             assert other.batches_committed == (9 if kept > 3 else 6)
+
+    def test_what_is_kept_in_memory_is_loaded_if_a_newer_checkpoint_is_damaged(
+        self, agent: Agent, tmp_path: Path
+    ) -> None:
+        for step in (50, 100):
+            path = save(CheckpointFolder(tmp_path, at(agent, step, 7)))
+        damage(path)
+        place = 1, (buffer_path(make_buffer("a")), buffer_path(make_buffer("b"))), "owner"
+        keeper = Keeper(agent.state, *place)
+        keeper.keep({"step": 90, "tag_quorum_id": 7, "batches_committed": 9})
+        keeper.close()
+        with make_agent(2) as other:
+            other.internals.keeper = Keeper(other.state, *place)
+            checkpoints = CheckpointFolder(tmp_path, other)
+            assert checkpoints.resume()
+            assert (weights(other), other.current_step) == (weights(agent), 90)
+            assert other.internals.restore_kept() is False, "it is as new as the state"
+            at(other, 110, 8)
+            save(checkpoints)
+        assert [int(name[5:17]) for name in names(tmp_path)] == [50, 110]
 
     def test_random_numbers_continue(self, agent: Agent, tmp_path: Path) -> None:
         def draw() -> tuple[Any, ...]:
