@@ -117,7 +117,10 @@ def parse_address(text: str, field: str) -> Address:
 
 
 def parse_target(text: str, field: str, default_port: int | None = None) -> Address:
-    """Parse the address of a server. Raise InvalidRequest if it is malformed or has neither a port nor a default."""
+    """Parse the address of a server.
+
+    Raise InvalidRequest if it is malformed, or if neither `text` nor `default_port` gives a port.
+    """
     address = parse_address(text, field)
     port = address.port if address.port is not None else default_port
     if not port:

@@ -20,7 +20,7 @@ class RankSet(Set[int]):
     @staticmethod
     @lru_cache(maxsize=16)
     def first(count: int) -> RankSet:
-        """Return the ranks 0 to count - 1. Cached, because the groups of a job usually have the same size."""
+        """Return the ranks 0 to count - 1. This is cached, because a job's groups usually have the same size."""
         return RankSet(bits=(1 << count) - 1)
 
     @classmethod

@@ -280,7 +280,10 @@ class Fetch:
         return None if self.requests.is_over else lead
 
     def _receive_from(self, lead: str) -> State | None:
-        """Receive the state as the source `lead` defines it. Return None if that source fails."""
+        """Receive the state that the checksums of the source `lead` define. Return None if this attempt fails.
+
+        Other sources may send pieces, too.
+        """
         transfer = None
         try:
             silence_s = self.requests.silence_s(self.silence_s if len(self._remaining) > 1 else math.inf)

@@ -108,14 +108,14 @@ class Keeper:
             log.error("the state is not kept in memory: %s", problem)
             with self._lock:
                 self._is_stuck = True
-                write_header(self._buffers[self._next], BufferHeader(self._owner, problem=problem))
+                write_header(self._buffers[self._next], self._explain(problem))
         elif self._reads_in_place and not self._state.stands_still:
             write_header(self._buffers[self._next], None)
         elif not self._problem:
             self._next = 1 - self._next
 
     def clear(self) -> None:
-        """Drop all kept states. Called when this rank's state has turned out to differ from those of its peers."""
+        """Drop all kept states. Call this when this rank's state has turned out to differ from those of its peers."""
         self.finish()
         self._last = None
         for buffer in self._buffers:
@@ -137,7 +137,7 @@ class Keeper:
             problem = f"{type(error).__name__}: {error}"
         if problem:
             try:
-                self._write_header(BufferHeader(self._owner, problem=cut_reason(problem)))
+                self._write_header(self._explain(problem))
             except (OSError, ValueError) as error:
                 problem += f" (missing in the manager's status: {error})"
         if problem and not self._problem:
@@ -168,6 +168,10 @@ class Keeper:
         step, quorum_id = tag
         self._write_header(BufferHeader(self._owner, step, quorum_id or 0, encoding.length, digest.hexdigest()))
         return ""
+
+    def _explain(self, problem: str) -> BufferHeader:
+        step, quorum_id = self._last or Tag(0, 0)
+        return BufferHeader(self._owner, step, quorum_id or 0, problem=cut_reason(problem))
 
     def _write_header(self, header: BufferHeader | None) -> None:
         with self._lock:

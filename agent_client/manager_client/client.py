@@ -287,7 +287,7 @@ class ManagerConnection:
         return self._await_decision(self._send(SentVote(step, vote, quorum_id, time.monotonic() + timeout_s)))
 
     def send_yes(self, step: int, *, quorum_id: int | None, timeout_s: float) -> None:
-        """Send a yes vote without waiting for the answer. Used when this rank alone decides the step.
+        """Send a yes vote without waiting for the answer. Use this when this rank alone decides the step.
 
         The vote is binding like any other. The next request for a quorum first waits for the answer.
         """

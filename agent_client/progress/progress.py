@@ -169,7 +169,7 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks that the Agent waits for `what`. The script may compute meanwhile."""
+        """Return a context manager that marks a wait of the Agent for `what`, while the script may compute."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
@@ -321,7 +321,7 @@ class ScriptProgress:
         self._place = ScriptPlace()
 
     def sample(self) -> ProgressSample:
-        """Return a sample. In its only phase, `done` is the number of collectives so far."""
+        """Return a sample with a single phase, whose `done` is the number of collectives so far."""
         sample, done = self._progress.sample(), self._groups.total
         if self._moved_at != self._groups.moved_at:
             self._moved_at = self._groups.moved_at

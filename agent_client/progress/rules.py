@@ -185,9 +185,9 @@ WARMUP_STEPS = 3
 
 
 class ComputeClock:
-    """Measures the compute time of committed steps: from one vote to the next, without waits for other ranks.
+    """Measures the compute time of committed steps: from one vote to the next, excluding waits for other ranks.
 
-    Steps in which the rank heals, and the next WARMUP_STEPS steps, are not measured.
+    Steps in which the rank heals or skips its batch, and the WARMUP_STEPS steps after a heal, are not measured.
     """
 
     def __init__(self, now: float) -> None:
@@ -236,7 +236,7 @@ class ComputeClock:
             self._warmup = WARMUP_STEPS
         elif is_committed and self._warmup:
             self._warmup -= 1
-        elif is_committed:
+        elif is_committed and microbatches:
             before = self.totals or ComputeTotals()
             self.totals = ComputeTotals(before.seconds + seconds, before.microbatches + microbatches)
 

@@ -297,7 +297,7 @@ def fork_and_monitor(*options: str) -> None:
     own supervisor. Pass `--max-restarts=0` to torchrun.
 
     Args:
-        *options: Options of `lighthouse-manager run`, such as "--max-restarts", "10".
+        *options: Options for `lighthouse-manager run`, such as "--max-restarts", "10".
 
     Raises:
         ConfigurationError: No lighthouse is set, or torchrun is set to restart ranks itself.
@@ -324,13 +324,13 @@ def fork_and_monitor(*options: str) -> None:
 def command(
     launch: Launch, variables: Mapping[str, str], invocation: Sequence[str], options: Sequence[str]
 ) -> list[str]:
-    """Return the arguments with which `lighthouse-manager` runs this script again.
+    """Return the arguments of the `lighthouse-manager` command that runs this script again.
 
     Args:
-        launch: Position of this process in its run.
+        launch: Lighthouse, run and slot of this process, as its environment sets them.
         variables: Environment variables of this process.
         invocation: Command that started this interpreter.
-        options: Additional options of `lighthouse-manager run`.
+        options: Additional options for `lighthouse-manager run`.
 
     Raises:
         ConfigurationError: No lighthouse is set, or torchrun is set to restart ranks itself.

@@ -81,7 +81,10 @@ class StoreMixin:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Raise AttributeError. For a method of another library's store, the message names the replacement."""
+            """Raise AttributeError for an unknown name.
+
+            For a method of another library's store, the message names the replacement.
+            """
             if (inherited := getattr(super(), "__getattr__", None)) is not None:
                 return inherited(name)
             instead = _INSTEAD.get(name)
@@ -111,8 +114,8 @@ class StoreMixin:
     def get_iteration_for_rank(self, rank: int) -> int:
         """Return the iteration that was recorded for a rank in the current generation.
 
-        If none was recorded, return the last generation in which the rank's process was active. If it never was,
-        return the current generation.
+        If none was recorded, return the last generation in which the rank's process was active. If the process never
+        was, return the current generation.
         """
         run = _run()
         try:

@@ -44,7 +44,7 @@ T = TypeVar("T")
 
 
 class LocalAttempts:
-    """Numbers the attempts from 0 without a lighthouse. Replaces `RankThread` in a `WrappedCall`.
+    """Stands in for `RankThread` in a `WrappedCall` when there is no lighthouse. Numbers the attempts from 0.
 
     Only failures of this process start a new attempt. Failures of other processes are not detected.
     """

@@ -28,7 +28,10 @@ class Piece:
 
 @dataclass(slots=True)
 class PendingDigest:
-    """Copy of a window's bytes, one tensor per device. The copies are complete once `events` have completed."""
+    """Digest that is yet to be computed, from a copy of the window's bytes.
+
+    The copy consists of one tensor per device, and is complete once all `events` have completed.
+    """
 
     copies: list[Tensor]
     events: list[torch.cuda.Event]
@@ -60,7 +63,7 @@ class Digests:
         """Start computing the digest of one window of the tensors.
 
         Args:
-            tensors: The tensors. Of a sharded tensor, only the local shard is used.
+            tensors: The tensors. Only the local shard of a sharded tensor is used.
             number: Number of the window, modulo the number of windows.
             of: Function that returns the tensor to use in place of each of `tensors`, such as its gradient. It must
                 have the same shape. None leaves the tensor out.

@@ -1,4 +1,4 @@
-"""Replaces sharded tensors (DTensor) in a state by *descriptions*: a rank's shard and its position in the whole tensor.
+"""Replaces sharded tensors (DTensor) in a state with *descriptions*: a rank's shard and its position in the tensor.
 
     {"shard": tensor, "shape": (8, 4), "stride": (4, 1), "mesh": 0, "placements": (("shard", 0),)}
 
@@ -25,7 +25,11 @@ _KEYS = {"shard", "shape", "stride", "mesh", "placements"}
 
 
 class Shards:
-    """Replaces the sharded tensors in a state with descriptions, and vice versa."""
+    """Replaces the sharded tensors in a state with descriptions, and restores the tensors from their descriptions.
+
+    A description contains this rank's shard, the shape, stride and placements of the whole tensor, and the number of
+    its device mesh.
+    """
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
         """Find the device meshes over which the parameters are sharded.

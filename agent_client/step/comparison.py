@@ -165,7 +165,7 @@ class Comparison:
         self._measured = NO_TOTALS
         """Totals at the last exchange of speeds."""
         self._microbatch_us = 0
-        """Time of a microbatch between the last two exchanges of speeds, or 0 if unknown."""
+        """Mean time of a microbatch in microseconds, from the newest steps before an exchange, or 0 if unknown."""
 
     def begin_step(self, assignment: Assignment, *, is_first: bool) -> None:
         self.is_on = assignment.compares and assignment.replica_world_size > 1
@@ -195,11 +195,8 @@ class Comparison:
         if len(set(intervals)) > 1:
             log.warning("check_state_every differs between the groups (%s): using %d", intervals, self.check_every)
 
-    def agree_on_shares(self, assignment: Assignment, *, is_first: bool) -> None:
-        """Divide the step's microbatches among the contributors according to their speeds.
-
-        `is_first` is True in the first step under a quorum, in which the earlier division no longer applies.
-        """
+    def agree_on_shares(self, assignment: Assignment) -> None:
+        """Divide the step's microbatches among the contributors according to their speeds."""
         machine, totals = self.machine, self.progress.compute.totals or NO_TOTALS
         if microbatches := totals.microbatches - self._measured.microbatches:
             self._microbatch_us = max(1, round(1e6 * (totals.seconds - self._measured.seconds) / microbatches))
@@ -209,7 +206,7 @@ class Comparison:
         if rows is None:
             return
         times_us = [time_us for place, time_us, *_ in sorted(row.payload for row in rows) if place]
-        before = () if is_first else machine.shares
+        before = machine.shares
         machine.divide(decide_shares(before, times_us, machine.world_size.size))
         self.shares_due = assignment.max_step + (SHARE_EVERY if all(times_us) else SHARE_AGAIN)
         if machine.shares != before:

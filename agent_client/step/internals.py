@@ -510,7 +510,8 @@ class Internals:
         last, progress = self.runner.last, self.progress
         has_healed = last is not None and (last.heals or last.catches_up)
         counts = {"is_committed": is_committed, "has_healed": has_healed}
-        progress.compute.end_step(progress.clock(), len(machine.share.microbatches), **counts)
+        microbatches = 0 if machine.skips_batch else len(machine.share.microbatches)
+        progress.compute.end_step(progress.clock(), microbatches, **counts)
         self._uncalled_commit = machine.step if is_committed else None
         if is_committed:
             self._note_data()

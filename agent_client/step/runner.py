@@ -98,6 +98,8 @@ class StepRunner:
         is_first = self.last is None or self.last.quorum_id != assignment.quorum_id
         has_changed = is_first or (self.last is not None and self.last.contributors != assignment.contributors)
         self.last = assignment
+        if is_first:
+            machine.divide(())  # shares of another quorum may overlap with those of its participants
         comparison.begin_step(assignment, is_first=is_first)
         if self.catch_up is not None:
             self.catch_up.prepare_step(assignment)
@@ -121,7 +123,7 @@ class StepRunner:
                 compare = comparison.agree_on_options if is_first else lambda: comparison.compare_state(assignment)
                 attempt.run("comparing", compare)
             if self._shares_by_speed(assignment) and (has_changed or assignment.max_step >= comparison.shares_due):
-                attempt.run("comparing speeds", lambda: comparison.agree_on_shares(assignment, is_first=is_first))
+                attempt.run("comparing speeds", lambda: comparison.agree_on_shares(assignment))
         if assignment.has_healing and not assignment.heals and machine.failure is None:
             healing = [assignment.replica_ids[place] for place in assignment.healing]
             line = self._news.heal_begins(assignment.max_step, healing, time.monotonic())

@@ -172,7 +172,11 @@ class OuterSteps(FaultTolerantOptimizer):
             self._end_outer_step()
 
     def _begin_outer_step(self) -> None:
-        """Begin an outer step. Wait for its quorum, because a healing peer must receive the current state."""
+        """Begin an outer step and contribute to it.
+
+        First wait for its quorum. If a peer heals, this rank has to offer its current state, or a copy, before the next
+        inner step changes it.
+        """
         self._agent.start_quorum()
         step = self._agent.quorum_step
         self._contribute(self._agent.current_step if step is None else step)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 Values: TypeAlias = dict[str, Any]
 Send: TypeAlias = Callable[[Values], object]
 STUCK_AFTER_S = 60.0
-"""Time after which a push that is still running is logged."""
+"""Time in seconds after a push is due, after which a previous push that is still running is logged."""
 
 
 def push_progress(agent: "Agent", to: str | Send, *, every_s: float = 30.0, steps: int | None = None) -> None:
@@ -108,7 +108,7 @@ class ProgressPush:
             return
         if self._push is not None and self._push.is_alive():
             if now >= self._next_at + STUCK_AFTER_S:
-                self._log_push_error(f"the last push has not ended after {STUCK_AFTER_S:g} s")
+                self._log_push_error(f"the last push is still running {STUCK_AFTER_S:g} s after the next one was due")
             return
         self._next_at = now + self._every_s
         rate, mean = rates.last.rate_since(self._pushed or rates.first), rates.last.rate_since(rates.first)

@@ -1,8 +1,8 @@
-"""The plan of `lighthouse chaos`, and the evaluation of its result. No I/O.
+"""The plan of `lighthouse chaos`, and the evaluation of its result.
 
-`plan` draws faults from a seed. `Watcher` reads from the job's status how fast it trains without and with faults,
-whether the states of its ranks agree, and what each fault has cost. Its method `document` returns the result for the
-table and --json.
+This module does no I/O. `plan` draws faults from a seed. `Watcher` reads from the job's status how fast the job trains
+without and with faults, whether the states of its ranks agree, and what each fault has cost. Its method `document`
+returns the result for the table and --json.
 """
 
 import math
@@ -100,7 +100,10 @@ def ranks_of(job: JobStatus) -> tuple[Target, ...]:
 
 
 def has_others(job: JobStatus, replica_id: str, at_risk: Collection[str] = ()) -> bool:
-    """Return whether a group that is neither `replica_id` nor in `at_risk` is training, so it holds the model state."""
+    """Return whether any group other than `replica_id` and those in `at_risk` is training.
+
+    Such a group holds the model state.
+    """
     safe = {member.replica_id for member in job.members if member.state is MemberState.PARTICIPANT}
     return not safe <= {replica_id, *at_risk}
 

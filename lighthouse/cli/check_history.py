@@ -27,7 +27,7 @@ FORMED = re.compile(
 )
 STARTS = re.compile(r"manager \S+ of (?P<group>.+) \((?P<ranks>\d+) ranks?\) serves on .+")
 RECEIVES = re.compile(r"received quorum (\d+) of \d+ groups: step \d+")
-ANSWERS = re.compile(r"step (\d+) of quorum (\d+): rank (\d+) votes (yes|no) and is told to (commit|discard)")
+ANSWERS = re.compile(r"step (\d+) of quorum (\d+): rank (\d+) votes (yes|no), answer: (commit|discard)")
 SHOWN = 20
 
 
@@ -358,10 +358,9 @@ def _a_group_decides_once(history: History) -> Rule:
     for process in history.processes:
         for commit in process.commits:
             answer = told.get((process.group, process.rank, commit.quorum_id, commit.step))
-            text = (
-                f"{commit.where}: {process.name} commits step {commit.step}, which {answer and answer.where} discards"
-            )
-            rule.check(answer is None or answer.commits, text)
+            if answer is not None:
+                text = f"{commit.where}: {process.name} commits step {commit.step}, which {answer.where} discards"
+                rule.check(answer.commits, text)
     return rule
 
 

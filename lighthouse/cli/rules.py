@@ -1,4 +1,4 @@
-"""Rules of `lighthouse doctor`, which derive findings from facts. No I/O.
+"""Rules of `lighthouse doctor`, which derive findings from facts, without I/O.
 
 - A problem that prevents this host from using the lighthouse is a failure. A problem that may do so later, or that is
   merely suspicious, is a warning.

@@ -87,7 +87,7 @@ def add_up(
         lines: Lines of the ledger, in any order. Malformed lines, for example one cut off by a crash, are skipped.
         job: Name of the job to report on, or "" for all jobs.
         since: Start of the period in Unix time. If None, the period starts with the oldest record.
-        until: End of the period in Unix time. If None, it ends with the newest record. Of a record that extends beyond
+        until: End of the period in Unix time. If None, it ends with the newest record. If a record extends beyond
             the period, only the part within the period counts.
         checkpoint_every_s: Assumed time between checkpoints, for the comparison.
         price_per_h: Price of one rank per hour.

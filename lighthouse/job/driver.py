@@ -265,7 +265,7 @@ class WorldBroadcast:
         self.schedule_send()
 
     def schedule_send(self) -> None:
-        """Set the timer for the next send, unless it is set already or there is nothing to send. O(1)."""
+        """Set the timer for the next send, unless it is set already or there is nothing to send."""
         if not self._timer.is_set and (self._behind or self._is_new):
             self._timer.set_after(SEND_AFTER_S)
 
@@ -289,7 +289,7 @@ class WorldBroadcast:
         self.schedule_send()
 
     def _recompute_world(self) -> None:
-        """Recompute the `World` message. If it has changed, queue it for all sessions."""
+        """Recompute the `World` message. If the message has changed, queue it for all sessions."""
         self._renew_at = self._clock() + len(self._sessions) / SESSIONS_RENEWED_PER_S
         has_grid_changed, self._has_grid_changed, self._has_changed = self._has_grid_changed, False, False
         if has_grid_changed:
@@ -304,7 +304,7 @@ class WorldBroadcast:
         self._world = world
 
     def _log_held_back(self, groups: str) -> None:
-        """Log `groups`, a description of the incomplete groups. If it is empty, log that all groups are complete."""
+        """Log `groups`, which describes the incomplete groups. If `groups` is empty, log that all are complete."""
         if not groups:
             log.info("all replica groups are complete", extra=event("groups_complete", job=self._job))
             return

@@ -23,8 +23,8 @@ a lease, the time for which it may start steps without contacting the lighthouse
 no other quorum forms. After that, the next quorum must include one of its members, or wait until their leases expire.
 `Numbering` (lineage.py) assigns the quorum_id.
 
-The machine keeps no data about forgotten groups. With n groups, an event that changes nothing costs O(1), and forming a
-quorum costs O(n log n).
+The machine keeps no data about forgotten groups. With n groups, an event that changes nothing takes O(1) time, and
+forming a quorum takes O(n log n).
 """
 
 import math
@@ -71,7 +71,7 @@ class Decision(NamedTuple):
 def decide(job: Job, now: float) -> Decision:
     """Decide by the rules of this module whether a quorum forms now. Do not change any state.
 
-    Costs O(1) while the quorum waits for other groups, and O(n log n) when it waits only for leases.
+    This takes O(1) time while the quorum waits for other groups, and O(n log n) when it waits only for leases.
     """
     config, joins, standing = job.config, job.joins, job.standing
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
@@ -130,7 +130,7 @@ def decide(job: Job, now: float) -> Decision:
 
 
 def stragglers(job: Job) -> list[Group]:
-    """List the healthy groups that have not joined, sorted by name. O(n log n)."""
+    """List the healthy groups that have not joined, sorted by name."""
     found = [group for group in job.groups.values() if group.is_healthy and group.call is None]
     return sorted(found, key=lambda group: group.replica_id)
 
@@ -143,7 +143,7 @@ def peers_pending(job: Job) -> int:
 
 
 def choose_members(job: Job, now: float) -> tuple[Group, ...]:
-    """Choose the members of the next quorum from the candidates. O(n log n)."""
+    """Choose the members of the next quorum from the candidates."""
     chosen = job.joins.list_candidates()
     size = size_for(len(chosen), job.config.allowed_sizes, job.config.active)
     if len(chosen) > size:

@@ -17,7 +17,7 @@ The *active* ranks run the function, and the *spares* wait. When a generation br
    completed. A rank of an elastic run may close the run, which completes it for all ranks, finished or not.
 
 Ranks repeat their state in their reports, so a lost message does no harm. With n ranks, an event that changes nothing
-costs O(1), and forming a generation costs O(n log n).
+takes O(1) time, and forming a generation takes O(n log n).
 """
 
 import math
@@ -58,7 +58,7 @@ from lighthouse_protocol.rules.stall import GroupProgress, Process
 def assign(
     members: Iterable[Rank], previous: Sequence[int], terms: RunTerms, running: Set[RankId] = frozenset()
 ) -> tuple[RankId, ...]:
-    """Choose the active ranks of the next generation and their places. O(n log n).
+    """Choose the active ranks of the next generation and their places.
 
     A slot is the fixed number of a process in the run. A place is the number of an active rank in the generation. Ready
     ranks that are not chosen become spares.
@@ -103,7 +103,10 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
 
 
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
-    """Return `current` + 1 or, if processes have restarted, the next multiple of `stride`."""
+    """Return the number of the generation after `current`.
+
+    It is `current` + 1 or, if processes have restarted, the next multiple of `stride`, a setting of the run (RunTerms).
+    """
     return (current // stride + 1) * stride if is_process_restart else current + 1
 
 
@@ -167,7 +170,7 @@ class RestartLog:
 
     @property
     def lost_ranks(self) -> set[RankId]:
-        """Active ranks that this log records as lost. O(1), because the log is bounded."""
+        """Active ranks that this log records as lost. The log is bounded, so this takes constant time."""
         return {rank for restart in self.restarts if not restart.ends_nothing for rank in restart.lost}
 
     def check_numbers(self, entry: RankHello) -> InvalidRequest | None:
@@ -245,7 +248,7 @@ class RestartLog:
         return self.counters
 
     def record_step(self, at: float) -> None:
-        """Record that the current generation has completed a step. O(1) unless it is the first after a restart."""
+        """Record that the current generation has completed a step. Only the first step after a restart matters."""
         if not self._awaits_step:
             return
         self._awaits_step = False
@@ -386,7 +389,7 @@ class Ranks:
         return rank is not None and rank.is_here and is_shown(secret, rank.secret)
 
     def place_hello(self, entry: RankHello) -> RankHello:
-        """Assign a slot to a rank of an elastic run, and return the rank's hello with that slot. O(n).
+        """Assign a slot to a rank of an elastic run, and return the rank's hello with that slot.
 
         The rank keeps its slot if it has one. Otherwise it gets the requested slot if free, or the first free slot. If
         no slot is free, or if the run is not elastic, the hello stays unchanged.
@@ -515,9 +518,10 @@ def decide_generation(
 ) -> GenerationDecision:
     """Decide whether the next generation forms now, and with which ranks.
 
-    1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last one are ready and
-       no process is about to be restarted together with a lost one. If this takes longer than `join_timeout_s`, the
-       ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of the n places.
+    1. The next generation forms, without the lost ranks, as soon as all live active ranks of the last generation are
+       ready and no process is about to be restarted together with a lost one. If this takes longer than
+       `join_timeout_s`, the ready ranks continue without the others, provided that they hold at least floor(n/2)+1 of
+       the n places.
     2. If none of these ranks is alive, or no generation has formed yet, the run is starting. It waits up to
        `join_timeout_s` for the n slots that should be active. After that, floor(n/2)+1 ready ranks suffice.
     3. If too few ranks remain to continue, and this lasts for `return_timeout_s`, the run stops (`is_hopeless`).
@@ -591,7 +595,7 @@ def _is_incomplete(ranks: Ranks, current: GenerationState, terms: RunTerms) -> b
 
 
 def _is_majority(ranks: Ranks, current: GenerationState, terms: RunTerms) -> bool:
-    """Return whether enough ranks are ready to continue once `join_timeout_s` has passed. O(n)."""
+    """Return whether enough ranks are ready to continue once `join_timeout_s` has passed."""
     if terms.is_elastic:
         return len(ranks.ready) >= terms.min_active
     if not current.survivors:

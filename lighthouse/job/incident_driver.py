@@ -77,7 +77,7 @@ class JobAccount:
     3. A group's training time begins with its first report of a quorum and ends when the group leaves cleanly or its
        record is removed. It includes the time in which the group is lost, restarting or healing, because that time is
        the cost of its failure.
-    4. Goodput is the time in committed steps divided by the total time of all groups.
+    4. Goodput is the time in committed steps divided by the training time of all groups.
     """
 
     def __init__(self, groups: Mapping[str, Group]) -> None:

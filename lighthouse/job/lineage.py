@@ -189,8 +189,8 @@ class Numbering:
     def why_unassigned(self, now: float, **ids: int | None) -> InvalidRequest | None:
         """Return an error if any of `ids` (by field name) cannot be that of a quorum of this job, otherwise None.
 
-        The first id of a job is the wall-clock time in milliseconds. So an id above the last one that is also more than
-        a day ahead of the clock was never assigned.
+        The first id of a job is the wall-clock time in milliseconds. So an id above the last assigned one that is also
+        more than a day ahead of the clock was never assigned.
         """
         self._began_at = now if self._began_at is None else self._began_at
         by_clock = self._first_id + int((now - self._began_at) * 1000)

@@ -141,7 +141,7 @@ class MassSilence:
         return member.closes_at is not None and now < self._cut_until
 
     def handle_failed_step(self, now: float) -> None:
-        """Shorten the waits for disconnected members after a member reported a failed step. O(n), once per burst."""
+        """Shorten the waits for disconnected members, because a member has reported a failed step."""
         if not self._is_judged:
             self._judge_at = min(self._judge_at, now)
             for member in self._job.groups.values():
@@ -165,7 +165,7 @@ class MassSilence:
         return member.closes_at is None or now < member.closes_at
 
     def _judge_burst(self, now: float) -> None:
-        """Let disconnected members count as alive if most members are disconnected. O(n), once per burst."""
+        """Let disconnected members count as alive if most members are disconnected. Call this once per burst."""
         members, ended = self._members_before_burst()
         self._is_judged = True
         if 2 * len(ended) <= len(members) or len(members) < 2:
@@ -177,7 +177,7 @@ class MassSilence:
         self._job.emit(ConnectionsCut(tuple(sorted(m.replica_id for m in held)), self._lease_s))
 
     def _members_before_burst(self) -> tuple[list[Group], list[Group]]:
-        """Return the members that had a session before the burst, and those of them that have disconnected."""
+        """Return the members that had a session before the burst, and the disconnected ones among them."""
         members = [m for m in self._job.list_participants() if m.session is not None and m.is_alive]
         return members, [m for m in members if m.closes_at is not None or self._is_unjudged(m)]
 
@@ -189,7 +189,7 @@ class MassSilence:
         return until
 
     def _are_most_silent(self, beat_interval_s: float, now: float) -> bool:
-        """Return whether more than half of the members with a session are silent. O(n) for each loss."""
+        """Return whether more than half of the members with a session are silent."""
         if now < self._most_silent_until:
             return True
         members = silent = 0
@@ -356,7 +356,7 @@ class Presence:
         return self.job_end.check_late_group(event.participant, self._other_live_groups(event.participant.replica_id))
 
     def _other_live_groups(self, replica_id: str) -> Iterator[str]:
-        """Yield the live groups other than `replica_id`, without those that have left or only sent heartbeats."""
+        """Yield the live groups other than `replica_id`, excluding those that have left or only sent heartbeats."""
         for member in self._job.groups.values():
             if member.replica_id != replica_id and member.is_alive and not member.is_reported and member.down != LEFT:
                 yield member.replica_id
@@ -493,7 +493,7 @@ class Presence:
             self._send_order(self.standing.end_overdue_wait(now))
 
     def silent_groups(self, now: float) -> list[str]:
-        """List connected groups with an overdue heartbeat. They count as alive until they lapse. O(n)."""
+        """List connected groups with an overdue heartbeat. They count as alive until they lapse."""
         overdue = now - SILENT_AFTER_INTERVALS * self.beat_interval_s
         return sorted(member.replica_id for member in self.sessions.values() if member.seen_at < overdue)
 
@@ -576,7 +576,7 @@ class Presence:
         return tuple(sessions)
 
     def draining_members(self) -> list[str]:
-        """List the members of the current quorum that want to leave, sorted. O(1) if none do, else O(n)."""
+        """List the members of the current quorum that want to leave, sorted."""
         if not self._job.counts[Kind.DRAINING]:
             return []
         return sorted(member.replica_id for member in self._job.groups.values() if Kind.DRAINING in member.counts_as)

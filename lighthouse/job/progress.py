@@ -2,9 +2,9 @@
 
 Managers send views of their groups with heartbeats. Between two heartbeats, a view ages by the lighthouse's clock. A
 manager compares only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
-groups. Ranks of runs, whose functions a Wrapper restarts, report on their own streams. A process that is a rank of both
-a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. Pauses of the
-lighthouse process do not count against any rank.
+groups. In a run, where a Wrapper restarts each rank's function, every rank reports on its own stream. A process that is
+a rank of both a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. Pauses
+of the lighthouse process do not count against any rank.
 
 `Samples` keeps samples of the last few minutes for graphs, and `Grid` counts the connected ranks. Times come from the
 caller's monotonic clock, and this module does no I/O.
@@ -107,7 +107,7 @@ class Samples:
     2. The training rate covers the last RATE_STEPS steps, or the last RATE_OVER_S seconds if these steps took less
        time, because a step may take a millisecond or a minute. While a job makes no progress, its rate falls.
     3. The measurement of the rate restarts if the step decreases or no group is training.
-    4. Apart from counting the groups, a sample costs O(1). Up to KEPT samples are kept.
+    4. Apart from counting the groups, a sample takes constant time. Up to KEPT samples are kept.
     """
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class Grid:
 
 
 def grid_of(members: Iterable[Group]) -> Grid:
-    """Build the grid of these groups, sorted by replica_id. O(n log n)."""
+    """Build the grid of these groups, sorted by replica_id."""
     ordered = sorted(members, key=lambda member: member.replica_id)
     return Grid(group for member in ordered if (group := _group_ranks(member)) is not None)
 
@@ -409,7 +409,7 @@ class JobProgress:
 
     @property
     def phase_seconds(self) -> dict[str, float]:
-        """Seconds in each phase, without nested phases, over all current and former ranks.
+        """Seconds in each phase, excluding nested phases, over all current and former ranks.
 
         Phases beyond the first MAX_KNOWN names count as OTHER.
         """

@@ -440,7 +440,7 @@ def dump_run(record: RunRecord) -> bytes:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Convert a dataclass to a dict without converting its fields. Much faster than `asdict`."""
+    """Convert a dataclass to a dict without converting its fields. This is much faster than `asdict`."""
     return {name: getattr(value, name) for name in _names(type(value))}
 
 
@@ -619,7 +619,7 @@ class LastAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """A heal, in which a group copies the state of step `upto`. If `catches_up`, it runs later steps meanwhile."""
+    """A heal, in which a group copies the state of step `upto`. If `catches_up`, it also runs later steps."""
 
     upto: int
     catches_up: bool

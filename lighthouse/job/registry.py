@@ -133,7 +133,7 @@ class JobRegistry:
     def _is_full(self, count: Callable[[], int], limit: int) -> bool:
         """Return whether `count()` has reached the limit, even after quiet jobs have been dropped.
 
-        Dropping is O(n), so it runs at most once per QUIET_LOOKED_FOR_EVERY_S.
+        Dropping takes O(n) time, so it runs at most once per QUIET_LOOKED_FOR_EVERY_S.
         """
         now = self.ports.timers.time()
         if count() >= limit and now - self._looked_at >= QUIET_LOOKED_FOR_EVERY_S:

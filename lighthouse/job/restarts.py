@@ -58,8 +58,8 @@ class Supervisors:
        one continues and the other exits. There are two exceptions. While the owner's stream is open, only a supervisor
        that presents the owner's secret takes over. For NAMES_KEPT_S after a restart of the lighthouse, the name is
        reserved for its previous owner. An incarnation always belongs to the supervisor that used it first.
-    2. A supervisor that received a stop exits. If it reconnects, it receives the stop again, even if the run has been
-       resumed.
+    2. A supervisor that received a stop exits. If the supervisor reconnects, it receives the stop again, even if the
+       run has been resumed.
     3. An excluded host has no rank and no supervisor in the run until the run is resumed.
     4. A supervisor's request affects the whole run if the supervisor takes part in the run. Its secret must prove that
        one of its ranks was in a generation, or that its group was in a quorum of the job. Otherwise the request affects
@@ -124,7 +124,7 @@ class Supervisors:
     def check_supervisor(self, entry: SupervisorHello, now: float) -> LighthouseError | None:
         """Return the error for a supervisor that may not enter the run, or None if it may.
 
-        The supervisor may retry after DuplicateReplica, because the other one with its name may have died unnoticed.
+        The supervisor may retry after DuplicateReplica, because the previous owner of its name may have died unnoticed.
         """
         known = self._names.get(entry.name)
         if known is not None and self._keeps_name(known, entry, now):

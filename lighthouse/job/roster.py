@@ -11,7 +11,7 @@ ones.
 
 `Job` holds the groups, joins and last quorum, which `decide` (forming.py) reads, and collects the effects of an event.
 The functions below it implement the rules of identity and admission, and `JoinQueue` holds the pending joins. Times are
-in seconds of the lighthouse's monotonic clock. With n groups, every operation costs O(log n) unless noted.
+in seconds of the lighthouse's monotonic clock. With n groups, an operation takes O(log n) time unless noted.
 """
 
 import heapq
@@ -126,7 +126,7 @@ class Job:
         return effects
 
     def other_groups(self, replica_id: str, kind: Kind | int) -> list[Group]:
-        """List the groups of this kind except `replica_id`, sorted by name. O(1) if there are none, otherwise O(n)."""
+        """List the groups of this kind except `replica_id`, sorted by name, in O(n) time (O(1) if there are none)."""
         own = self.groups.get(replica_id)
         if self.counts[kind] == (own is not None and kind in own.counts_as):
             return []
@@ -134,7 +134,7 @@ class Job:
         return sorted(found, key=attrgetter("replica_id"))
 
     def replace_quorum(self, quorum: Quorum, members: Sequence[Group], now: float, *, is_new: bool) -> None:
-        """Replace the current quorum with a newly formed one. O(n).
+        """Replace the current quorum with a newly formed one, in O(n) time.
 
         Args:
             quorum: The new quorum.
@@ -169,7 +169,7 @@ class Job:
 
     @property
     def unfinished_members(self) -> list[str]:
-        """Names of the quorum members whose scripts have not ended, sorted. O(n log n)."""
+        """Sorted names of the quorum members whose scripts have not ended, found in O(n log n) time."""
         return sorted(name for name, member in self.members.items() if not member.has_finished)
 
     def last_secret(self, replica_id: str) -> str:
@@ -201,7 +201,7 @@ class Job:
         return len(self.groups) - self.counts[Kind.REPORTED]
 
     def list_participants(self) -> list[Group]:
-        """Return the records of the current quorum's participants. O(n)."""
+        """Return the records of the current quorum's participants, in O(n) time."""
         return [group for group in self.groups.values() if group.is_participant]
 
     def record_heartbeat(self, replica_id: str, incarnation: str, now: float) -> Group | None:
@@ -303,7 +303,10 @@ class Job:
         self._schedule_check(member, now)
 
     def postpone_timeouts(self, by_s: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, the length of a pause in which no messages were read. O(n)."""
+        """Postpone all timeouts by `by_s` seconds, the length of a pause in which no messages were read.
+
+        This takes O(n) time.
+        """
         for member in self.groups.values():
             member.seen_at += by_s
 
@@ -358,7 +361,7 @@ class Job:
     def update_counts(self, member: Group) -> None:
         """Update the counts after a change of the group's record.
 
-        Costs O(1), or O(n) if the job's first session opens or its last one ends.
+        This takes O(1) time, or O(n) if the job's first session opens or its last one ends.
         """
         kinds: set[Kind | int] = set()
         participant, is_first = member.participant, not self.counts[Kind.CONNECTED] or not self.members
@@ -508,7 +511,7 @@ def refusal(
     Args:
         participant: The group that joins or opens a session.
         job: The job.
-        session: Session of the request, or None. On its own session, a manager may change its incarnation.
+        session: Session of the request, or None. A manager may change its incarnation on its own session.
         is_hello: Whether the request opens a session.
         is_starting: Whether no rank has connected yet. Ranks without an Agent never connect.
     """
@@ -652,7 +655,7 @@ class JoinQueue:
         return self.anyone.asking
 
     def __iter__(self) -> Iterator[Group]:
-        """Iterate over the waiting groups in call order. O(n log n)."""
+        """Iterate over the waiting groups in call order, in O(n log n) time."""
         return iter(sorted(self._joined_groups(), key=_BY_CALL))
 
     def add_join(self, member: Group, call: int, deadline_at: float, now: float) -> None:
@@ -690,7 +693,7 @@ class JoinQueue:
 
     @property
     def has_all_members(self) -> bool:
-        """True if every member of the current quorum has joined. False without a quorum."""
+        """True if there is a current quorum, and every member of it has joined."""
         members = self._job.members
         return bool(members) and self.members.asking == len(members)
 

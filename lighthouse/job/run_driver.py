@@ -219,7 +219,10 @@ class _Round:
 
 
 class RunEvidence:
-    """Collects evidence from the ranks of a run, and delivers it in the same messages as a manager does."""
+    """Collects evidence, such as stack traces, from the ranks of a run.
+
+    `ask_ranks` passes the evidence to its `deliver` callback, in the same messages that a manager uses.
+    """
 
     def __init__(self, timers: Timers, ask: Callable[[Iterable[RankId], EvidenceAsked], None]) -> None:
         self._timers = timers

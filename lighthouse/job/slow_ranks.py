@@ -29,7 +29,7 @@ WINDOWS_S = (60.0, 600.0)
 
 
 class Slowness(NamedTuple):
-    """A rank's compute time divided by the median of its peers, over one and ten minutes. None if unknown."""
+    """A rank's compute time divided by the median of its peers, over one and ten minutes, or None if unknown."""
 
     ratio_1m: float | None = None
     ratio_10m: float | None = None
@@ -98,7 +98,7 @@ class SlowRanks:
         return now >= self._compared_at + self._every_s
 
     def compare(self, views: Iterable[GroupView], now: float) -> dict[RankName, SlowRank]:
-        """Compare the ranks of the live groups, and return the slow ones. Call this when `is_due`."""
+        """Compare the ranks of the live groups, and return the slow ones. Call this only if `is_due` returns True."""
         before, self._ranks, self._compared_at = self._ranks, {}, now
         positions: dict[int, list[_Rank]] = {}
         for view in views:
@@ -130,7 +130,7 @@ class SlowRanks:
 
 
 def peer_medians(values: Sequence[float | None]) -> list[float | None]:
-    """Return, for each value, the median of the other values. O(n log n).
+    """Return, for each value, the median of the other values.
 
     An unknown value is None. A median is None if its own value is unknown, or if fewer than MIN_PEERS others are known.
     """

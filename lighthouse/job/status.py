@@ -1,8 +1,8 @@
 """Status of a job and of a run, as shown in the log, the CLI, the dashboard and the metrics, and the job's timeline.
 
 `explain` describes in one line why there is or is not a quorum. `TimelineWriter` fills the timeline from the effects of
-the machine and the steps of the members. Building a status costs O(n log n), so it happens only on request, never while
-a quorum forms.
+the machine and the steps of the members. Building a status takes O(n log n) time, so it happens only on request, never
+while a quorum forms.
 """
 
 from collections import deque
@@ -363,7 +363,6 @@ _WAITS = {RankState.READY: "the next generation", RankState.FINISHED: "the other
 
 
 def run_status(name: RunName, machine: RunMachine, now: float) -> RunStatus:
-    """Build a run's status. O(n log n)."""
     generations = machine.generations
     generation = generations.current.generation
     places = {rank: place for place, rank in enumerate(generation.active if generation else ())}

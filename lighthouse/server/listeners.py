@@ -81,7 +81,7 @@ class ListenerSecurity:
 
     @property
     def ca_pin(self) -> str:
-        """Pin of the lighthouse's own CA. Empty without TLS, or if another CA signed the server certificate."""
+        """Pin of the lighthouse's own CA. It is empty without TLS, or if another CA signed the server certificate."""
         return self._credentials.ca_pin if self._credentials is not None and self._files is not None else ""
 
     def _port_security(self, bind: str) -> PortSecurity:

@@ -52,7 +52,11 @@ class CandidateHost(Protocol):
         ...
 
     def leadership_began(self, term: int, revision: int) -> None:
-        """Handle the election of this candidate. It created the leader's key at `revision`, which guards its writes."""
+        """Handle the election of this candidate.
+
+        The candidate created the leader's key at `revision`. Each of its writes to the store is conditional on that
+        revision.
+        """
         ...
 
     def leadership_ended(self, reason: str) -> None:
@@ -220,7 +224,7 @@ class SharedStore:
         return self._driver.status() if self._driver is not None else None
 
     def give_up(self, status: int) -> None:
-        """Give up the leadership, because a record cannot be written. `status`, an exit status, is ignored."""
+        """Give up the leadership, because a record cannot be written. The exit `status` is ignored."""
         self._refuse("its records cannot be written")
 
     # -- the candidate's effects

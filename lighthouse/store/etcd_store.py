@@ -170,7 +170,10 @@ class EtcdStore(Records):
             )
 
     def begin(self, term: int, revision: int) -> None:
-        """Start accepting changes. This process created the leader's key at `revision`, which guards every write."""
+        """Start accepting changes.
+
+        This process created the leader's key at `revision`. Each write is conditional on that revision.
+        """
         self.term, self._revision, self._version = term, revision, 1
         self._is_leading = True
 

@@ -1,4 +1,4 @@
-"""Leader election among lighthouses that share a store. No I/O, and callers pass the time.
+"""Leader election among lighthouses that share a store. This module does no I/O, and callers pass the time.
 
 - One key names the leader. A candidate creates it only if it does not exist, under a lease of the store. The store
   deletes the key when the lease expires.
@@ -190,7 +190,7 @@ class RevokeLease:
 
 @dataclass(frozen=True, slots=True)
 class LeadershipBegan:
-    """This lighthouse has become the leader and loaded all records. `revision` guards every write."""
+    """This lighthouse has become the leader and loaded all records. It created the leader's key at `revision`."""
 
     term: int
     revision: int

@@ -55,7 +55,7 @@ class FaultOrder:
 
 @dataclass(frozen=True, slots=True)
 class FaultCancelled:
-    """Order to end fault `number` now. Ignored if that fault has already ended."""
+    """Order to end fault `number` now. The manager ignores it if that fault has already ended."""
 
     number: Count
 

@@ -30,7 +30,7 @@ Ranks = Annotated[tuple[GroupRank, ...], EntryCount(MAX_GROUP_WORLD_SIZE)]
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
-    """Step and size of the copy of its state that a rank keeps in its supervisor's memory."""
+    """Step and size of the copy of a rank's state that is kept in the memory of the rank's supervisor."""
 
     rank: GroupRank
     step: Count = 0  # 0 if it keeps none
@@ -48,9 +48,8 @@ class HostHello:
     nnodes: WorldSize
     nproc: WorldSize
     incarnation: Name  # new at each start of the supervisor
-    keep_every: Annotated[int, IntRange(0, MAX_KEEP_EVERY, "it is")] = (
-        0  # interval in steps; 0 if its ranks keep nothing
-    )
+    # Interval in steps, or 0 if its ranks keep nothing.
+    keep_every: Annotated[int, IntRange(0, MAX_KEEP_EVERY, "it is")] = 0
 
     def check(self) -> None:
         if self.node_rank >= self.nnodes:
@@ -68,7 +67,7 @@ class HostHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class HostRankEnded:
-    """Report to host 0 that a rank's process has exited."""
+    """Reports to host 0 that a rank's process has exited."""
 
     rank: GroupRank
     attempt: int
@@ -83,7 +82,7 @@ class HostCheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class HostEndAsked:
-    """Report that the sending supervisor has received a stop signal, so the group must exit with `status`."""
+    """Reports that the sending supervisor has received a stop signal, so the group must exit with `status`."""
 
     status: ExitStatus
 

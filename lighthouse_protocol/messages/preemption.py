@@ -11,7 +11,7 @@ from lighthouse_protocol.constraints import Count, FilledText, Offset, Reason
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """Announcement that a host will be taken away, such as a spot instance that its cloud reclaims."""
+    """Notice that a host is about to be taken away, for example because the cloud reclaims a spot instance."""
 
     source: FilledText  # aws, gcp, azure, slurm, kubernetes, file or http
     reason: Reason = ""
@@ -38,7 +38,7 @@ class PreemptionReport:
 class PreemptionNoted:
     """The lighthouse's answer to a PreemptionReport: how many other groups stay.
 
-    Sent again when that number falls to 0 or rises from 0.
+    The lighthouse sends it again when that number falls to 0 or rises from 0.
     """
 
     others: Count  # connected replica groups that stay

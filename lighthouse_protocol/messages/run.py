@@ -190,7 +190,7 @@ class RankHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ReadyReport:
-    """Report that the rank is not running the function and is ready for the next generation."""
+    """Reports that the rank is not running the function and is ready for the next generation."""
 
     generation: Count | None = None  # last generation in which the rank was active
 
@@ -216,7 +216,7 @@ FromRunRank = RankHello | RankHeartbeat | ReadyReport | FailureReport | FinishRe
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """Notice that a new generation has formed. All ranks receive the same message, so it is serialised once."""
+    """Announces a new generation. All ranks receive the same message, so it is serialised once."""
 
     counters: RunCounters
     slots: tuple[int, ...]  # `slots[i]` is rank i; all other slots are spares
@@ -233,7 +233,7 @@ class GenerationEnded:
 
 @dataclass(frozen=True, slots=True)
 class RunCompleted:
-    """Notice that all ranks have finished generation `number`, which completes the run."""
+    """Announces that all ranks have finished generation `number`, which completes the run."""
 
     number: Count
 
@@ -245,7 +245,7 @@ class HelloRejected:
 
 @dataclass(frozen=True, slots=True)
 class RankWelcome:
-    """Notice that the lighthouse has accepted the rank's hello. Other messages may arrive before this one."""
+    """Confirms that the lighthouse has accepted the rank's hello. Other messages may arrive before this one."""
 
     term: Count = 0  # grows with each start of the lighthouse; 0 without a journal
 
@@ -297,7 +297,7 @@ class SupervisorHeartbeat:
 
 @dataclass(frozen=True, slots=True)
 class ProcessLost:
-    """Report that a rank's process has exited."""
+    """Reports that a rank's process has exited."""
 
     rank: RankId
     reason: Reason
@@ -313,7 +313,7 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class HostExcluded:
-    """Report that the supervisor will not restart its ranks.
+    """Reports that the supervisor will not restart its ranks.
 
     The hardware check has failed, or the ranks have failed too often in a row.
     """
@@ -326,7 +326,7 @@ FromSupervisor = SupervisorHello | SupervisorHeartbeat | ProcessLost | StopAsked
 
 @dataclass(frozen=True, slots=True)
 class SupervisorWelcome:
-    """Permission for a supervisor to start its ranks. Sent unless the run has stopped or the host is excluded."""
+    """Permission for a supervisor to start its ranks. It is not sent if the supervisor may not enter the run."""
 
     beat_interval_s: Seconds
 

@@ -150,7 +150,7 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Notice that the group leaves the job normally. A session that closes without this message counts as a crash."""
+    """Announces that the group leaves the job normally. A session that closes without it counts as a crash."""
 
     reason: Reason = ""
 
@@ -165,7 +165,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceDone:
-    """Notice that the manager has sent all evidence for the EvidenceRequest with the same number."""
+    """Reports that the manager has sent all evidence for the EvidenceRequest with the same number."""
 
     number: Count
     progress: Advisory[GroupView] = None  # newest view, by which the lighthouse decides whether to restart ranks
@@ -242,7 +242,7 @@ class KillRequest:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """Notice that the lighthouse closes the session.
+    """Announces that the lighthouse closes the session.
 
     The lighthouse is shutting down, a newer session of the group has replaced this one, or the group has left.
     """
@@ -311,7 +311,7 @@ class WatchOpened:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """Notice that the rank is closing its Agent normally, so the end of the watch is not a failure.
+    """Announces that the rank is closing its Agent normally, so the end of the watch is not a failure.
 
     The rank does not exit until it receives Released.
     """
@@ -326,7 +326,7 @@ class Released:
 
 @dataclass(frozen=True, slots=True)
 class RankGone:
-    """Notice that another rank of the group was lost and has not returned.
+    """Reports that another rank of the group was lost and has not returned.
 
     The remaining ranks would wait for it indefinitely, so the group must restart.
     """

@@ -1,4 +1,4 @@
-"""Progress of a replica group's heal: bytes received, rate, time left, and log lines. No I/O.
+"""Progress of a replica group's heal: bytes received, rate, time left, and log lines.
 
 1. A rank's rate is measured over the last RATE_OVER_S. It falls to zero while no data arrives, and the time left is
    then unknown.
@@ -8,7 +8,7 @@
    is unknown if any rank's is. Ranks that have finished stay in the sums until the whole group has.
 4. The log gets a line when a heal starts, every LOGGED_EVERY_S, and when the heal succeeds or fails.
 
-Reports contain durations, not timestamps, so the clocks of sender and reader need not agree.
+Reports contain durations, not timestamps, so the clocks of sender and reader need not agree. This module does no I/O.
 """
 
 from collections import deque

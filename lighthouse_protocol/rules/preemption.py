@@ -1,4 +1,4 @@
-"""Rules for how a replica group reacts when its hosts will be taken away. No I/O.
+"""Rules for how a replica group reacts when its hosts will be taken away. This module does no I/O.
 
 A notice makes the group drain: it completes its step and leaves, so the other groups lose no steps. If no other group
 stays, its ranks also save a checkpoint after that step, provided that enough time is left. Advice, such as an AWS

@@ -1,6 +1,7 @@
-"""Differences between quorums, log lines about long waits for a quorum, and formatting of ranks. No I/O.
+"""Differences between quorums, log lines about long waits for a quorum, and formatting of ranks.
 
-A manager that already has a quorum receives only the changes, because a full list contains every group of the job.
+A manager that already has a quorum receives only the changes, because a full list contains every group of the job. This
+module does no I/O.
 
 1. A digest over the full content, including the order of the members, identifies a quorum. A manager's join request
    contains the digest of the last quorum that it received, and the lighthouse sends only the changes since then.
@@ -207,7 +208,7 @@ def list_names(names: Iterable[RankName]) -> str:
 
 
 def list_ranks(ranks: Set[int]) -> str:
-    """Format the ranks of one group as list_names() does. Takes O(1) per range of consecutive ranks."""
+    """Format the ranks of one group as list_names() does, in constant time per range of consecutive ranks."""
     runs = RankSet.of(ranks).runs()
     return _listed(((RankName("", first), RankName("", last)) for first, last in runs), len(ranks))
 

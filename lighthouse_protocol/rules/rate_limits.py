@@ -1,9 +1,11 @@
-"""Restart budgets of runs, and limits on the resources that a peer may use. No I/O, and callers pass the time.
+"""Restart budgets of runs, and limits on the resources that a peer may use.
 
 The restart budget of a run decides whether and when a failed function runs again. The limits per peer keep one peer
 from starving the others. A peer is a host: a thousand managers behind one address are one peer, and the limits allow
-for that. A check is O(1), except that all peers are scanned at most once a second while there are too many. A refused
-request takes nothing from the limit that it exceeds, and its error names the limit and the remedy.
+for that. A check takes constant time, except that all peers are scanned at most once a second while there are too many.
+A refused request takes nothing from the limit that it exceeds, and its error names the limit and the remedy.
+
+This module does no I/O, and callers pass the time.
 """
 
 import math

@@ -1,7 +1,7 @@
-"""Stall detection: has training stopped making progress, and which ranks are behind? No I/O.
+"""Stall detection: has training stopped making progress, and which ranks are behind?
 
 Managers apply the rules to their own ranks, the lighthouse applies them to the ranks of all groups. A *mark* is any
-sign of a rank's progress.
+sign of a rank's progress. This module does no I/O.
 
 1. A rank is waiting while it is in a collective, or in a wait that its script has declared. Otherwise it is running.
 2. Training has stalled if the last mark of every running rank is older than the limit for its phase. Waiting ranks do

@@ -130,7 +130,7 @@ class Oneof:
         return {field: write(value)}
 
     def read(self, message: Any) -> Any:
-        """Return the value, or None if it is absent or of an unknown type."""
+        """Return this oneof's value in `message`, or None if it is absent or its type is unknown."""
         field = message.WhichOneof(self._name)
         return None if field is None else self._readers[field](getattr(message, field))
 

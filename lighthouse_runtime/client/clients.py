@@ -1,6 +1,6 @@
 """Typed clients of the lighthouse and of managers, synchronous and asyncio, with one method per RPC.
 
-This module does not import torch. Every method takes `timeout_s`. On failure it raises an exception of
+This module does not import torch. Every method takes `timeout_s`. On failure it raises an exception defined in
 lighthouse_protocol/refusals.py. A client belongs to one job and one run, which it sends as metadata. Opening the first
 stream imports client/streams.py.
 """

@@ -1,7 +1,7 @@
 """Descriptions of all RPCs: path, request, answer and timeout.
 
-This module does no I/O. Each function becomes a method of a client with the same parameters (connection.py). The
-docstrings describe that method.
+This module does no I/O. connection.py turns each function into a client method with the same parameters, and the
+function's docstring describes that method.
 """
 
 from collections.abc import Callable, Sequence

@@ -29,7 +29,7 @@ class BufferHeader:
     quorum_id: int = 0
     length: int = 0  # bytes of the state
     digest: str = ""  # XXH3 of the state
-    problem: str = ""  # why nothing is kept; all other fields but `owner` are then empty
+    problem: str = ""  # why the state of this step was not kept; `length` is then 0
 
 
 def make_buffer(name: str) -> int:

@@ -49,7 +49,7 @@ def set_up_logging(
 
 
 def recent_lines() -> str:
-    """Return the newest LINES_KEPT entries of this process's log, in the format of standard error."""
+    """Return the newest LINES_KEPT entries of this process's log, in the format used on standard error."""
     kept = (handler for handler in logging.getLogger().handlers if isinstance(handler, _RecentLines))
     return "".join(f"{line}\n" for handler in kept for line in tuple(handler.lines))
 

@@ -34,7 +34,7 @@ ANONYMOUS = Principal("anonymous", frozenset({Role.JOIN, Role.VIEW}))  # without
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a server knows of a caller before identifying it: address, metadata and client certificate."""
+    """What a server knows about a caller before identifying it: address, metadata and client certificate."""
 
     peer: str  # address in gRPC's form, or PROXIED for any request through an HTTP proxy
     metadata: Mapping[str, str]

@@ -333,7 +333,7 @@ class Requests(AsyncIterator[M | None]):
 
 
 class Frames(Generic[M]):
-    """Serialiser of a stream's messages. Caches the last one, because many peers receive the same message."""
+    """Serialiser of a stream's messages. It caches the last result, because many peers receive the same message."""
 
     def __init__(self, to_wire: Callable[[M], Message]) -> None:
         self._to_wire = to_wire

@@ -1,4 +1,4 @@
-"""Timers for deadlines, stall checks, conditions that must hold for a while, and pauses of this process.
+"""Timers for deadlines, stall checks, conditions that must hold for a while, and pauses in this process.
 
 They are based on ports.Timers.
 """
@@ -59,13 +59,13 @@ class DeadlineTimer:
 
 
 class SustainedNotice:
-    """Reports when a condition has lasted for `after_s`, and when it has ended. A text says what the condition is."""
+    """Reports when a condition has lasted for `after_s` seconds, and when such a condition ends."""
 
     def __init__(self, timers: Timers, report: Callable[[str], None], after_s: float) -> None:
         """Create a notice for a condition that does not hold yet.
 
-        `report` is called with the text of a condition that has lasted for `after_s` seconds, and with an empty text
-        when such a condition has ended.
+        `report` is called with a description of the condition once it has lasted for `after_s` seconds, and with an
+        empty string when such a condition ends.
         """
         self._report = report
         self._after_s = after_s
@@ -74,7 +74,7 @@ class SustainedNotice:
         self._timer = DeadlineTimer(self._report_lasting, timers)
 
     def set(self, text: str) -> None:
-        """Set the text that describes the current condition. An empty text means that the condition has ended."""
+        """Set the description of the current condition. An empty string means that the condition has ended."""
         if text == self._text:
             return
         self.close()
@@ -184,7 +184,7 @@ LATE_AFTER_S = 0.75
 class LoopLag:
     """Detects pauses of the event loop and reports them to listeners.
 
-    A listener must not count a pause as silence of its peers, because their messages could not be read meanwhile.
+    A listener must not count a pause as silence of its peers, because their messages could not be read.
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:

@@ -26,6 +26,6 @@ async def post_json(url: str, document: Mapping[str, object]) -> str:
     except TimeoutError:
         return f"it did not answer within {ANSWERED_WITHIN_S:g} s"
     except aiohttp.ClientResponseError as e:  # its text contains the URL
-        return f"its answer is not HTTP: {e.message.splitlines()[0]}"
+        return "its answer is not HTTP: " + e.message.partition("\n")[0]
     except (aiohttp.ClientError, OSError) as e:
         return f"{type(e).__name__}: {e}".replace(url, shown_url(url))

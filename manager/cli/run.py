@@ -95,6 +95,10 @@ def _check(torchrun: Torchrun | None, settings: SupervisorConfig, config: Manage
         raise click.UsageError(
             f"--nproc-per-node {settings.nproc_per_node}: torchrun starts the ranks; give torchrun --nproc-per-node"
         )
+    if torchrun.world_size is None and settings.keep_every:
+        raise click.UsageError(
+            "--keep-every: the ranks of this host are unknown; give torchrun numbers for --nproc-per-node and --nnodes"
+        )
     if torchrun.world_size is None and config.group_world_size == 1:
         raise click.UsageError("--group-world-size is missing: it cannot be derived from torchrun's options")
 

@@ -48,11 +48,10 @@ def _address(ctx: click.Context, param: click.Parameter, value: str) -> str:
 
 
 def _kept(s: ManagerStatus) -> str:
-    missing = [each for each in s.kept if each.problem]
-    if missing:
-        return f"nothing new of rank {missing[0].rank}: {missing[0].problem}"
     size_mib = max(each.size_bytes for each in s.kept) / 2**20
-    return f"step {s.kept_step} in memory, {size_mib:,.1f} MiB of each rank" if s.kept_step else "nothing yet"
+    parts = [f"step {s.kept_step} in memory, up to {size_mib:,.1f} MiB per rank"] if s.kept_step else []
+    parts += [f"rank {each.rank} keeps no newer state: {each.problem}" for each in s.kept if each.problem][:1]
+    return "; ".join(parts) or "nothing yet"
 
 
 def _rows(s: ManagerStatus) -> list[tuple[str, str]]:

@@ -179,7 +179,7 @@ class RankNotices:
 class GroupProgressDriver:
     """Collects the ranks' progress samples, logs stalls and returns the group's progress for heartbeats.
 
-    `incarnation` returns the group's current incarnation. `lag` detects pauses of this process, during which it cannot
+    `incarnation` returns the group's current incarnation. `lag` detects pauses in this process, during which it cannot
     read samples.
     """
 
@@ -300,11 +300,11 @@ Answer = tuple[Assignment, Quorum | None]
 class _Call:
     """A rank's request or vote that is waiting for its answer. A vote arrives as an RPC or on the rank's watch."""
 
+    event: QuorumRequest | PendingVote
     reply: Reply[Any] | None  # None for a vote on a watch
     watch: Watch | None = None  # watch on which the vote arrived; the call ends with it
     vote: int = 0  # number of the vote on its watch
     expiry: Timer | None = None
-    event: QuorumRequest | PendingVote | None = None
 
     def send_answer(self, value: Any) -> None:
         """Send `value` as the answer, or as a refusal if it is an error."""
@@ -333,7 +333,7 @@ class GroupDriver:
             - `GroupGivenUp` if the group does not fit its peers,
             - `PreemptionNoted`, the lighthouse's answer to a preemption notice.
         limits: Time limits after which a rank counts as stalled.
-        lag: Detects pauses of this process.
+        lag: Detects pauses in this process.
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class GroupDriver:
         return self.machine.watches.has_ranks
 
     def describe(self, me: Participant) -> None:
-        """Replace `me`, the group's description of itself to its peers. Called once its addresses are known."""
+        """Replace `me`, the group's description of itself to its peers. Call this once its addresses are known."""
         self.machine.group.me = me
 
     def status(self) -> GroupStatus:
@@ -406,12 +406,12 @@ class GroupDriver:
         """
         within_s = _answer_within_s(time_left_s)
         ask = QuorumRequest(call=next(self._numbers), deadline_at=self._clock() + within_s, **fields)
-        return self._submit_call(_Call(reply), ask, within_s)
+        return self._submit_call(_Call(ask, reply), within_s)
 
     def vote(self, reply: Reply[Decision], time_left_s: float, **fields: Any) -> int:
         """Handle a rank's vote, as `ask` handles a request. `fields` are the fields of PendingVote except `call`."""
         vote = PendingVote(call=next(self._numbers), **fields)
-        return self._submit_call(_Call(reply), vote, _answer_within_s(time_left_s))
+        return self._submit_call(_Call(vote, reply), _answer_within_s(time_left_s))
 
     def end_call(self, call: int) -> None:
         """End a call because its caller has disconnected. Do nothing if it was already answered."""
@@ -478,7 +478,10 @@ class GroupDriver:
         return number
 
     def receive(self, number: int, message: FromRank | None) -> None:
-        """Handle a message on a watch. It is None if its type is unknown, which still shows that the rank is alive."""
+        """Handle a message on a watch, which shows that the rank is alive.
+
+        `message` is None if its type is unknown.
+        """
         watch = self._watches.get(number)
         if watch is None:
             return
@@ -487,7 +490,7 @@ class GroupDriver:
             case Vote(number, step, should_commit, quorum_id, wants_next, time_left_s):
                 rank = watch.hello.group_rank
                 vote = PendingVote(next(self._numbers), rank, step, should_commit, quorum_id, wants_next)
-                self._submit_call(_Call(None, watch, number), vote, _answer_within_s(time_left_s))
+                self._submit_call(_Call(vote, None, watch, number), _answer_within_s(time_left_s))
             case Leaving() if watch.hello.is_observer:
                 self._progress.remove_watch(watch)
             case Leaving(step):
@@ -556,7 +559,7 @@ class GroupDriver:
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice to the lighthouse now and in each later session. It is None if the last one was withdrawn."""
+        """Report a notice, or None if it was withdrawn, to the lighthouse now and in each later session."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
@@ -586,17 +589,16 @@ class GroupDriver:
 
     # -- waiting
 
-    def _submit_call(self, call: _Call, event: QuorumRequest | PendingVote, within_s: float) -> int:
+    def _submit_call(self, call: _Call, within_s: float) -> int:
         """Pass a call to the state machine. Refuse the call if it is not answered within `within_s` seconds."""
-        number = event.call
+        number = call.event.call
         if self._closed is not None:
             call.send_answer(self._closed)
             return number
-        call.event = event
         self._calls[number] = call
-        self._feed(event)
+        self._feed(call.event)
         if number in self._calls:  # false after a grant, which is answered immediately
-            call.expiry = self._timers.call_later(within_s, self._expire, event, within_s)
+            call.expiry = self._timers.call_later(within_s, self._expire, call.event, within_s)
         return number
 
     def _expire(self, event: QuorumRequest | PendingVote, within_s: float) -> None:
@@ -706,7 +708,7 @@ class GroupDriver:
         if isinstance(vote, PendingVote) and vote.quorum_id is not None:
             said, answer = "yes" if vote.vote else "no", "commit" if decision.commit else "discard"
             fields = event("decision", rank=vote.group_rank, quorum_id=vote.quorum_id, step=vote.step, answer=answer)
-            text = "step %d of quorum %d: rank %d votes %s and is told to %s"
+            text = "step %d of quorum %d: rank %d votes %s, answer: %s"
             log.debug(text, vote.step, vote.quorum_id, vote.group_rank, said, answer, extra=fields)
 
     def _answer(self, call: int, value: object) -> None:

@@ -18,7 +18,7 @@ the time after the last acknowledged heartbeat during which the manager may gran
 5. A rank that closes its Agent normally after its last committed step does not exit until it receives `Released`. The
    manager sends this when the quorum is over, because peers may still be reading the rank's data, and when the group's
    other ranks have left or requested the next step.
-6. Changes for which the lighthouse is waiting are sent immediately, such as the loss of a rank or the end of a quorum.
+6. Changes for which the lighthouse is waiting, such as the loss of a rank or the end of a quorum, are sent immediately.
 7. A draining group completes the steps that it has been granted, and leaves instead of joining again.
 """
 

@@ -136,7 +136,7 @@ class Rank:
     # -- the standing quorum
 
     assigned: dict[bool, Assignment] = field(default_factory=dict[bool, Assignment])
-    """Assignment in the quorum's first step, by `init_sync`. A cache, because computing it takes O(participants)."""
+    """Assignment in the quorum's first step, by `init_sync`. Cached, because `assign` takes O(participants) time."""
 
     has_voted: bool = False
     """True if the rank has voted on a granted step of the quorum."""

@@ -4,8 +4,7 @@ A rank requests a quorum before each step. If the manager can, it answers from t
 permission to enter the next step. Otherwise the group *joins*: it combines the requests of all its ranks into one
 request to the lighthouse for the next quorum. `decide_request` decides which. `QuorumRequests` combines the ranks'
 requests into one join and stores the standing quorum. `assign` computes a rank's part in a quorum: its index among the
-contributors, and its sources and targets if states must be copied. The first functions build the errors of refused
-requests.
+contributors, and its sources and targets if states must be copied.
 """
 
 from collections.abc import Sequence
@@ -622,7 +621,7 @@ class QuorumRequests:
         )
 
     def _assign(self, standing: StandingQuorum, group_rank: int, init_sync: bool) -> Assignment:
-        """Return a rank's assignment for the quorum's first step. Cached, because it takes O(participants) time."""
+        """Return a rank's assignment for the quorum's first step. It is cached, because `assign` is slow."""
         assigned = self._group.ranks[group_rank].assigned
         formed = assigned.get(init_sync)
         if formed is None:

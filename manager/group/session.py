@@ -198,7 +198,7 @@ class SessionMachine:
         return is_ours
 
     def full_answer(self, answer: session.JoinAccepted | session.QuorumChanged) -> session.JoinAccepted | None:
-        """Return the answer to a join, with the full quorum. If it has only changes, apply them to the known quorum.
+        """Return the answer to a join, with the full quorum. If `answer` contains only changes, apply them first.
 
         Return None if the changes apply to a different quorum. The caller must then call `request_full`.
         """

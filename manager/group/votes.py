@@ -37,7 +37,7 @@ class Votes:
     """Applies the rules about the ranks' votes. It sets no timeouts: an unbound vote waits until its call ends.
 
     Methods that return `bool | None` return the decision on the current attempt if it follows from their input, or None
-    if the attempt is still undecided. If they return a decision, the caller must call `decide`.
+    if the attempt is still undecided. If such a method returns a decision, the caller must call `decide`.
     """
 
     def __init__(self, group: ReplicaGroup) -> None:
@@ -53,7 +53,7 @@ class Votes:
         return any(rank.vote is not None for rank in self._group.ranks)
 
     def open(self, quorum_id: int, step: int) -> None:
-        """Begin a new attempt at `step`. Called when the ranks receive a quorum or a grant for that step.
+        """Begin a new attempt at `step`. Call this when the ranks receive a quorum or a grant for that step.
 
         If the previous attempt is undecided, refuse its waiting votes.
         """

@@ -117,7 +117,10 @@ class GuardClient:
         self._send(**{"signal": number, "pass": signal_number})
 
     def strike(self, number: int, signal_number: int, *, is_largest: bool) -> None:
-        """Send a signal to a process and its descendants, or if `is_largest` only to the one with the most memory."""
+        """Send a signal to a process and its descendants.
+
+        If `is_largest`, send it only to the one of these processes that uses the most memory.
+        """
         self._send(strike=number, is_largest=is_largest, **{"with": signal_number})
 
     async def tail(self, number: int) -> tuple[str, ...]:

@@ -135,9 +135,10 @@ class Guard:
             self._print(child.label, f"{name} is passed on" if reached else f"{name} is not passed on: it would end it")
 
     def _strike(self, child: Child, signal_number: int, *, is_largest: bool) -> None:
-        """Send a signal for `lighthouse chaos` to a child and its descendants, or only to the largest of them.
+        """On behalf of `lighthouse chaos`, send a signal to a child and its descendants.
 
-        Processes that they start meanwhile may not receive it.
+        If `is_largest`, send it only to the one of these processes that uses the most memory. Processes that they start
+        during the call may not receive it.
         """
         pids = process_tree.marked(os.getpid(), child.mark, child.pid)
         process_tree.send([process_tree.largest(pids)] if is_largest and pids else pids, signal_number)
@@ -213,7 +214,7 @@ class Guard:
         )
 
     def _end_all(self) -> None:
-        """Kill all descendants of the guard, including processes that they start meanwhile."""
+        """Kill all descendants of the guard, including those that start during the call."""
         ends_at = time.monotonic() + _UNKILLABLE_S
         while (left := process_tree.descendants(os.getpid())) and time.monotonic() < ends_at:
             process_tree.kill(left)

@@ -117,7 +117,7 @@ class Supervisor(Ranks, Protocol):
         ...
 
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle a preemption notice from an HTTP request. `notice` is None if the last one is withdrawn."""
+        """Handle a preemption notice from an HTTP request. `notice` is None if the source withdraws its notice."""
         ...
 
 

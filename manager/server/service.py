@@ -1,7 +1,8 @@
 """gRPC service of a manager, and the rules for access to it.
 
-`ManagerService` serves the documented service (with and without its package name) and torchft's service on one port.
-The handlers translate messages for the group's driver. `GroupAccess` decides which callers may act for the group.
+`ManagerService` serves the documented service and torchft's on one port. Callers may address the documented service
+as `manager.v1.ManagerService` or as `ManagerService`. The handlers translate messages for the group's driver.
+`GroupAccess` decides which callers may act for the group.
 """
 
 import logging

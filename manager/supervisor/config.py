@@ -109,8 +109,8 @@ class SupervisorConfig:
     tee: bool = setting(False, "With --log-dir: print the output as well.")
     keep_every: int = setting(
         0,
-        "Keep the state of this host's ranks in memory every this many steps, so that they continue from it if all "
-        "groups die; 0: never. Each rank needs memory for two states.",
+        "Interval in steps at which each rank keeps a copy of its state in the supervisor's memory, so that it "
+        "continues from that copy if all groups die; 0: never. Each rank needs memory for two copies.",
         kind=click.IntRange(0, MAX_KEEP_EVERY),
     )
     preemption: str = setting(

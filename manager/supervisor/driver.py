@@ -35,7 +35,7 @@ class Group(Protocol):
     def exclude(self, host: int, reason: str) -> None: ...
 
     def finish(self, over: events.SupervisionEnded) -> None:
-        """End the supervisor. Called once, when no rank is running and none will be started."""
+        """End the supervisor. The driver calls this once, when no rank is running and none will be started."""
         ...
 
 

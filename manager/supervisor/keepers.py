@@ -17,8 +17,7 @@ class Keepers:
         """Create the buffers. Every `every` steps, the ranks keep their states there. If `every` is 0, create none."""
         self._every = every
         self._is_torchrun = plan.torchrun is not None
-        first = plan.own_slots[0] - plan.slot_offset
-        ranks = range(first, first + len(plan.own_slots)) if every else ()
+        ranks = [slot - plan.slot_offset for slot in plan.own_slots] if every else []
         self._buffers = {rank: [make_buffer(plan.label(rank)) for _ in range(BUFFERS)] for rank in ranks}
 
     def environment(self, rank: int) -> Mapping[str, str]:
@@ -36,6 +35,7 @@ class Keepers:
 
 def _newest(rank: int, buffers: Sequence[int]) -> KeptState:
     headers = [header for header in map(read_header, buffers) if header is not None]
-    newest = max(headers, key=lambda header: (header.quorum_id, header.step), default=None)
-    problem = next((header.problem for header in headers if header.problem), "")
-    return KeptState(rank, newest.step, newest.length, problem) if newest is not None else KeptState(rank)
+    headers.sort(key=lambda header: (header.quorum_id, header.step))
+    kept = next((header for header in reversed(headers) if header.length), None)
+    problem = headers[-1].problem if headers else ""
+    return KeptState(rank, kept.step if kept else 0, kept.length if kept else 0, problem)

@@ -351,7 +351,7 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     async def _end(self, over: GroupEnded) -> None:
-        """Report the end of the group to the other components. Called when no rank is running any more."""
+        """Report the end of the group to the other components. Call this when no rank is running any more."""
 
     @abstractmethod
     async def _close(self) -> None:

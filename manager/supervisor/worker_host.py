@@ -224,8 +224,8 @@ class WorkerHost(HostSupervisor):
 
     def _send_heartbeat(self, stream: HostStream) -> None:
         if self._stream is stream:
-            kept = self._local.keepers.newest_states() if self._local is not None else ()
-            stream.send(hosts.HostHeartbeat(kept))
+            assert self._local is not None
+            stream.send(hosts.HostHeartbeat(self._local.keepers.newest_states()))
             self._loop.call_later(HEARTBEAT_S, self._send_heartbeat, stream)
 
     def _check_silence(self, stream: HostStream) -> None:

@@ -103,6 +103,11 @@ class LeftOutActor:
         self.agent.skip_batch("a test has no use for it")
         return self.optimizer.step()
 
+    def measured(self) -> int:
+        """Number of microbatches whose compute time was measured."""
+        totals = self.agent.internals.progress.compute.totals
+        return 0 if totals is None else totals.microbatches
+
     # -- gradients that are not finite
 
     def infinite(self, batch: torch.Tensor) -> bool | None:

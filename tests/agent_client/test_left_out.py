@@ -99,6 +99,15 @@ def test_a_batch_that_is_passed_over_costs_nobody_a_step(job: Job) -> None:
     assert f"step {AT}: a test has no use for it; batch skipped; samples here: " in job.log("b")
 
 
+def test_a_batch_that_is_skipped_is_not_measured(job: Job) -> None:
+    a, b = begin(job)
+    of_b = b.begin("train", UNTIL, "passed_over")
+    a.call("train", UNTIL)
+    of_b.result()
+    assert a.call("measured") > 0
+    assert b.call("measured") == 0
+
+
 @pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 64, 10_000])
 def test_one_sum_more_ends_the_group_that_differs(job: Job, size: int) -> None:
     """Whatever its size: gloo would sum it silently, or end the healthy process by SIGABRT. 64 is that of a bucket."""

@@ -12,7 +12,7 @@ from tests.agent_client.training_jobs import MakeJob, TrainingJob
 from tests.processes import Lighthouse, eventually, http_get
 
 SLOW_AFTER_S = 8
-NORMAL_S, SLOW_S = 0.05, 0.6  # of a step; on a busy host, as much again
+NORMAL_S, SLOW_S = 0.05, 0.6  # of a microbatch; on a busy host, as much again
 TIMES = ("--join-timeout", "5s", "--heartbeat-timeout", "5s", "--slow-after", f"{SLOW_AFTER_S}s")
 
 NAMES = ("a", "b", "c", "d")

@@ -118,6 +118,12 @@ def test_heal_links(ran: Ran) -> None:
     assert three["killed_s"] > 0
 
 
+def test_report(ran: Ran) -> None:
+    (result,) = ran("report")["results"]
+    assert result["faults_found"] == result["faults"]
+    assert result["sum_s"] == pytest.approx(result["expected_s"], rel=0.01)
+
+
 def test_restart(ran: Ran) -> None:
     restarts = ran("restart")["restarts"]
     assert len(restarts) == 2

@@ -171,7 +171,7 @@ def test_without_memory_training_goes_on_and_the_status_says_why_nothing_is_kept
     ):
         reached(folder, 8, 2)
         assert "File too large" in kept_row(a)
-        assert re.fullmatch(r"step [78] in memory, 3\.\d MiB of each rank", kept_row(b)), kept_row(b)
+        assert re.fullmatch(r"step [78] in memory, up to 3\.\d MiB per rank", kept_row(b)), kept_row(b)
         assert a.log().count("is not kept in memory") == 1
 
 

@@ -199,6 +199,10 @@ def test_right_values_start_the_daemon(options: list[str]) -> None:
         (["--master-addr", "h0", "--nproc-per-node", "2", "true"], "--master-addr is for a supervisor of one rank"),
         (["--nproc-per-node", "2", "torchrun", "x.py"], "--nproc-per-node 2: torchrun starts the ranks"),
         (["torchrun", "--nproc-per-node", "gpu", "x.py"], "--group-world-size is missing"),
+        (
+            ["--keep-every", "1", "--group-world-size", "2", "torchrun", "--nnodes", "1:2", "x.py"],
+            "--keep-every: the ranks of this host are unknown",
+        ),
         (["--nnodes", "2", "--node-rank", "1", "true"], "--head is missing"),
         (["--active-ranks", "6", "--nproc-per-node", "4", "true"], "--active-ranks 6 is more than the 4 ranks"),
         (["--tee", "true"], "--tee needs --log-dir"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.mutants.catalogue import Mutant, load
 from tests.simulation.planted import planted
-from tests.simulation.simulators import run_guarded
+from tests.simulation.simulators import SIMULATORS, run_guarded
 
 OF_RUNS = ("lighthouse/job/generations.py", "lighthouse/job/restarts.py")
 OF_QUORUMS = tuple(
@@ -44,12 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.results and given.results.exists():
         known = {row["name"]: row for row in map(json.loads, given.results.read_text().splitlines())}
     names = given.names or sample(given.sample, given.draw)
+    scenarios = given.scenarios.split(",")
+    if unknown := set(scenarios) - {"", *(name for simulator in SIMULATORS.values() for name in simulator.scenarios)}:
+        parser.error(f"--scenarios: unknown: {', '.join(sorted(unknown))}")
     for name in names:
         before = known.get(name, {"tried": first, "seed": None, "cpu_s": 0.0})
         if before["seed"] is not None or before["tried"] >= last:
             continue
         seeds = range(before["tried"], last)
-        row = in_a_fork(lambda: find(mutants[name], seeds, given.scenarios.split(",")))  # noqa: B023
+        row = in_a_fork(lambda: find(mutants[name], seeds, scenarios))  # noqa: B023
         row = {**row, "cpu_s": round(row["cpu_s"] + before["cpu_s"], 1)}
         known[name] = row
         print(json.dumps(row), flush=True)
@@ -67,9 +70,9 @@ def is_rule(mutant: Mutant) -> bool:
 
 
 def sample(count: int, draw: int) -> list[str]:
-    """Return names of mutants of rules."""
-    names = sorted(mutant.name for mutant in load() if is_rule(mutant))
-    return random.Random(f"bites {draw}").sample(names, count)
+    """Return names of mutants of rules. A mutant that joins the catalogue replaces at most one of the others."""
+    names = (mutant.name for mutant in load() if is_rule(mutant))
+    return sorted(names, key=lambda name: random.Random(f"bites {draw} {name}").random())[:count]
 
 
 def in_a_fork(act: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -97,11 +100,12 @@ def find(mutant: Mutant, seeds: range, scenarios: Sequence[str]) -> dict[str, An
         for seed in seeds:
             scenario = scenarios[seed % len(scenarios)]
             signal.setitimer(signal.ITIMER_VIRTUAL, SEED_CPU_S)
-            options = {"scenario": scenario} if scenario and simulator == "quorums" else {}
+            options = {"scenario": scenario} if scenario in SIMULATORS[simulator].scenarios else {}
             result = run_guarded(simulator, seed, **options)
             row["tried"] = seed + 1
             if result.violation:
-                row |= {"seed": seed, "scenario": scenario, "violation": result.violation[:200]}
+                used = SIMULATORS[simulator].draw_plan(seed, **options).scenario
+                row |= {"seed": seed, "scenario": used, "violation": result.violation[:200]}
                 break
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     return {**row, "cpu_s": round(time.process_time() - began_at, 1)}

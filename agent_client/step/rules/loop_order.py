@@ -47,7 +47,7 @@ class StepPart(Protocol):
         ...
 
     def share_buffers(self) -> None:
-        """Start exchanging values that must be equal in all groups, such as buffers. Called before the vote."""
+        """Start exchanging values that must be equal in all groups, such as buffers. Call this before the vote."""
         ...
 
     def end_step(self, *, is_committed: bool) -> None:
@@ -103,8 +103,8 @@ class PassOrder:
     def sync(self, *, step: int, ended: int, was_committed: bool) -> None:
         """Reset the counts if an attempt at a step has ended since the last call.
 
-        `step` is the current step, `ended` the number of attempts that have ended so far, and `was_committed` the
-        result of the last one.
+        `step` is the current step, and `ended` the number of attempts that have ended so far. `was_committed` is True
+        if the last of these attempts was committed.
         """
         self._step = step
         if ended == self._ended:

@@ -268,7 +268,7 @@ class StepMachine:
         self.may_heal = not commit or assignment is None
 
     def faulted(self) -> None:
-        """Count the last discarded step as a fault. Called if no other group is known to have caused the discard."""
+        """Count the last discarded step as a fault. Call this if no other group is known to have caused the discard."""
         self.faults += 1
 
     def _move(self, what: str, expected: Phase, *, to: Phase) -> None:

@@ -397,6 +397,11 @@ class TestComputeTime:
         steps.do(works_s=2.0, microbatches=3)
         assert steps.totals == ComputeTotals(pytest.approx(2.0), 3)
 
+    def test_a_step_whose_batch_was_skipped_does_not_count(self, steps: Steps):
+        steps.do(works_s=9.0, microbatches=0)
+        steps.do(works_s=2.0, microbatches=3)
+        assert steps.totals == ComputeTotals(pytest.approx(2.0), 3)
+
     def test_after_a_heal_the_first_steps_do_not_count(self, steps: Steps):
         steps.do(works_s=9.0, has_healed=True)
         for _ in range(WARMUP_STEPS):

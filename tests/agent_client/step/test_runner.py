@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from agent_client.progress.progress import Progress
 from agent_client.step.config import AgentConfig
+from agent_client.step.rules.machine import StepMachine
+from agent_client.step.rules.world_size import WorldSize, WorldSizeMode
 from agent_client.step.runner import BackgroundThread, StepRunner, log_quorum
 from lighthouse_protocol.messages.membership import Assignment
 from manager.group.requests import assign
@@ -164,6 +167,30 @@ def assigned(quorum_id: int, *names: str, step: int = 3) -> Assignment:
     found = assign(quorum(*(member(name, step) for name in names), quorum_id=quorum_id), "a", 0, True)
     assert found is not None
     return found
+
+
+def test_shares_end_with_the_quorum_that_agreed_on_them() -> None:
+    """Even if the participants of the next quorum exchange no speeds, because one of them cannot compare."""
+    parts = Mock()
+    parts.watch.revoked.return_value = None
+    machine = StepMachine(step=3, is_alone=True, world_size=WorldSize(WorldSizeMode.CONSTANT_BATCH, 4))
+    config = AgentConfig(world_size_mode="constant_batch", world_size=4, share_by_speed=True)
+    runner = StepRunner(machine, parts, parts, parts, parts, config, Progress(), parts)
+
+    def begin(assignment: Assignment) -> tuple[int, ...]:
+        parts.ask.return_value = assignment
+        machine.ask()
+        runner.prepare_step(0)
+        return machine.share.microbatches
+
+    assert begin(assigned(1, "a", "b")) == (0, 2)
+    machine.divide((3, 1))
+    machine.vote()
+    machine.decided(commit=False)
+    assert begin(assigned(1, "a", "b")) == (0, 1, 2)
+    machine.vote()
+    machine.decided(commit=False)
+    assert begin(assigned(2, "a", "c")) == (0, 2)
 
 
 def test_who_was_admitted_and_who_is_gone(caplog: pytest.LogCaptureFixture):

@@ -14,7 +14,7 @@ STARTED = (
     "store 10.0.0.1:29600; lighthouse lighthouse://head:29510"
 )
 RECEIVED = "I manager.group.driver: received quorum {} of 2 groups: step {}"
-VOTED = "2026-11-28T07:41:00Z D manager.group.driver: step {} of quorum {}: rank {} votes {} and is told to {}"
+VOTED = "2026-11-28T07:41:00Z D manager.group.driver: step {} of quorum {}: rank {} votes {}, answer: {}"
 FORMED = "I lighthouse.job.log: [vision] quorum {}: {}"
 
 
@@ -111,10 +111,10 @@ def test_a_broken_promise_is_found(folder: Folder, name: str, old: str, new: str
 @pytest.mark.parametrize(
     ("old", "new", "found"),
     [
-        ("rank 1 votes no and is told to discard", "rank 1 votes no and is told to commit", "step 8, and manager.log:"),
+        ("rank 1 votes no, answer: discard", "rank 1 votes no, answer: commit", "step 8, and manager.log:"),
         ("step 3 of quorum 7: rank 0 votes yes", "step 3 of quorum 7: rank 0 votes no", "commits step 3, and manager"),
-        ("3 of quorum 7: rank 0 votes yes and is told to commit",
-         "3 of quorum 7: rank 0 votes yes and is told to discard",
+        ("3 of quorum 7: rank 0 votes yes, answer: commit",
+         "3 of quorum 7: rank 0 votes yes, answer: discard",
          "a has two decisions on step 3"),
         ("received quorum 9 of 2", "received quorum 6 of 2", "a receives quorum 6 after quorum 8"),
         ("received quorum 8 of 2", "received quorum 8 of 1", None),
@@ -149,7 +149,11 @@ def test_a_restarted_manager_decides_as_the_one_before(folder: Folder) -> None:
 def test_a_rank_alone_in_its_group_decides_by_its_yes(folder: Folder) -> None:
     """So its manager may count a committed step as discarded. A no is a no, though."""
     folder.manager = [STARTED.format("a", "1 rank"), VOTED.format(4, 7, 0, "yes", "discard")]
-    assert folder.check().exit_code == 0
+    result = folder.check()
+    assert result.exit_code == 0
+    [line] = [line for line in result.output.splitlines() if "one decision on a step" in line]
+    assert line.startswith("- ")
+    assert line.endswith("(0 checks)")
     folder.manager += [VOTED.format(5, 8, 0, "no", "commit")]
     assert folder.check().exit_code == 1
 

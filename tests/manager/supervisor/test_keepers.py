@@ -4,7 +4,7 @@ import os
 from dataclasses import replace
 
 from lighthouse_protocol.messages.hosts import KeptState
-from lighthouse_runtime.process.kept_memory import BUFFERS, HEADER_BYTES, BufferHeader, buffer_path, write_header
+from lighthouse_runtime.process.kept_memory import BUFFERS, HEADER_BYTES, BufferHeader, write_header
 from manager.supervisor.keepers import Keepers
 from manager.supervisor.rules.machine import Layout
 from manager.supervisor.rules.plan import LaunchPlan, Torchrun
@@ -65,12 +65,13 @@ def test_the_status_shows_the_newest_complete_state_and_why_there_is_none() -> N
     assert keepers.newest_states()[0] == KeptState(2, 9, 1001)
     os.truncate(other, HEADER_BYTES + 1000)
     assert keepers.newest_states()[0] == KeptState(2, 8, 1000)
-    kept(other, BufferHeader("it", problem="no memory"))
+    kept(other, BufferHeader("it", 9, 3, problem="no memory"))
     assert keepers.newest_states()[0] == KeptState(2, 8, 1000, "no memory")
+    kept(one, BufferHeader("it", 10, 3, 1002))
+    assert keepers.newest_states()[0] == KeptState(2, 10, 1002), "the problem is over"
 
 
 def test_the_memory_belongs_to_no_child() -> None:
     keepers = Keepers(PLAN, 1)
     buffers = [int(path.rpartition("/")[2]) for path in paths(keepers, 2)]
     assert [os.get_inheritable(buffer) for buffer in buffers] == [False, False]
-    assert buffer_path(buffers[0]) == f"/proc/{os.getpid()}/fd/{buffers[0]}"
