@@ -75,7 +75,9 @@ class Formed:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class LoggedVote:
+    """A rank's vote on a step and the decision that its manager sent back, parsed from the manager's log."""
+
     step: int
     quorum_id: int
     rank: int
@@ -91,7 +93,7 @@ class Manager:
     group: str
     ranks: int
     received: list[tuple[int, str]] = field(default_factory=list)  # quorum_id and file:line
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[LoggedVote] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -147,7 +149,7 @@ def _read_trace(group: str, rank: int, place: str, lines: Iterable[str]) -> Proc
 
 def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
     """Parse the log of a lighthouse or a manager. Skip a manager's lines before the one that logs its start."""
-    managers: dict[str, Manager] = {}  # by replica_id, which only lines in JSON have
+    managers: dict[str, Manager | None] = {}  # by replica_id, which only lines in JSON have
     for where, text, job, group in _messages(place, lines):
         manager = managers.get(group)
         if found := FORMED.fullmatch(text):
@@ -155,13 +157,16 @@ def _read_log(history: History, place: str, lines: Iterable[str]) -> None:
             is_cut = found["more"] is not None
             history.formed.append(Formed(job or found["job"] or "", int(found["id"]), groups, is_cut, where))
         elif found := STARTS.fullmatch(text):
-            managers[group] = Manager(found["group"], int(found["ranks"]))
-            history.managers.append(managers[group])
+            if group in managers and (manager is None or manager.group != found["group"]):
+                managers[group] = None  # two managers write to this file, and lines in text do not name their manager
+                continue
+            managers[group] = manager = Manager(found["group"], int(found["ranks"]))
+            history.managers.append(manager)
         elif manager is not None and (found := RECEIVES.fullmatch(text)):
             manager.received.append((int(found[1]), where))
         elif manager is not None and (found := ANSWERS.fullmatch(text)):
             step, quorum_id, rank = map(int, found.group(1, 2, 3))
-            manager.answers.append(Answer(step, quorum_id, rank, found[4] == "yes", found[5] == "commit", where))
+            manager.answers.append(LoggedVote(step, quorum_id, rank, found[4] == "yes", found[5] == "commit", where))
 
 
 def _messages(place: str, lines: Iterable[str]) -> Iterator[tuple[str, str, str, str]]:
@@ -319,9 +324,9 @@ def _quorum_ids_rise(managers: Sequence[Manager]) -> Rule:
     return rule
 
 
-def _by_step(managers: Iterable[Manager]) -> Iterator[tuple[str, list[Answer]]]:
+def _by_step(managers: Iterable[Manager]) -> Iterator[tuple[str, list[LoggedVote]]]:
     """Group the answers to votes by replica group, quorum and step. Yield (replica_id, answers) for each."""
-    by_step: dict[tuple[str, int, int], list[Answer]] = defaultdict(list)
+    by_step: dict[tuple[str, int, int], list[LoggedVote]] = defaultdict(list)
     for manager in managers:
         for answer in manager.answers:
             by_step[manager.group, answer.quorum_id, answer.step].append(answer)

@@ -20,7 +20,7 @@ def incidents(given: ClientOptions, kind: str | None) -> None:
     """List incidents, newest first.
 
     Times count from the fault: NOTICED, until the lighthouse detected it; RECOVERED, until the other groups committed
-    their next step; BACK, until the lost groups were in the quorum again.
+    their next step, or a slow rank was no longer slow; BACK, until the lost groups were in the quorum again.
     """
     with given.connect() as client:
         found = [each for each in client.incidents(given.job, timeout_s=given.timeout) if kind in (None, each.kind)]
@@ -33,6 +33,10 @@ def incident_lines(summaries: Sequence[IncidentSummary], width: int) -> list[Tex
 
 def clock(at_unix_s: float) -> str:
     return datetime.fromtimestamp(at_unix_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _recovered_s(summary: IncidentSummary) -> float | None:
+    return summary.over_s if summary.kind is IncidentKind.SLOW else summary.step_s
 
 
 def _short_duration(seconds: float | None) -> str:
@@ -50,8 +54,8 @@ _COLUMNS: Sequence[Column[IncidentSummary]] = (
     Column("NOTICED", lambda i: _short_duration(i.noticed_s), is_number=True, keep=0),
     Column(
         "RECOVERED",
-        lambda i: _short_duration(i.step_s),
-        lambda i: "red" if i.step_s is None else "",
+        lambda i: _short_duration(_recovered_s(i)),
+        lambda i: "red" if _recovered_s(i) is None else "",
         is_number=True,
         keep=3,
     ),
@@ -92,6 +96,7 @@ def lines_of(incident: Incident, width: int) -> Iterator[Text]:
 _FAULTS = {
     IncidentKind.STALL: "the fault: the last progress",
     IncidentKind.LOSS: "the fault: the last heartbeat",
+    IncidentKind.SLOW: "the fault: the first slow comparison",
 }
 
 
@@ -105,7 +110,7 @@ def _timeline(summary: IncidentSummary) -> list[tuple[float, str]]:
         (summary.evidence_s, "evidence collected"),
         (summary.acted_s, summary.action),
         (summary.quorum_s, f"{formed} {summary.quorum_id} formed"),
-        (summary.over_s, "progress resumed"),
+        (summary.over_s, "no longer slow" if summary.kind is IncidentKind.SLOW else "progress resumed"),
         (summary.step_s, "first step committed"),
         (summary.back_s, f"back in the quorum: {', '.join(summary.suspects)}"),
     ]

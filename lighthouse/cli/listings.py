@@ -55,7 +55,7 @@ def ranks(given: ClientOptions) -> None:
     During a stall, the first line names the ranks that are behind.
 
     RANK: replica group and rank, or run and slot. GEN: the last generation in which a rank of a run was active.
-    COMPUTE: compute time of a step over the median of its peers, in the last minute and the last 10 minutes.
+    COMPUTE: compute time of a microbatch over the median of its peers, in the last minute and the last 10 minutes.
     BEAT: time since the last heartbeat of its process. STILL: time since its last progress.
     """
     answer = given.status(ranks=True)

@@ -154,6 +154,7 @@ function fillRankPhase(cell, rank) {
 }
 
 function fillRatio(cell, ratio, isSlow, hint) {
+  setClass(cell, `compute number ${ratio ? '' : 'zero'}`);
   setClass(child(cell, 'span', 0), isSlow ? 'kind bad' : '');
   setText(child(cell, 'span', 0), ratio ? `${ratio.toFixed(1)}x` : '');
   setTitle(cell, hint);

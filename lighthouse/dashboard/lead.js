@@ -1,5 +1,5 @@
 // The first lines of a job and the window's title: does it train, how fast, what was lost, which group is behind.
-const HEALS_NAMED = 4, AWAY_NAMED = 3, OPEN_FOR_S = 600;  // an incident that is still open after that never ends
+const HEALS_NAMED = 4, AWAY_NAMED = 3, OPEN_FOR_S = 600;  // older ones are no news, and some never end, because the lighthouse restarted
 const INCIDENT_WORDS = {
   loss: 'lost', divergence: 'diverged from its peers', not_applied: 'missing a step that it committed',
   nonfinite: 'sending gradients that are not finite',

@@ -349,6 +349,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._samples = Samples()
         self._faults: dict[int, tuple[str, Reply[FaultReport]]] = {}  # group and caller of each ordered fault
         self._opening = 0  # session whose hello the machine is handling
+        self._has_notices = False  # whether a group may have a preemption notice
         self._secret = secret
         self._runs = runs
         self._store = store or MemoryStore()
@@ -488,10 +489,12 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         Each group receives the number once, and again whenever it changes to or from zero.
         """
         groups = self.machine.job.groups.values()
+        noticed = [group for group in groups if group.reports.preemption is not None]
+        self._has_notices = bool(noticed)
         staying = staying_groups(groups)
-        for group in groups:
+        for group in noticed:
             others = len(staying) - (group.replica_id in staying)
-            is_news = group.reports.preemption is not None and group.reports.others_stay is not (others > 0)
+            is_news = group.reports.others_stay is not (others > 0)
             if is_news and self.send_to_member(group, PreemptionNoted(others)):
                 group.reports.others_stay = others > 0
 
@@ -632,8 +635,10 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                     ledger.observe_group(self.job, groups.get(replica_id), now)
                 case MemberLost(replica_id, _, _, last_seen_at):
                     self.incidents.handle_loss(effect)
+                    self.incidents.end_slow_group(replica_id)
                     ledger.observe_group(self.job, groups.get(replica_id), now, last_seen_at)
                 case MemberLeft(replica_id):
+                    self.incidents.end_slow_group(replica_id)
                     ledger.end_group(self.job, replica_id, now)
                     if (group := groups.get(replica_id)) is not None:
                         self.account.stop_time(group.reports, now)
@@ -647,7 +652,8 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                         ledger.observe_group(self.job, group, now)
                 case _:
                     pass
-        if any(isinstance(effect, MemberLost | MemberLeft | MemberDraining) for effect in news):
+        changes = MemberLost | MemberLeft | MemberDraining | QuorumFormed
+        if self._has_notices and any(isinstance(effect, changes) for effect in news):
             self._answer_notices()
         self._verdicts.update_verdict()
         self._worlds.note_effects(news)
@@ -661,9 +667,9 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                     self._secret = self._ports.draw_secret()
                 if record is not None:
                     self._commit(record)
+                log_quorum(self.job, quorum, is_new=is_new)  # before any group can log it, for `check-history`
                 self._delivery = QuorumDelivery(quorum, self._delivery)
                 self._waiting.answer_calls(calls, Answer(quorum, stands, self._secret, self._delivery))
-                log_quorum(self.job, quorum, is_new=is_new)
             case QuorumResent(quorum, call):
                 self._waiting.answer_calls([call], Answer(quorum, stands=True, secret=self._secret))
             case JobEnded(_, _, record):

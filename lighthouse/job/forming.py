@@ -318,14 +318,13 @@ class QuorumMachine:
         end, job = self.job_end, self.job
         if end.step is not None or end.finished_step is None or job.counts[Kind.WORKING]:
             return
-        unfinished = job.unfinished_members
         present = [m for m in job.list_participants() if m.is_alive and not m.down]
         is_returning = self.standing.phase is QuorumPhase.RETURNING
-        if is_returning or any(m.replica_id in unfinished for m in present):
+        if is_returning or any(not job.members[m.replica_id].has_finished for m in present):
             return
         others = [m for m in job.groups.values() if m.is_alive and not m.is_reported and m.down != LEFT]
         waiting = [m.replica_id for m in others if m.replica_id not in job.members]
-        end.record_end([*unfinished, *waiting])
+        end.record_end([*job.unfinished_members, *waiting])
         assert end.step is not None
         record = self._make_record(stands=self.standing.phase is not QuorumPhase.NONE)
         self.job.emit(events.JobEnded(end.step, end.absent, record))
@@ -392,5 +391,5 @@ def _can_stand(member: Group) -> bool:
 
     The group needs a session and abortable collectives, and must not ask to shrink the quorum.
     """
-    participant, is_connected = member.participant, member.session is not None and member.closes_at is None
-    return is_connected and participant is not None and participant.watched and not participant.shrink_only
+    participant = member.participant
+    return member.is_connected and participant is not None and participant.watched and not participant.shrink_only

@@ -128,7 +128,7 @@ class JobAccount:
         return min(1.0, self.step_s / group_s) if group_s > 0 else None
 
 
-class JobPort(Protocol):
+class DriverOwner(Protocol):
     """The part of `JobDriver` that the drivers of the job's progress and incidents use."""
 
     def send_to_member(self, member: Group, message: ToManager) -> bool: ...
@@ -147,7 +147,7 @@ class ProgressDriver:
     no Agents), and the active ranks of runs.
     """
 
-    def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: JobPort) -> None:
+    def __init__(self, job: str, groups: Mapping[str, Group], ports: Ports, owner: DriverOwner) -> None:
         """Create the driver. `groups` contains the job's groups by replica_id, and `owner` receives stall verdicts."""
         timers, floor_s = ports.timers, ports.stall_after_s
         self.known = JobProgress(groups, floor_s, ports.ranks_kept, ports.slow_after_s)
@@ -371,7 +371,7 @@ class IncidentDriver:
         state: Job,
         ports: Ports,
         registry: IncidentRegistry,
-        owner: JobPort,
+        owner: DriverOwner,
         progress: ProgressDriver,
     ) -> None:
         """Create the driver. `state` belongs to the job's `QuorumMachine`. All jobs share `ports` and `registry`."""
@@ -452,6 +452,10 @@ class IncidentDriver:
         if loss.quorum_id is None:
             return
         self._perform(self._incidents.add_loss(loss, self._clock(), self._wall(), is_asked=bool(self._state.joins)))
+
+    def end_slow_group(self, replica_id: str) -> None:
+        """Close the incidents of the slow ranks of a group that was lost or has left."""
+        self._perform(self._incidents.end_slow_group(replica_id, self._clock()))
 
     def handle_quorum(self, quorum: Quorum, *, is_new: bool) -> None:
         if self._incidents.awaits_quorum:

@@ -12,8 +12,9 @@
 4. A group that joins without a valid state (a commit was not applied, or its state differs from its peers') is an
    incident. The group repeats the report in every join until it has healed, but the incident counts once.
 5. A step that a group discards because of non-finite gradients is an incident.
-6. A slow rank is an incident until it recovers or its group is lost, at most once in SLOW_AGAIN_S. Its stacks are
-   collected while it is slow, after each of the next MAX_LOOKS comparisons. The policy for stalls does not apply.
+6. Ranks that become slow in the same comparison are one incident, until each of them recovers, has too few peers, or
+   its group is lost or leaves. A rank is in at most one such incident in SLOW_AGAIN_S. The stacks of up to MAX_SUSPECTS
+   ranks are collected after this comparison and the next ones, MAX_LOOKS times. The policy for stalls does not apply.
 7. A supervisor's report on a dead process explains the loss of its group, whether it arrives before or after the loss,
    and belongs to that incident. If no loss follows within EXIT_KEPT_S, the report is an incident of its own.
 8. A fault of `lighthouse chaos` is an incident. Losses of the target during the fault belong to the incident, and its
@@ -27,7 +28,7 @@ keeps the newest incidents of all jobs, and `incident_of` describes an incident 
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -183,6 +184,7 @@ class _Case:
     killed: frozenset[str] = frozenset()
     losses: "_Lost | None" = None
     is_injected: bool = False  # whether `lighthouse chaos` caused the incident and its fault has not ended
+    slow: frozenset[RankName] = frozenset()  # its ranks that are still slow
 
     def update_summary(self, **changes: object) -> Incident:
         summary = replace(self.incident.summary, **changes)  # pyright: ignore[reportArgumentType]
@@ -276,7 +278,7 @@ class IncidentMachine:
         self._lost: _Lost | None = None
         self._loss: _Case | None = None  # incident of the losses
         self._exits: dict[str, list[_Exit]] = {}  # by replica_id
-        self._slow: dict[RankName, _Case] = {}
+        self._slow: dict[str, _Case] = {}  # incidents of slow ranks, by id
         self._slow_opened_at: dict[RankName, float] = {}
 
     @property
@@ -324,8 +326,10 @@ class IncidentMachine:
             members: Number of ranks of each replica group that is training.
             now: Current time.
         """
-        if (slow := next((case for case in self._slow.values() if case.incident.id == id), None)) is not None:
+        if (slow := self._slow.get(id)) is not None:
             slow.is_looking = False
+            if not slow.slow:
+                del self._slow[id]
             evidence = (*slow.incident.evidence, *gathered.evidence)
             slow.incident = replace(slow.incident, evidence=evidence, missing=gathered.missing)
             return [Changed(slow.update_summary(evidence_s=slow.incident.summary.evidence_s or now - slow.fault_at))]
@@ -505,22 +509,36 @@ class IncidentMachine:
     # -- slow ranks
 
     def track_slow(self, slow: Mapping[RankName, SlowRank], now: float, unix_s: float) -> list[Effect]:
-        """Open incidents for ranks that have become slow, and close those of ranks that are no longer slow."""
-        effects: list[Effect] = []
+        """Open an incident for ranks that have become slow, and close those whose ranks are no longer slow."""
+        open_ = frozenset(name for case in self._slow.values() for name in case.slow)
+        effects = self._end_slow(open_ - slow.keys(), now)
         opened_at = {name: at for name, at in self._slow_opened_at.items() if now < at + SLOW_AGAIN_S}
-        for name in self._slow.keys() - slow.keys():
-            case = self._slow.pop(name)
-            effects.append(Changed(case.update_summary(over_s=now - case.fault_at)))
-        for name, rank in slow.items():
-            if name not in self._slow and name not in opened_at:
-                opened_at[name] = now
-                suspects, noticed_s = (str(name),), now - rank.since
-                case = self._make_case(IncidentKind.SLOW, rank.text, suspects, rank.since, noticed_s, unix_s)
-                self._slow[name] = case
-                effects.append(Opened(case.incident))
-            if name in self._slow:
-                effects += self._request_evidence(self._slow[name])
-        self._slow_opened_at = opened_at
+        if new := [name for name in slow if name not in open_ and name not in opened_at]:
+            fault_at = min(slow[name].since for name in new)
+            text = slow[new[0]].text + (f"; also slow: {list_names(new[1:])}" if new[1:] else "")
+            suspects = tuple(map(str, new[:MAX_SUSPECTS]))
+            case = self._make_case(IncidentKind.SLOW, text, suspects, fault_at, now - fault_at, unix_s)
+            case.slow, self._slow[case.incident.id] = frozenset(new), case
+            effects.append(Opened(case.incident))
+        self._slow_opened_at = opened_at | dict.fromkeys(new, now)
+        for case in self._slow.values():
+            if case.slow:
+                effects += self._request_evidence(case)
+        return effects
+
+    def end_slow_group(self, replica_id: str, now: float) -> list[Effect]:
+        """Close the incidents of a group's slow ranks, because the group was lost or has left."""
+        names = (name for case in self._slow.values() for name in case.slow if name.replica_id == replica_id)
+        return self._end_slow(frozenset(names), now)
+
+    def _end_slow(self, names: Set[RankName], now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for case in [case for case in self._slow.values() if case.slow & names]:
+            case.slow -= names
+            if not case.slow:
+                effects.append(Changed(case.update_summary(over_s=now - case.fault_at)))
+                if not case.is_looking:  # otherwise `add_evidence` drops the case
+                    del self._slow[case.incident.id]
         return effects
 
     # -- recovery

@@ -691,7 +691,10 @@ class Presence:
 
 
 def staying_groups(groups: Iterable[Group]) -> set[str]:
-    """Return the groups that can train and whose hosts are not about to be taken away."""
+    """Return the replica_ids of the groups that can train and whose hosts stay.
+
+    A notice that is only advice does not count.
+    """
     return {
         group.replica_id
         for group in groups

@@ -15,7 +15,7 @@ from lighthouse.job.incident_driver import IncidentRegistry
 from lighthouse.job.log import NAMES_LOGGED
 from lighthouse.job.records import Membership, QuorumConfig, QuorumRecord, RunConfig, RunName, RunRecord, SavedRun
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import JobsPort, Ports, RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse.job.status import saved_run_status
 from lighthouse.job.store import MemoryStore, RecordStore
 from lighthouse_protocol.identity import check_name
@@ -37,7 +37,7 @@ ENDED_SHOWN = 16
 QUIET_LOOKED_FOR_EVERY_S = 1.0
 
 
-class JobRegistry(JobsPort):
+class JobRegistry:
     """Drivers of all jobs."""
 
     def __init__(

@@ -293,21 +293,22 @@ KEY_WRITES_PER_S = 100.0
 KEY_WRITES_AT_ONCE = 1000
 
 
-class JobsPort:
-    """Interface through which runs use their jobs. This base class serves runs without a job."""
+class RunOwner(Protocol):
+    """The part of `JobRegistry` that the drivers of runs use."""
 
     def record_run_incident(self, incident: Incident) -> None: ...
 
     def handle_run_message(self, job: str) -> None:
         """Update the job after a rank of one of its runs has sent a message other than its hello."""
+        ...
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:
         """Return a group's relation to its job's quorum. `digest` is the digest of the secret that it presents."""
-        return Membership.OPEN
+        ...
 
     def report_exit(self, job: str, replica_id: str, reason: str, evidence: RankEvidence) -> bool:
         """Report the exit of a group's process. Return whether the exit may explain the loss of the group."""
-        return False
+        ...
 
 
 class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
@@ -319,14 +320,14 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         machine: RunMachine,
         store: RecordStore,
         ports: Ports,
-        jobs: JobsPort | None = None,
+        owner: RunOwner,
     ) -> None:
-        """Create the driver of a run. `store` holds its record and keys. `jobs` is None for a run without a job."""
+        """Create the driver of a run. `store` holds its record and keys."""
         super().__init__(machine, ports)
         self.name = name
         self.machine = machine
         self._store = store
-        self._jobs = jobs or JobsPort()
+        self._owner = owner
         self._note_timer = DeadlineTimer(self._write_due_notes, ports.timers)
         self._noted_after_s = NOTED_WITHIN_S
         self._key_writes = RateLimit("keys written for one run", KEY_WRITES_PER_S, KEY_WRITES_AT_ONCE)
@@ -366,7 +367,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             self._evidence.add_answer(rank, message)
         else:
             self._feed(events.RankReported(rank, message))
-            self._jobs.handle_run_message(self.name[0])
+            self._owner.handle_run_message(self.name[0])
 
     def end_rank(self, session: int) -> None:
         self._ranks.remove_stream(session)
@@ -424,10 +425,10 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
         evidence = RankEvidence(
             group_rank, lost.rank.incarnation, host=entry.host, process=f"ended: {lost.reason}", output=lost.output
         )
-        return self._jobs.report_exit(self.name[0], group, lost.reason, evidence)
+        return self._owner.report_exit(self.name[0], group, lost.reason, evidence)
 
     def _membership(self, entry: supervisor.SupervisorHello) -> Membership:
-        return self._jobs.membership(self.name[0], group_of_supervisor(entry.name), digest_of(entry.secret))
+        return self._owner.membership(self.name[0], group_of_supervisor(entry.name), digest_of(entry.secret))
 
     def end_supervisor(self, session: int) -> None:
         self._supervisors.pop(session, None)
@@ -565,7 +566,7 @@ class RunDriver(MachineDriver[events.RunEvent, events.RunEffect]):
             case events.RecordChanged():
                 self._note()
             case events.IncidentChanged(restart):
-                self._jobs.record_run_incident(incident_of(self.name, restart))
+                self._owner.record_run_incident(incident_of(self.name, restart))
                 self._note()
         log_effect(self.name, effect)
 

@@ -125,7 +125,7 @@ class SlowRanks:
         rank = self._ranks.get(name)
         return Slowness() if rank is None else Slowness(rank.ratios[0], rank.ratios[1], rank.is_slow)
 
-    def all(self) -> list[Slowness]:
+    def list_slowness(self) -> list[Slowness]:
         return [self.slowness(name) for name in self._ranks]
 
 

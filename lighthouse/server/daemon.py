@@ -162,7 +162,7 @@ class LighthouseDaemon:
             accounts={driver.job: driver.account for driver in jobs},
             now=asyncio.get_running_loop().time(),
             phase_s={driver.job: driver.progress.known.phase_seconds for driver in jobs},
-            slowness={driver.job: driver.progress.known.slow_ranks.all() for driver in jobs},
+            slowness={driver.job: driver.progress.known.slow_ranks.list_slowness() for driver in jobs},
             incidents=self._incidents.times,
             jobs={driver.job for driver in jobs} | {run.name[0] for run in self._runs},
             candidate=None if self._shared is None else self._shared.status(),

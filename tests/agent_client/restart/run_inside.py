@@ -16,6 +16,7 @@ from lighthouse_protocol.messages.progress import ProgressSample
 from lighthouse_protocol.messages.run import FromRunRank, RankHeartbeat, RankHello, ToRunRank
 from lighthouse_protocol.messages.session import Evidence, EvidenceDone, EvidenceRequest
 from lighthouse_protocol.refusals import LighthouseError, Unreachable
+from tests.lighthouse.peers import NoJobs
 
 
 class NoTimers:
@@ -69,7 +70,7 @@ class RunInside:
 
     def __init__(self) -> None:
         machine = RunMachine(now=time.monotonic())
-        self._driver = RunDriver(("default", "r"), machine, MemoryStore(), Ports(NoTimers(), lambda: 0.0))
+        self._driver = RunDriver(("default", "r"), machine, MemoryStore(), Ports(NoTimers(), lambda: 0.0), NoJobs())
         self._lock = threading.RLock()
         self._streams: set[StreamInside] = set()
         self.steps: dict[int, int] = {}

@@ -180,6 +180,14 @@ def test_managers_that_log_to_one_file_in_json_are_told_apart(folder: Folder) ->
     assert folder.check().exit_code == 0
 
 
+def test_managers_that_log_to_one_file_in_text_are_not_told_apart(folder: Folder) -> None:
+    folder.manager += [STARTED.format("b", "2 ranks"), folder.manager[1], folder.manager[2].replace("yes", "no")]
+    folder.manager += [STARTED.format("a", "2 ranks"), folder.manager[2].replace("yes", "no")]
+    result = folder.check()
+    assert result.exit_code == 0, result.output
+    assert "22 votes by managers" in result.output
+
+
 def test_a_step_that_nobody_holds_any_more_may_be_committed_again(folder: Folder) -> None:
     """All groups die, and continue from a checkpoint of step 3."""
     for rank, pid in ((0, 21), (1, 22)):

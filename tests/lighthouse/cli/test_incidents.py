@@ -34,6 +34,7 @@ STALL = Incident(
     ),
     ("c: not all came within 10 s",),
 )
+SLOW = incident("20251122-121501", kind=IncidentKind.SLOW, text="b/1 is slow", noticed_s=60.0, over_s=200.0)
 LOSS = incident("20251122-111501", kind=IncidentKind.LOSS, text="b: it fell silent", suspects=("b",), noticed_s=5.0)
 
 
@@ -110,6 +111,15 @@ def test_all_of_one_incident(fake, run):
 def test_a_loss_as_it_goes_on(fake, run):
     fake.incidents = [LOSS]
     assert "+0.00s the fault: the last heartbeat\n" in run(incident_command, LOSS.id).output
+
+
+def test_a_slow_rank_recovers_when_it_is_no_longer_slow(fake, run):
+    fake.incidents = [SLOW]
+    told = run(incident_command, SLOW.id).output
+    assert "+0.00s the fault: the first slow comparison\n" in told
+    assert "+200.00s no longer slow\n" in told
+    [row] = run(incidents_command).output.splitlines()[1:]
+    assert row.split()[3:7] == ["slow", "1m00s", "3m20s", "-"]
 
 
 def test_only_those_of_one_kind(fake, run):

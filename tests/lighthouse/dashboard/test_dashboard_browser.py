@@ -478,6 +478,18 @@ async def test_no_state_is_cut_on_a_phone(browser: Chromium, lighthouse: FakeLig
 
 
 @pytest.mark.slow
+async def test_on_a_phone_only_groups_with_a_ratio_show_their_compute_time(
+    browser: Chromium, lighthouse: FakeLighthouse
+):
+    ranks = (place("a", 0), place("b", 0, compute_ratio_1m=3.1, is_slow=True))
+    lighthouse.shown = status(dataclasses.replace(job(member("a"), member("b")), ranks=ranks))
+    async with browser.page(lighthouse.url, width=400, height=800) as page:
+        await shown(page)
+        seen = "[...document.querySelectorAll('tbody td.compute')].filter(td => td.checkVisibility())"
+        assert await page.run(f"{seen}.map(td => td.textContent)") == ["3.1x"]
+
+
+@pytest.mark.slow
 async def test_a_run_of_which_nothing_is_known_is_no_card(browser: Chromium, lighthouse: FakeLighthouse):
     """Supervisors of groups that train by quorums open one."""
     lighthouse.shown = status(job(member("a")), runs=(run_status(("default", "r"), RunMachine(), 0.0),))

@@ -1,5 +1,6 @@
 """What the driver does beside its machine: timers that have no caller. All else of it runs in the simulator."""
 
+import logging
 import random
 from collections.abc import Callable, Sequence
 
@@ -75,6 +76,22 @@ def test_a_call_whose_time_is_over_is_answered_though_the_next_quorum_cannot_be_
     driver.request_quorum(group("a"), 10.0, caller)
     loop.go(11.0)
     assert [type(error) for error in caller.errors] == [DeadlinePassed]
+
+
+def test_a_quorum_is_logged_before_a_group_receives_it(caplog: pytest.LogCaptureFixture):
+    """Otherwise `check-history` blames a lighthouse that was killed between the two."""
+    logged: list[str] = []
+
+    class First(Caller[Answer]):
+        def answer(self, value: Answer) -> None:
+            logged.extend(caplog.messages)
+
+    caplog.set_level(logging.INFO)
+    loop = VirtualLoop()
+    driver = JobDriver("j", QuorumMachine(QuorumConfig()), Ports(loop, loop.time))
+    driver.request_quorum(group("a"), 60.0, First())
+    assert driver.machine.quorum is not None
+    assert f"quorum {driver.machine.quorum.quorum_id}: a@0" in logged
 
 
 class TestSessions:

@@ -11,11 +11,11 @@ import pytest
 from lighthouse.job.driver import JobDriver
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.incident_driver import IncidentRegistry
-from lighthouse.job.incidents import OnStall
+from lighthouse.job.incidents import MAX_LOOKS, OnStall
 from lighthouse.job.presence import JUDGED_AFTER_S
 from lighthouse.job.records import QuorumConfig, RunConfig
 from lighthouse.job.restarts import RunMachine
-from lighthouse.job.run_driver import JobsPort, Ports, RunDriver
+from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse.job.store import MemoryStore
 from lighthouse_protocol.messages.incident import (
     EvidenceAsked,
@@ -43,7 +43,7 @@ from lighthouse_protocol.messages.session import (
 from lighthouse_protocol.messages.status import TimelineKind
 from lighthouse_protocol.refusals import LighthouseError
 from tests.lighthouse.evidence import rank as evidence_of
-from tests.lighthouse.peers import Caller, Listener
+from tests.lighthouse.peers import Caller, Listener, NoJobs
 from tests.lighthouse.sessions import held, native, secret_of
 from tests.lighthouse_protocol.views import after, all_reduce, rank
 from tests.virtual_loop import VirtualLoop
@@ -337,8 +337,8 @@ class TestAStall:
 
 
 class TestASlowRank:
-    def test_it_alone_is_asked_for_evidence_and_the_policy_kills_nobody(self, make: Make):
-        job = make(OnStall.RESTART_SUSPECTS)
+    def train(self, job: Job, ranks: int) -> None:
+        """Train for 130 s. The ranks of b take three times as long as the others."""
         job.start()
         totals = dict.fromkeys("abc", ComputeTotals())
         for granted in range(130):
@@ -346,9 +346,35 @@ class TestASlowRank:
             for name, manager in job.managers.items():
                 seconds = 0.6 if name == "b" else 0.2
                 totals[name] = ComputeTotals(totals[name].seconds + seconds, granted)
-                place = rank(0, group=name, still_s=0)
-                sample = replace(place.sample, computed=totals[name])
-                manager.beat(granted, GroupView(name, "i1", (replace(place, sample=sample),)))
+                places = [rank(number, group=name, still_s=0) for number in range(ranks)]
+                samples = [replace(place.sample, computed=totals[name]) for place in places]
+                view = [replace(place, sample=sample) for place, sample in zip(places, samples, strict=True)]
+                manager.beat(granted, GroupView(name, "i1", tuple(view)))
+
+    def test_all_of_a_slow_host_are_one_incident_and_asked_together(self, make: Make):
+        job = make()
+        self.train(job, ranks=2)
+        [summary] = job.incidents
+        assert summary.suspects == ("b/0", "b/1")
+        asked = [each for each in job.managers["b"].told(EvidenceRequest) if isinstance(each, EvidenceRequest)]
+        assert [each.group_ranks for each in asked] == [(0, 1)] * MAX_LOOKS
+        assert [one.name for one in job.newest.evidence] == ["b/0", "b/1"] * MAX_LOOKS
+
+    @pytest.mark.parametrize("ends", ["leaves", "is lost"])
+    def test_it_ends_with_its_group_though_no_view_follows(self, make: Make, ends: str):
+        job = make()
+        self.train(job, ranks=1)
+        assert job.newest.summary.over_s is None
+        if ends == "leaves":
+            job.driver.receive_from_manager(job.managers["b"].session, Leave("done"))
+        else:
+            job.driver.end_session(job.managers["b"].session)
+            job.loop.go(2 * JUDGED_AFTER_S)
+        assert job.newest.summary.over_s is not None
+
+    def test_it_alone_is_asked_for_evidence_and_the_policy_kills_nobody(self, make: Make):
+        job = make(OnStall.RESTART_SUSPECTS)
+        self.train(job, ranks=1)
         slow = [place for place in job.driver.progress.ranks() if place.is_slow]
         assert [(place.replica_id, place.compute_ratio_1m) for place in slow] == [("b", pytest.approx(3, abs=0.1))]
         assert (job.newest.summary.kind, job.newest.summary.suspects) == (IncidentKind.SLOW, ("b/0",))
@@ -422,7 +448,7 @@ class Slot(Listener):
 
 
 @dataclass
-class RunsOf(JobsPort):
+class RunsOf(NoJobs):
     wrapped: "WrappedJob"
 
     def handle_run_message(self, job: str) -> None:

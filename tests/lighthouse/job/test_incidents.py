@@ -580,3 +580,42 @@ class TestASlowRank:
         self.track(stage, self.NAME)
         opened = [effect for effect in self.track(stage, self.NAME, RankName("c", 0)) if isinstance(effect, Opened)]
         assert [each.incident.summary.suspects for each in opened] == [("c/0",)]
+
+    def test_ranks_that_become_slow_together_are_one_incident_with_one_collection_of_evidence(self):
+        stage, names = Stage(), [RankName("b", number) for number in range(1, 9)]
+        opened, wanted = self.track(stage, *names)
+        assert isinstance(opened, Opened)
+        summary = opened.incident.summary
+        assert (summary.text, summary.suspects) == ("b/1 is slow; also slow: b/2-8", tuple(map(str, names)))
+        assert wanted == EvidenceWanted(summary.id, summary.suspects, is_of_suspects=True)
+        assert self.track(stage, *names[2:]) == [], "some of its ranks are still slow"
+        [over] = self.track(stage)
+        assert isinstance(over, Changed)
+        assert over.incident.summary.over_s == 60.0
+
+    def test_of_very_many_ranks_is_short(self):
+        stage = Stage()
+        self.track(stage, *(RankName(f"g{number:03}", 0) for number in range(100)))
+        assert stage.last.text.endswith("g016/0 and 83 more")
+        assert len(stage.last.suspects) == MAX_SUSPECTS
+
+    def test_a_rank_that_recovers_before_its_evidence_is_there_gets_it_still(self):
+        stage = Stage()
+        opened, _ = self.track(stage, self.NAME)
+        assert isinstance(opened, Opened)
+        self.track(stage)
+        [changed] = stage.took(opened.incident.id, "b/1")
+        assert isinstance(changed, Changed)
+        assert [one.name for one in changed.incident.evidence] == ["b/1"]
+        assert changed.incident.summary.over_s == 60.0
+        assert stage.took(opened.incident.id, "b/1") == [], "it is not followed any more"
+
+    def test_a_rank_whose_group_is_gone_is_no_longer_slow(self):
+        stage = Stage()
+        self.track(stage, self.NAME, RankName("c", 0))
+        assert stage.machine.end_slow_group("a", stage.now) == []
+        assert stage.machine.end_slow_group("c", stage.now) == []
+        [over] = stage.machine.end_slow_group("b", stage.now)
+        assert isinstance(over, Changed)
+        assert over.incident.summary.over_s == 60.0
+        assert stage.machine.end_slow_group("b", stage.now) == []

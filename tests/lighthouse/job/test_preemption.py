@@ -2,12 +2,13 @@
 
 import pytest
 
+from lighthouse.job import driver
 from lighthouse.job.driver import JobDriver
 from lighthouse.job.forming import QuorumMachine
 from lighthouse.job.records import QuorumConfig
 from lighthouse.job.run_driver import Ports
 from lighthouse_protocol.messages.preemption import PreemptionNoted, PreemptionNotice, PreemptionReport
-from lighthouse_protocol.messages.session import STARTING, GroupReport, Heartbeat, Hello, Leave
+from lighthouse_protocol.messages.session import STARTING, GroupReport, Heartbeat, Hello, JoinRequest, Leave
 from lighthouse_protocol.messages.status import PreemptionStatus, TimelineKind
 from tests.lighthouse.peers import Listener
 from tests.lighthouse.sessions import native, secret_of
@@ -73,6 +74,25 @@ def test_the_answer_is_repeated_when_another_group_goes(ends: str):
         stage.loop.go(60)
     assert stage.others("b")[0] == 1
     assert stage.others("b")[-1] == 0
+
+
+def test_the_answer_is_repeated_when_a_replacement_trains():
+    stage = Stage("ab")
+    stage.tell("b")
+    stage.driver.receive_from_manager(stage.sessions["a"], Leave("done"))
+    stage.open("c")
+    for name in "bc":
+        stage.driver.receive_from_manager(stage.sessions[name], JoinRequest(1, native(name), 60.0))
+    assert stage.driver.status().quorum_id > 0
+    assert stage.others("b") == [1, 0, 1]
+
+
+def test_without_notices_a_loss_does_not_look_for_them(monkeypatch: pytest.MonkeyPatch):
+    looked: list[object] = []
+    stage = Stage("abc")
+    monkeypatch.setattr(driver, "staying_groups", looked.append)
+    stage.driver.receive_from_manager(stage.sessions["a"], Leave("done"))
+    assert looked == []
 
 
 def test_a_group_with_advice_stays():

@@ -43,7 +43,7 @@ from lighthouse_protocol.refusals import (
     WrongState,
 )
 from lighthouse_protocol.rules.access import short_name
-from tests.lighthouse.peers import Listener
+from tests.lighthouse.peers import Listener, NoJobs
 from tests.virtual_loop import VirtualLoop
 
 TERMS = RunTerms(world_size=2)
@@ -257,7 +257,7 @@ def test_a_timer_that_comes_first_after_a_pause_raises_nothing():
             raise WrongState("no space left on device")
 
     loop, late = VirtualLoop(), list[float]()
-    driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time, was_late))
+    driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time, was_late), NoJobs())
     entered(driver, 0)
     loop.go(100.0)
     assert late != []

@@ -135,7 +135,7 @@ def test_totals_that_decrease_are_a_new_beginning():
     job.go(100)
     job.totals["b"] = ComputeTotals(0.0, 0)
     assert job.go(100) == []
-    assert all(s.ratio_1m == pytest.approx(1.0, abs=0.01) for s in job.ranks.all())
+    assert all(s.ratio_1m == pytest.approx(1.0, abs=0.01) for s in job.ranks.list_slowness())
 
 
 def test_a_rank_without_a_new_step_is_not_judged():

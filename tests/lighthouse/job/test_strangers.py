@@ -42,7 +42,7 @@ from lighthouse_protocol.messages.run import (
 )
 from lighthouse_protocol.refusals import DuplicateReplica, NotPermitted, WrongState
 from tests.lighthouse.job.test_restarts import again, refusal, told
-from tests.lighthouse.peers import Listener
+from tests.lighthouse.peers import Listener, NoJobs
 from tests.lighthouse.run_stage import running
 from tests.virtual_loop import VirtualLoop
 
@@ -234,7 +234,7 @@ class TestDriver:
 
     def test_a_stranger_ends_no_stream_of_a_rank_and_sets_no_key(self):
         loop = VirtualLoop()
-        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time))
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(loop, loop.time), NoJobs())
         rank, stranger = Listener(), Listener()
         driver.open_rank(RANK, rank)
         number = driver.open_rank(replace(RANK, attempt=1, secret=THEIRS), stranger)
@@ -249,7 +249,7 @@ class TestDriver:
                 driver.put_key(0, KeyKind.ITERATION, "a", b"", slot=slot, secret=secret)
 
     def test_nor_does_one_that_says_it_supervises_them(self):
-        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(VirtualLoop(), float))
+        driver = RunDriver(("j", "r"), RunMachine(), MemoryStore(), Ports(VirtualLoop(), float), NoJobs())
         ours, stranger = Listener(), Listener()
         driver.open_supervisor(SUPERVISOR, ours)
         driver.open_rank(RANK, Listener())

@@ -13,6 +13,7 @@ from lighthouse.job.restarts import RunMachine
 from lighthouse.job.run_driver import Ports, RunDriver
 from lighthouse_protocol.messages.run import HelloRejected, KeyKind, RankHello, RankId, SupervisorHello
 from lighthouse_protocol.refusals import LighthouseError, NotPermitted
+from tests.lighthouse.peers import NoJobs
 from tests.simulation.checks import Checks, observe
 from tests.simulation.lighthouse import LighthouseProcess, Site
 from tests.simulation.network import KEEPALIVE_EVERY_S, End
@@ -81,7 +82,7 @@ class RunLighthouse(LighthouseProcess):
         record = None if site.record is None else parse_run(site.record)
         self.machine = RunMachine(config, record=record, keys=tuple(site.rows.values()), now=self.clock())
         observe(self.machine, RunChecks(self))
-        self.driver = RunDriver(NAME, self.machine, self, Ports(Timers(self), lambda: 0.0))
+        self.driver = RunDriver(NAME, self.machine, self, Ports(Timers(self), lambda: 0.0), NoJobs())
         self._sessions: dict[End, tuple[int, bool]] = {}
         self._undurable: Sequence[events.RunEffect] = ()
         self.checkers.lighthouse_started(self.machine)
