@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from lighthouse_protocol.messages.membership import Participant, Quorum
-from lighthouse_protocol.refusals import Unreachable
+from lighthouse_protocol.refusals import Drained, Unreachable
 from manager.group.requests import assign
 from tests.simulation.network import LOCAL_DELAY_S, End
 from tests.simulation.world import Process
@@ -105,9 +105,12 @@ class TorchftManager(Process):
         return rank.after(LOCAL_DELAY_S, rank.on_quorum, token, assignment)
 
     def _refuse(self, error: Exception) -> None:
+        if isinstance(error, Drained):  # the job has ended: its process raises, and the supervisor starts it again
+            return self.kill()
         if self._asked is not None:
             (rank, token, _), self._asked = self._asked, None
             rank.after(LOCAL_DELAY_S, rank.on_refused, token, error)
+        return None
 
     # -- the rank
 
