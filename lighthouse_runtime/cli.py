@@ -42,9 +42,9 @@ def drop_stdout() -> None:
 
 
 def reports_errors(function: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a command so that a LighthouseError prints `Error: ...` and exits with 1.
+    """Decorate a command so that a LighthouseError prints `Error: ...` and exits with status 1.
 
-    If the program that reads the command's output has closed the pipe, the command exits with 0.
+    If the program that reads the command's output has closed the pipe, the command exits with status 0.
     """
 
     @functools.wraps(function)
@@ -185,7 +185,7 @@ def setting(
         kind: Type of the option's value, for click.
         env: Environment variables that are read if the field's own variable is not set.
         has_ms_alias: Whether the option has a hidden alias that takes milliseconds.
-        metavar: Placeholder of the value in the help text.
+        metavar: Placeholder for the value in the help text.
     """
     about = {"text": text, "kind": kind, "env": tuple(env), "ms": has_ms_alias, "metavar": metavar}
     return dataclasses.field(default=default, metadata=about)

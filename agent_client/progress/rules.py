@@ -156,9 +156,10 @@ class PhaseTimes:
         )
 
     def _entered(self, open_visits: Counter[Name]) -> tuple[PhaseCount, ...]:
-        """Count the visits of each phase in this step.
+        """Count the visits to each phase during this step.
 
-        `open_visits` counts the unfinished visits, which are included even if they began in earlier steps.
+        `open_visits` holds the number of unfinished visits to each phase. These are included even if they began in an
+        earlier step.
         """
         counts = (
             (of.name, record.ended - record.ended_before + open_visits[of])

@@ -215,7 +215,10 @@ class Comparison:
     # -- digests of state and gradients
 
     def compare_state(self, assignment: Assignment) -> None:
-        """Compare this rank's state with those of the other participants, in every `check_every`-th step of the job."""
+        """In every `check_every`-th step of the job, compare this rank's state with the other participants' states.
+
+        If they differ, discard the step. The participants in the minority must then heal.
+        """
         if not self.check_every or assignment.max_step % self.check_every:
             return
         digest, self.digest = self.digest, None
@@ -334,7 +337,10 @@ class Comparison:
         return [replica_id for replica_id, (each, _) in flagged.items() if each & Flag.NOT_FINITE]
 
     def compare_end(self) -> bool:
-        """Announce the end of the step and the source of its batches. Return whether all participants agree."""
+        """Check that all participants have reached the end of the step and draw their batches in the same way.
+
+        Announce both to the other participants. Return False if the announcements differ or a participant is lost.
+        """
         is_same = self.exchange(self._announcement(Kind.END)) is not None
         return is_same and self.exchange(announce_draw(self.data)) is not None
 

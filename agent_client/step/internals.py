@@ -466,7 +466,7 @@ class Internals:
 
     @never_compiled
     def begin_backward(self) -> None:
-        """Record that a backward pass begins to reduce gradients. Unless it is abandoned, `end_backward` follows."""
+        """Record that a backward pass is starting to reduce gradients. Unless abandoned, `end_backward` follows."""
         self.machine.is_in_backward = True
 
     @never_compiled

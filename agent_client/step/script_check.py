@@ -151,7 +151,7 @@ def may_skip() -> bool:
 def warn_of_split_samplers(group_world_size: int, groups: int) -> None:
     """Warn if a DistributedSampler divides the training data among the ranks of this group only.
 
-    This searches all objects of the process, which takes about 50 ms.
+    This searches every object in the process, which takes about 50 ms.
     """
     for thing in gc.get_objects():
         if issubclass(type(thing), DistributedSampler) and thing.shuffle and thing.num_replicas <= group_world_size:

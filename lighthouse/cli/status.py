@@ -123,7 +123,7 @@ class Screen:
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Lines about a job or a run, followed by a table that can be limited to the rows that fit the screen."""
+    """Lines about a job or a run, followed by a table that can be limited to the rows that fit on the screen."""
 
     head: list[Text]
     rows: int  # rows that the table could have below `head`

@@ -105,7 +105,8 @@ def _eligible(members: list[Rank], terms: RunTerms, running: Set[RankId]) -> lis
 def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
     """Return the number of the generation after `current`.
 
-    It is `current` + 1 or, if processes have restarted, the next multiple of `stride`, a setting of the run (RunTerms).
+    It is `current` + 1 or, if processes have restarted, the next multiple of `stride`, the distance that the run's
+    settings (RunTerms) leave between the first generations of two process restarts.
     """
     return (current // stride + 1) * stride if is_process_restart else current + 1
 
@@ -460,7 +461,7 @@ class Ranks:
         return self._lapses_from if self._without_stream and self._lapses_from < math.inf else None
 
     def postpone_lapses(self, by_s: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, the length of a pause in which the lighthouse read no messages."""
+        """Postpone all timeouts by `by_s` seconds, a pause during which the lighthouse read no messages."""
         for rank in self:
             rank.lapses_at += by_s
             rank.seen_at += by_s
@@ -505,7 +506,7 @@ class GenerationDecision:
     """Next time at which the decision may change without an event."""
 
     def postponed_by(self, by_s: float) -> "GenerationDecision":
-        """Return a copy whose waits began `by_s` seconds later, so that a pause of the lighthouse does not count."""
+        """Return a copy whose waits began `by_s` seconds later, so that a pause in the lighthouse does not count."""
         return replace(
             self,
             waits_since=None if self.waits_since is None else self.waits_since + by_s,
@@ -647,7 +648,7 @@ class Generations:
             self.lose_rank(rank, f"no heartbeat from it for {self.config.rank_timeout_s:g} s", now)
 
     def postpone_timers(self, by_s: float, now: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, the length of a pause in which the lighthouse read no messages."""
+        """Postpone all timeouts by `by_s` seconds, a pause during which the lighthouse read no messages."""
         self.ranks.postpone_lapses(by_s)
         self._decision = self._decision.postponed_by(by_s)
         self._held_until = now + by_s + CLOSINGS_HELD_S

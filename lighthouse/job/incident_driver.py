@@ -391,7 +391,7 @@ class IncidentDriver:
     # -- events
 
     def was_late(self, by_s: float) -> None:
-        """Extend pending evidence requests by `by_s` seconds, the length of a pause in which no answers were read."""
+        """Extend pending evidence requests by `by_s` seconds, a pause during which no answers were read."""
         for round_ in self._rounds.values():
             round_.due_at += by_s
             round_.limit.set(round_.due_at)

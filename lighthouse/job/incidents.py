@@ -385,7 +385,7 @@ class IncidentMachine:
         return self.open_losses(now) if is_asked else []
 
     def open_kill(self, replica_id: str, quorum_id: int, why: str, now: float, unix_s: float) -> list[Effect]:
-        """Open an incident for a member that an operator killed. The member's loss will belong to it."""
+        """Open an incident for a member that an operator has killed. The member's loss will be attributed to it."""
         return self.add_loss(MemberLost(replica_id, quorum_id, f"killed {why}", None), now, unix_s, is_asked=True)
 
     def open_losses(self, now: float) -> list[Effect]:

@@ -204,7 +204,7 @@ class MassSilence:
 
 
 def _is_silent(member: Group, beat_interval_s: float, now: float) -> bool:
-    """Return whether the member's next heartbeat is overdue. If the member has just died, this is not the case yet."""
+    """Return whether the member's next heartbeat is overdue. A member that has only just died is not silent yet."""
     return now - member.seen_at > beat_interval_s + BEAT_SLACK_S
 
 

@@ -429,7 +429,11 @@ def _aged(group: Group, view: GroupView, now: float) -> list[RankView]:
 
 
 def _is_over(before: GroupView, view: GroupView) -> bool:
-    """Return whether `view` is from a different manager than `before`, which shows in a sum that has decreased."""
+    """Return whether the manager that sent `before` has been replaced.
+
+    This is the case if a sum in `view`, the group's newer view, is lower than in `before`, because a manager's sums
+    never decrease.
+    """
     now_s = dict(view.seconds)
     return any(seconds > now_s.get(name, 0.0) for name, seconds in before.seconds)
 

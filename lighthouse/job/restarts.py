@@ -167,7 +167,7 @@ class Supervisors:
         return is_there or entry.incarnation == known.entry.incarnation
 
     def extend_reservation(self, by_s: float) -> None:
-        """Extend the reservation of names by `by_s` seconds, the length of a pause of the lighthouse."""
+        """Extend the reservation of names by `by_s` seconds, the length of a pause in the lighthouse."""
         self._kept_until += by_s
 
     def admit_supervisor(

@@ -303,7 +303,7 @@ class Job:
         self._schedule_check(member, now)
 
     def postpone_timeouts(self, by_s: float) -> None:
-        """Postpone all timeouts by `by_s` seconds, the length of a pause in which no messages were read.
+        """Postpone all timeouts by `by_s` seconds, the length of a pause during which no messages were read.
 
         This takes O(n) time.
         """

@@ -82,7 +82,7 @@ class ProcessSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceAsked:
-    """Request to a rank for evidence about itself. The rank answers with a SelfReport of the same number."""
+    """Asks a rank for evidence about itself. The rank answers with a SelfReport that carries the same number."""
 
     number: Count
 

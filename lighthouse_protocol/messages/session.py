@@ -292,7 +292,7 @@ class EvidenceOffer:
 
 @dataclass(frozen=True, slots=True)
 class WatchHello:
-    """First message of a watch: a rank describes its process."""
+    """First message of a watch, in which a rank describes its process."""
 
     group_rank: GroupRank
     rank_incarnation: FilledText  # new at every start of the process
@@ -306,7 +306,7 @@ class WatchHello:
 
 @dataclass(frozen=True, slots=True)
 class WatchOpened:
-    """First message from the manager on a watch: it now watches the rank."""
+    """First message from the manager on a watch: it is now watching the rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ class Killed:
 class Vote:
     """A rank's vote on whether to commit a step.
 
-    The manager answers within `time_left_s`, with a VoteAnswer of the same number.
+    The manager replies within `time_left_s` seconds with a VoteAnswer that carries the same `number`.
     """
 
     number: int

@@ -234,7 +234,7 @@ class ManagerClient(_ManagerMethods, SyncClient):
         super().__init__(manager_at(address, secret), ())
 
     def watch(self, request: "WatchHello", *, wait_for_ready: bool = False) -> "Watch":
-        """Open a rank's watch, the stream on which the manager sends it events of the quorum.
+        """Open a rank's watch, the stream on which the manager sends it quorum events.
 
         If the watch closes and the rank has not sent Leaving, the manager counts the rank as lost.
         """

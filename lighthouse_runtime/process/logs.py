@@ -64,10 +64,10 @@ class _RecentLines(logging.Handler):
 
 
 def without_credentials(text: str) -> str:
-    """Remove credentials from a text.
+    """Return `text` with credentials removed.
 
-    These are tokens, the credentials in join strings, values of variables whose name looks secret (API_KEY=...), and
-    the secrets passed to set_up_logging().
+    Credentials are tokens, the credentials in join strings, the values of variables whose names suggest a secret
+    (API_KEY=...), and the secrets passed to set_up_logging().
     """
     for secret in _secrets:
         text = text.replace(secret, REMOVED)

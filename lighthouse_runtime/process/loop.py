@@ -29,7 +29,11 @@ _NOHUP = (signal.SIGHUP, signal.SIGQUIT)  # ignored from the start under nohup(1
 def on_signals(
     loop: asyncio.AbstractEventLoop, stop: Callable[[int], object], warn: Callable[[int], object] | None = None
 ) -> None:
-    """Call `stop` with the number of each signal in STOP_SIGNALS, and `warn` with that of each in WARNING_SIGNALS."""
+    """Set the process's signal handlers.
+
+    When a signal in STOP_SIGNALS arrives, call `stop` with its number. When one in WARNING_SIGNALS arrives, call
+    `warn`, unless it is None, with its number.
+    """
     for number in STOP_SIGNALS:
         if number not in _NOHUP or signal.getsignal(number) is not signal.SIG_IGN:
             loop.add_signal_handler(number, stop, number)
@@ -112,7 +116,7 @@ STATUS_EVERY_S = 3.0  # maximum age of the text in `systemctl status`
 
 
 class ServiceManager:
-    """Sends notifications to systemd, or to another service manager with the same protocol."""
+    """Sends notifications to systemd, or to another service manager that uses the same protocol."""
 
     def __init__(self, timers: Timers, state: Callable[[], str] = str) -> None:
         """Read the socket and the watchdog's timeout from the environment.

@@ -54,7 +54,7 @@ def variables_of(files: TlsFiles) -> dict[str, str]:
 
 
 def known_tls(coordinator: Coordinator) -> ClientTls | None:
-    """Return the result of fetch_tls() if it needs neither a file nor the server, or else None."""
+    """Return what fetch_tls() would return, or None if that requires reading a file or contacting the server."""
     roots = _roots.get(coordinator.ca_pin) if coordinator.files == NO_FILES else None
     return None if roots is None else ClientTls(roots, SERVER_NAME)
 

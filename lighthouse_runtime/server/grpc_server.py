@@ -158,7 +158,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call, from the point of view of its handler. The caller is authorised to use the method (rules/access.py)."""
+    """A call, from the point of view of its handler. The caller is authorized to use the method (rules/access.py)."""
 
     time_left_s: float | None  # None without a deadline
     peer: str  # address in gRPC's form
@@ -380,7 +380,7 @@ class GrpcServer:
                 peer = self._peers.enter(call.peer)
             yield call, peer
         except LighthouseError as e:
-            # While the gate refuses calls, authorised callers receive its error instead.
+            # While the gate refuses calls, authorized callers receive its error instead.
             await self._refuse(path, context, e if isinstance(e, NotPermitted) else self._gate.refusal() or e)
         finally:
             if peer is not None:

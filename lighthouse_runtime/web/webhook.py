@@ -15,7 +15,10 @@ def shown_url(url: str) -> str:
 
 
 async def post_json(url: str, document: Mapping[str, object]) -> str:
-    """Send one POST request. Return the error as text, without secrets of the URL, or an empty string on success."""
+    """Send one POST request.
+
+    Return an empty string on success, else the error as text, with any secrets in the URL removed.
+    """
     try:
         timeout = aiohttp.ClientTimeout(total=ANSWERED_WITHIN_S)
         async with (

@@ -342,7 +342,10 @@ class GroupMachine:
         self.group.effects += answers
 
     def _decide_again(self, now: float) -> None:
-        """Decide again on the waiting requests, except those gathered for a join."""
+        """Try again to answer the waiting requests, because the group's state has changed.
+
+        Requests that were gathered for a join keep waiting, because the next quorum answers them.
+        """
         waiting = self.group.pending(is_gathering=False)
         for request in waiting:
             self.group.ranks[request.group_rank].pending = None
@@ -407,7 +410,11 @@ class GroupMachine:
         self.watches.restart_timeout(open_calls, now)
 
     def _expire_ranks(self, now: float) -> None:
-        """Handle the ranks that exceeded the rank timeout, and the lost ranks that did not return in time."""
+        """Handle expired timeouts of ranks.
+
+        A rank that has exceeded the rank timeout is lost, which ends the quorum. A lost rank that has not returned in
+        time is given up: the ranks that are waiting for it are notified, and so is the supervisor, if there is one.
+        """
         for rank in self.watches.expire(now):
             self._handle_loss(rank, now)
         for loss in self.watches.given_up(now):
@@ -585,10 +592,11 @@ class GroupMachine:
         return Drained(f"{self.group.me.replica_id} leaves: {self._draining}")
 
     def _leave_if_idle(self) -> None:
-        """Leave if the group has no ranks or is waiting for a quorum, because it then has no step to finish.
+        """Leave at once, after a request to drain, if the group has no step to finish.
 
-        Stay while a join is pending at the lighthouse, because the answer may already be on its way. Either the
-        lighthouse refuses the join because of the drain, or the group does the steps of the quorum that it receives.
+        It has none if it has no ranks, or if ranks are waiting for the next quorum. Exception: if the group has already
+        sent its join to the lighthouse, wait for the answer. This is either a refusal because of the drain, or a
+        quorum, whose steps the group then completes before it leaves.
         """
         if self.session.is_joining and self.session.is_open:
             return

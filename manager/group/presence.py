@@ -114,7 +114,9 @@ class RankPresence:
         return True
 
     def leaves(self, number: int, mates: Set[int] = frozenset()) -> bool:
-        """Record that the process of a watch will exit normally once the ranks in `mates` no longer need its data.
+        """Record that the process that opened watch `number` will exit normally.
+
+        It does not exit until the ranks in `mates` no longer need its data.
 
         Return True for the rank's current process, and False for an older one, which may exit immediately.
         """

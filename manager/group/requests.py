@@ -586,7 +586,7 @@ class QuorumRequests:
 
     @property
     def catches_up(self) -> bool:
-        """Return whether the group is behind and heals while the other groups continue to train."""
+        """Return whether the group is behind and is healing while the other groups continue to train."""
         standing = self._group.standing
         return standing is not None and self._assign(standing, 0, True).catches_up
 

@@ -12,10 +12,10 @@ orders and sends results as lines of JSON on a socket:
     -> {"tail": 1, "output": [...]}                                                last lines
     -> {"ended": 1, "status": -9, "output": [...], "error": "...", "why": "..."}   end of the whole tree
 
-When the socket closes, the guard kills all processes and exits. A process that was stopped by a signal (SIGSTOP) still
-occupies its slot and its GPU, so the guard kills it after STOPPED_S and reports this in `why`. Each process is the
-leader of its own session, and the kernel kills it if the guard dies. The guard imports only the standard library and a
-few of our modules that import nothing else either.
+When the socket closes, the guard kills all its descendants and exits. A process that was stopped by a signal (SIGSTOP)
+still occupies its slot and its GPU, so the guard kills it after STOPPED_S and reports this in `why`. Each process is
+the leader of its own session, and the kernel kills it if the guard dies. The guard imports only the standard library
+and a few of our modules that import nothing else either.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Guard:
         self._is_writing = False
 
     def run(self) -> None:
-        """Serve orders until the control socket closes, then kill all processes."""
+        """Serve orders until the control socket closes, then kill all descendants of the guard."""
         woken, wake = os.pipe()
         for descriptor in (woken, wake):
             os.set_blocking(descriptor, False)

@@ -270,9 +270,10 @@ def read_signal(
 ) -> PreemptionNotice | None:
     """Return the preemption notice for a signal that the supervisor received, or None if it is not a notice.
 
-    A signal is a notice only if `used`, the chosen sources, contains its sender. Kubernetes sends SIGTERM, which leaves
-    `grace_s` seconds. Slurm sends the signal of `--signal`, and sets SLURM_JOB_END_TIME. If that time is unknown, past
-    or more than MAX_SLURM_NOTICE_S away, the signal announces a preemption, which also leaves `grace_s` seconds.
+    A signal is a notice only if `used`, the chosen sources, contains its sender. Kubernetes sends SIGTERM `grace_s`
+    seconds before it kills the pod. Slurm sends SIGTERM or SIGUSR1, as configured with `--signal`, before the job
+    reaches its end at SLURM_JOB_END_TIME. If that time is unknown, past or more than MAX_SLURM_NOTICE_S away, Slurm is
+    assumed to be preempting the job instead, which leaves `grace_s` seconds.
     """
     name, host = signal.Signals(number).name, socket.gethostname()
     if number == signal.SIGTERM and KUBERNETES in used:

@@ -69,7 +69,7 @@ class Reconnect:
 
     1. There is one stream at a time, identified by a number. Messages of older streams are ignored.
     2. A stream is accepted when its first message arrives. If it is not accepted in time, or closes, another one is
-       opened after a delay with jitter. The delay doubles until a stream is accepted.
+       opened after a delay with jitter. The delay doubles until a stream has been accepted.
     3. If another process has the rank's slot, the rank retries for a limited time, because the lighthouse may not have
        detected yet that the previous process of the slot died.
     """
@@ -93,7 +93,7 @@ class Reconnect:
         return self.session
 
     def accept(self) -> bool:
-        """Record that the stream is accepted. Return whether the connection had been reported as lost before."""
+        """Record that the stream has been accepted. Return whether the connection had been reported as lost."""
         was_lost, self.is_lost = self.is_lost, False
         self.since, self.next_at, self._delay_s, self._refused_since = None, None, FIRST_DELAY_S, None
         return was_lost
@@ -270,7 +270,10 @@ class RankMachine:
         return [events.Disconnect(session), *self._closed(session, Unreachable(reason), 0.5, now)]
 
     def _give_up_at(self) -> float | None:
-        """Return when this rank gives up on the lighthouse, or None while it is connected or runs its function."""
+        """Return the time at which this rank will give up on the lighthouse.
+
+        Return None while the rank is connected, running its function or interrupting it.
+        """
         since = self._stream.since
         if since is None or self.phase in (RankPhase.RUNNING, RankPhase.LEAVING):
             return None

@@ -102,7 +102,7 @@ class StepMachine:
 
     @property
     def next_step(self) -> int | None:
-        """Number of the next step to compute, or None if the current step has already begun to compute."""
+        """Number of the next step to compute, or None if work on the current step has already begun."""
         has_begun = self.phase is not Phase.IDLE and (self.has_computed or self.has_reduced or self.must_install)
         return None if has_begun or self.phase is Phase.VOTED else self.step
 
