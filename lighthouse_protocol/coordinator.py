@@ -118,7 +118,7 @@ def parse_coordinator(text: str, field: str = "lighthouse", default_port: int | 
     Args:
         text: The text to parse.
         field: Name of the option or variable that contained `text`, for errors.
-        default_port: Port of addresses without one. If None, every address must contain a port.
+        default_port: Port for addresses without one. If None, every address must contain a port.
 
     Raises:
         InvalidRequest: If `text` is malformed. The message gives a remedy and never contains the token.

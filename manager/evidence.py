@@ -422,7 +422,7 @@ class EvidenceCollector:
         )
 
     async def _take_stacks(self, watch: Watch, found: ProcessSnapshot, asked_at: float) -> ProcessSnapshot:
-        """Obtain the stacks of a rank that does not answer, by sending its process a signal.
+        """Obtain the stacks of a rank that is not answering, by sending its process a signal.
 
         `found` is the result of the inspection that began at `asked_at`. If a later message from the rank shows that
         it can run Python, no signal is sent.

@@ -44,7 +44,7 @@ class Replayable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepCounts:
-    """How many times the script stepped each scheduler. The keys are the schedulers' names in the TrainState."""
+    """How many times the script has stepped each scheduler. The keys are the schedulers' names in the TrainState."""
 
     between: dict[str, int]  # between the previous training step and this one
     inside: dict[str, int]  # during this training step
@@ -76,7 +76,7 @@ class ScheduleReplay:
         self._at_save = self._counts()
 
     def undo(self) -> StepCounts:
-        """Restore the states of the last `save`. Return how many times the script stepped each object since then."""
+        """Restore the states from the last `save`. Return how many times the script has stepped each object since."""
         now = self._counts()
         between = {name: self._begun.get(name, count) - self._at_save.get(name, count) for name, count in now.items()}
         inside = {name: count - self._begun.get(name, count) for name, count in now.items()}

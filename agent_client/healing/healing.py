@@ -1,7 +1,7 @@
 """Healing in one rank: as a *source*, it sends its state to a peer, and as a *target*, it receives a peer's state.
 
-A rank that is up to date serves the state of its step to the peers that heal. They read the rank's tensors in place.
-Before the rank next changes its state, it waits until the readers have finished, for up to `timeout_s` or until the
+A rank that is up to date serves the state of its step to the peers that are healing. They read the rank's tensors in
+place. Before the rank next changes its state, it waits until they have finished, for up to `timeout_s` or until the
 quorum is revoked. Ranks without an assigned target also serve their state: they send parts of a large state, and
 replace a source that fails.
 
@@ -206,7 +206,7 @@ class Healing:
         return self._server.address
 
     def serve(self, assignment: Assignment, machine: StateOwner) -> None:
-        """Serve this step's state if it is up to date and a participant heals.
+        """Serve this step's state if it is up to date and a participant is healing.
 
         Call `release` for the previous step first.
         """

@@ -58,7 +58,7 @@ class FaultTolerantAccelerator(Accelerator):
             max_steps: Number of committed steps after which the training batches end. If None, they never end.
             agent_options: Options of `Agent.from_env`.
             ddp_options: Options of `agent_client.DistributedDataParallel`.
-            data_seed: Seed of the order of the batches.
+            data_seed: Seed for the order of the batches.
             **kwargs: Keyword arguments of the Accelerator.
         """
         super().__init__(*args, **kwargs)

@@ -57,7 +57,7 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
             device: Device of this rank. Default: the CUDA device of LOCAL_RANK, or the CPU.
             agent_options: Options of `Agent.from_env`.
             ddp_options: Options of `agent_client.DistributedDataParallel`.
-            data_seed: Seed of the order of the batches.
+            data_seed: Seed for the order of the batches.
             **kwargs: Options of Lightning's SingleDeviceStrategy.
         """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))

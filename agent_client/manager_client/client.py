@@ -35,7 +35,7 @@ CHECKED_EVERY_S = 1.0  # interval at which a waiting rank checks what it is wait
 
 
 class Presence:
-    """Shows the manager that this rank waits for the other ranks of its group, and logs which ranks are missing.
+    """Shows the manager that this rank is waiting for the other ranks of its group, and logs which ranks are missing.
 
     The Agent closes this object after opening its own watch with the same `rank_incarnation`.
     """
@@ -126,7 +126,7 @@ class WaitLog:
 
     @contextmanager
     def waiting(self, step: int) -> Generator[None]:
-        """Log, within the context, what the request for the quorum of `step` waits for.
+        """Log, within the context, what the request for a quorum for `step` is waiting for.
 
         A retry after an exception continues the same wait.
         """

@@ -134,7 +134,7 @@ class Progress:
                 self._process_marks()
 
     def enter_reduction(self) -> None:
-        """Mark that the script starts to wait for its most recent reduction.
+        """Mark that the script is starting to wait for its most recent reduction.
 
         The mark is used only to measure the compute time.
         """
@@ -152,7 +152,7 @@ class Progress:
         return self.activity.numbers
 
     def collective(self, number: Number, operation: str, shape: Shape = "", *, within_group: bool = False) -> Block:
-        """Return a context manager that marks a collective of the Agent. `number` is the same on all ranks."""
+        """Return a context manager that marks a collective that the Agent runs. `number` is the same on all ranks."""
         inside = CollectiveBlock(self.activity, number, operation, shape, within_group)
         if self.trace is None:
             return inside
@@ -169,11 +169,11 @@ class Progress:
         return entered
 
     def asking(self, what: str) -> Block:
-        """Return a context manager that marks a wait of the Agent for `what`, while the script may compute."""
+        """Return a context manager that marks a wait by the Agent for `what`, while the script may compute."""
         return self._traced(f"the wait for {what}", ActivityBlock(self.activity, what, is_wait=True))
 
     def busy(self, what: str) -> Block:
-        """Return a context manager that marks `what`, slow work of the Agent for which the script has to wait."""
+        """Return a context manager that marks `what`, slow work by the Agent for which the script has to wait."""
         return self._traced(what, ActivityBlock(self.activity, what, is_wait=False))
 
     def _traced(self, what: str, block: Block) -> Block:

@@ -110,7 +110,7 @@ class PhaseTimes:
             self._records[of] = _Record()
 
     def leave_phase(self, of: Name, now: float) -> None:
-        """End the innermost visit of a phase, and all visits nested in that visit. Ignore a phase that is not open.
+        """End the innermost visit to a phase, and all visits nested in that visit. Ignore a phase that is not open.
 
         Visits may end out of order, for example if a generator is closed late.
         """
@@ -137,7 +137,7 @@ class PhaseTimes:
     def make_sample(self, own: ActivitySample, now: float) -> ProgressSample:
         """Return a sample of the rank's progress: `own`, completed by the phases and times.
 
-        `own.busy`, slow work of the Agent, counts as the innermost phase.
+        `own.busy`, slow work by the Agent, counts as the innermost phase.
         """
         named = [visit for visit in self._open if not visit.of.is_wait]
         phases = [OpenPhase(visit.of.name, visit.done, visit.of.total, max(0.0, now - visit.since)) for visit in named]
@@ -212,7 +212,7 @@ class ComputeClock:
         self._waits = max(0, self._waits - 1)
 
     def enter_reduction(self, now: float, collectives_s: float) -> None:
-        """Record that the script starts to wait for its most recent reduction.
+        """Record that the script is starting to wait for its most recent reduction.
 
         Only the time in collectives counts as a wait, because a device may still be computing the tensor.
         `collectives_s` is the time that the process has spent in collectives so far.

@@ -197,7 +197,7 @@ Words = tuple[str, str, tuple[str, ...]]
 
 
 class ScriptGroups:
-    """Counts the collectives of the script's process groups. Use it from one thread."""
+    """Counts the collectives in the script's process groups. Use it from one thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -211,7 +211,7 @@ class ScriptGroups:
         return sum(self._entered.values())
 
     def read_calls(self) -> tuple[GroupCalls, ...]:
-        """Return the collectives of each process group. The group that progressed most recently is first."""
+        """Return the collectives in each process group. The group that progressed most recently is first."""
         now, counts = self._clock(), _counts()
         inside = self._recorder.inside(counts)
         if counts != self._entered or self._was_inside - inside.keys():
@@ -230,7 +230,7 @@ class ScriptGroups:
 
 
 def _counts() -> dict[str, int]:
-    """Return the number of collectives of each process group. A group has the same name on all its ranks."""
+    """Return the number of collectives in each process group. A group has the same name on all its ranks."""
     module: Any = sys.modules.get("torch.distributed.distributed_c10d")
     world = getattr(module, "_world", None)
     counts: dict[str, int] = {}
@@ -244,7 +244,7 @@ def _counts() -> dict[str, int]:
 class _Recorder:
     """Finds the running collectives in the Flight Recorder, on a separate thread.
 
-    A result is valid until the number of collectives of a group changes.
+    A result is valid until the number of collectives in a group changes.
     """
 
     def __init__(self) -> None:

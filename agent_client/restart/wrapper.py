@@ -1,6 +1,6 @@
 """The Wrapper decorator, and the attempts that make up one call of a wrapped function.
 
-The decorator binds the arguments of a call once. `WrappedCall` then starts one attempt after the other, until all ranks
+The decorator binds the arguments of a call once. `WrappedCall` then runs one attempt at a time, until all ranks
 have finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the
 next attempt. The lighthouse (rank_thread.py) numbers the attempts. Without a lighthouse, `LocalAttempts` counts the
 failures of this process. The function receives a `CallWrapper`.
@@ -310,7 +310,7 @@ def serve_store(options: Options, launch: Launch) -> None:
 
 
 class Wrapper:
-    """Decorator that runs a function again in the same process after a failure of any rank of the run.
+    """Decorator that runs a function again in the same process after any rank in the run has failed.
 
     When a rank fails or dies, the function is interrupted on all ranks, their process groups are aborted, and the
     function starts again in the next *generation* (a numbered attempt). A spare rank replaces a dead rank. The function

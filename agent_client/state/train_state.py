@@ -275,7 +275,7 @@ class TrainState:
 
 
 def live_objects(*kinds: type) -> list[Any]:
-    """Return all objects of this process that are instances of one of the `kinds`. This takes about 50 ms."""
+    """Return all objects in this process that are instances of one of the `kinds`. This takes about 50 ms."""
     wanted, new = set[type](), list(kinds)
     while new:
         wanted.update(new)

@@ -324,7 +324,7 @@ class Agent:
         self.internals.progress.tick()
 
     def waiting_for(self, what: str) -> Block:
-        """Declare that this rank waits for other ranks in the `with` block, so that it is not reported as behind.
+        """Declare that this rank is waiting for other ranks in the `with` block, so that it is not reported as behind.
 
         Args:
             what: Name of what the rank is waiting for, shown by `lighthouse ranks`.

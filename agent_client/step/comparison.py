@@ -122,7 +122,7 @@ class StepAttempt:
 
     @property
     def limit_s(self) -> float:
-        """Time limit of a collective or a vote in seconds. Includes `heal_timeout_s` if a participant is healing."""
+        """Time limit for a collective or a vote in seconds. Includes `heal_timeout_s` if a participant is healing."""
         assignment = self.machine.assignment
         heals = assignment is not None and assignment.has_healing
         return self.config.timeout_s + (self.config.heal_timeout_s if heals else 0.0)

@@ -78,7 +78,7 @@ class RankRound:
     """Runs exchanges among all ranks of the last quorum. In each, every rank receives the bytes of all ranks."""
 
     def __init__(self, internals: Internals, what: str, within_s: float, *, may_begin: bool = False) -> None:
-        """Prepare the exchanges. `what` names them in errors, and `within_s` is the time limit of each.
+        """Prepare the exchanges. `what` names them in errors, and `within_s` is the time limit for each.
 
         Raises:
             EvaluationInterrupted: There is no quorum, or the step has failed.

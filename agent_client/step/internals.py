@@ -452,7 +452,7 @@ class Internals:
 
     @never_compiled
     def begin_forward(self, part: StepPart, *, accumulates: bool = False) -> None:
-        """Record that a forward pass of `part` begins, and begin the step if none is in progress.
+        """Record that a forward pass of `part` is beginning, and begin the step if none is in progress.
 
         `accumulates` is True if the backward pass of this forward pass will not reduce gradients. If the forward pass
         shows that the script has abandoned the current step, first discard that step.
@@ -479,7 +479,7 @@ class Internals:
     def receive_from_first(self, packed: torch.Tensor) -> "Future[torch.Tensor]":
         """Replace the content of `packed` with that of the first participant whose gradients count.
 
-        `packed` is a one-dimensional uint8 tensor, of the same length at all participants. Byte 0 must be 1.
+        `packed` is a one-dimensional uint8 tensor with the same length on all participants. Byte 0 must be 1.
         """
         entry = self.progress.numbers.over()
         return self.thread.submit(in_stream_order(packed, lambda: self.runner.receive_from_first(packed, entry)))
@@ -619,7 +619,7 @@ class Internals:
             part.pass_order.gave_up()
 
     def _starts_over(self) -> bool:
-        """Return whether the script starts the step over, because it has reset gradients that were already reduced.
+        """Return whether the script is starting the step over, because it has reset gradients already reduced.
 
         A loop that accumulates still has the gradients. If the parameters have changed, as with SAM, or a GradScaler
         has skipped the step, the script may have reset the gradients on purpose, so the result is False.

@@ -1,6 +1,6 @@
 """Refuses objects in a script with which the replica groups would diverge. Each error says what to do instead.
 
-Most problems are found in the registered model and optimizer. Others are found only by a search of all live objects of
+Most problems are found in the registered model and optimizer. Others are found only by a search of all live objects in
 the process, once before the first vote. `OptimizerWatch` observes which optimizers step after a commit, and whether
 their steps finish (Applying in rules/machine.py).
 """

@@ -118,8 +118,8 @@ class LighthouseRendezvous(RendezvousHandler):
         """Set the parameters, without connecting.
 
         Args:
-            params: torchrun's parameters of the rendezvous.
-            client: Client whose run is that of the nodes.
+            params: torchrun's parameters for the rendezvous.
+            client: Client for the nodes' run.
             named_by: Option or variable that names the lighthouse, for errors.
             host: Address at which other nodes can reach this node.
             options: Options of `--rdzv-conf`.

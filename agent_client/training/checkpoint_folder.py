@@ -6,7 +6,7 @@ send their state, and the others heal. The ranks of a group share the folder, or
 
 A checkpoint is a folder in the format of torch.distributed.checkpoint (state/files.py). The ranks write their parts
 into a hidden folder without waiting for each other, and the last rank to finish renames the folder. A save runs no
-collective, so a rank that dies while it saves does not affect the others.
+collective, so a rank that dies while saving does not affect the others.
 """
 
 import contextlib
@@ -224,7 +224,7 @@ class CheckpointFolder:
     # -- called by all ranks together, before the first step or at the first save
 
     def _prepare(self) -> None:
-        """Find out which ranks share the folder, and remove incomplete saves of earlier processes."""
+        """Find out which ranks share the folder, and remove incomplete saves by earlier processes."""
         self.wait()
         nonce = self._sum([secrets.randbits(48) if self._rank == 0 else 0])[0]
         self._nonce = f"{nonce:012x}"

@@ -174,8 +174,8 @@ class OuterSteps(FaultTolerantOptimizer):
     def _begin_outer_step(self) -> None:
         """Begin an outer step and contribute to it.
 
-        First wait for its quorum. If a peer heals, this rank has to offer its current state, or a copy, before the next
-        inner step changes it.
+        First wait for its quorum. If a peer is healing, this rank has to offer its current state, or a copy, before the
+        next inner step changes it.
         """
         self._agent.start_quorum()
         step = self._agent.quorum_step
@@ -241,7 +241,7 @@ class LocalSGD(OuterSteps):
 
         Args:
             model: The model. It must not be wrapped in DistributedDataParallel.
-            optimizer: The torch optimizer of the inner steps.
+            optimizer: The torch optimizer for the inner steps.
             agent: The Agent of this rank.
             sync_every: Number of inner steps per outer step. It must be the same in all groups.
             attempts: Number of attempts at an outer step. If all are discarded, the step's inner steps are lost.

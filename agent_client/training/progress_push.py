@@ -36,7 +36,7 @@ def push_progress(agent: "Agent", to: str | Send, *, every_s: float = 30.0, step
     """Push the job's progress after committed steps. Call this once per receiver, on all ranks.
 
     Only group rank 0 of the quorum's first replica group pushes, so the receiver gets one stream of values, even if
-    groups come and go. Pushes run in the background. An error of the receiver is logged, and never affects a step.
+    groups come and go. Pushes run in the background. An error from the receiver is logged, and never affects a step.
     `agent.close()` pushes the last values, and waits up to 10 s for the receiver.
 
     The values are `step`, `participants` (number of replica groups), `steps_per_s` since the last push, `goodput`
@@ -153,7 +153,7 @@ class ProgressPush:
             self._log_push_error(f"{type(e).__name__}: {first_line(e)}")
 
     def _log_push_error(self, error: str) -> None:
-        """Log the error of a push, unless the previous push failed with the same error. Pass "" after a success."""
+        """Log the error from a push, unless the previous push failed with the same error. Pass "" after a success."""
         before, self._error = self._error, error
         if error and error != before:
             log.warning("progress was not pushed to %s: %s; training is not affected", self._shown, error)

@@ -148,7 +148,7 @@ class StepSampler:
             length: Number of samples in the data set.
             batch_size: Number of samples in a batch of one rank.
             position: The Agent, or the LocalSGD or DiLoCo object, whose inner steps are then counted.
-            seed: Seed of the random order.
+            seed: Seed for the random order.
             accumulate: Number of batches per rank and step. The loop must run a backward pass for each batch, under
                 `no_sync()` for all but the last.
             steps: Number of committed steps after which the iteration ends. If None, it never ends.

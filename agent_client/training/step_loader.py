@@ -80,7 +80,7 @@ class StepLoader:
             batch_size: Number of samples in a batch, or None for the batch size of `loader`.
             accumulate: Number of batches per rank and step.
             steps: Number of committed steps after which the iteration ends. If None, it never ends.
-            seed: Seed of the random order. It must be the same in all replica groups.
+            seed: Seed for the random order. It must be the same in all replica groups.
 
         Returns:
             The loader.

@@ -73,7 +73,7 @@ def plan(
     """Draw random faults. The same arguments give the same plan, whatever the order of `kinds` and `ranks`.
 
     Args:
-        seed: Seed of the random numbers.
+        seed: Seed for the random numbers.
         kinds: Kinds of faults to choose from.
         mtbf_s: Mean time between two faults in seconds. The times are exponentially distributed.
         duration_s: Time within which all faults begin, in seconds.

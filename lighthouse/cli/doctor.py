@@ -60,7 +60,7 @@ def gather(given: Coordinator, ask: AskStatus, timeout_s: float) -> Facts:
     Args:
         given: How to connect to the lighthouse.
         ask: Requests the status of all jobs. May raise a LighthouseError.
-        timeout_s: Time limit of each step in seconds.
+        timeout_s: Time limit for each step in seconds.
     """
     coordinator = with_local_credentials(given, Role.OPERATE)
     limit_s = timeout_s + _SLACK_S

@@ -104,8 +104,8 @@ def client_options(*, job_help: str, timeout: str = "5s") -> Callable[[Verb], Ve
     The verb receives them as one ClientOptions argument.
 
     Args:
-        job_help: Help text of --job.
-        timeout: Default of --timeout.
+        job_help: Help text for --job.
+        timeout: Default for --timeout.
     """
     options = (
         click.option(
@@ -151,7 +151,7 @@ def run_options(*, default: str | None = DEFAULT_RUN, has_control: bool = False)
     """Return a decorator that adds --run and the client options to a verb.
 
     Args:
-        default: Default of --run, or None for all runs.
+        default: Default for --run, or None for all runs.
         has_control: Whether the verb changes the run, which may take longer.
     """
     run_help = "ID of the run (--run-id of its supervisors)."

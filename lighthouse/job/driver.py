@@ -226,7 +226,7 @@ HELD_BACK_LOGGED_AFTER_S = 10.0
 
 
 class WorldBroadcast:
-    """Sends managers the job's `World` message, and logs which replica groups wait for missing ranks.
+    """Sends managers the job's `World` message, and logs which replica groups are waiting for missing ranks.
 
     Each session receives the message soon after it opens and whenever its content changes. Sending to all sessions
     takes a while. A session that is still waiting when the content changes again receives only the newest message.
@@ -518,7 +518,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
             self.incidents.handle_kill(member.replica_id, quorum.quorum_id, why)
 
     def handle_run_message(self) -> None:
-        """Update progress and incidents after a rank of one of the job's runs has sent a message."""
+        """Update progress and incidents after a rank in one of the job's runs has sent a message."""
         self.progress.watch.wake()
         self.incidents.handle_run_progress()
 
@@ -544,7 +544,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
         self._samples.add_levels(self._levels(), self._clock())
 
     def current_pace(self) -> Pace:
-        """Return how fast the job trains now, and how fast it trained during the last few minutes."""
+        """Return how fast the job is training now, and how fast it trained during the last few minutes."""
         return self._samples.pace_of(self._levels(), sum(self.account.discards.values()), self._clock())
 
     def _levels(self) -> Levels:

@@ -55,14 +55,14 @@ class MemberLost:
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
-    """A replica group left cleanly."""
+    """A replica group has left cleanly."""
 
     replica_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class MemberForgotten:
-    """The record of a replica group was removed. The group's past reports still count toward the job's totals."""
+    """The record of a replica group has been removed. The group's past reports still count toward the job's totals."""
 
     reports: GroupReports
 
@@ -92,7 +92,7 @@ MemberEffect = MemberJoined | MemberBack | MemberLost | MemberLeft | MemberForgo
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """A replica group requested the next quorum."""
+    """A replica group has requested the next quorum."""
 
     call: int  # assigned by the driver
     participant: Participant
@@ -108,7 +108,7 @@ class HeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """A group's call ended without an answer: it was cancelled, it expired, or its connection closed."""
+    """A group's call has ended without an answer: it was cancelled, it expired, or its connection closed."""
 
     replica_id: str
     call: int
@@ -116,7 +116,7 @@ class Withdrawn:
 
 @dataclass(frozen=True, slots=True)
 class SessionOpened:
-    """A manager opened a session. The driver assigns ascending session numbers."""
+    """A manager has opened a session. The driver assigns ascending session numbers."""
 
     session: int
     hello: Hello
@@ -130,14 +130,14 @@ class SessionHeartbeatReceived:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnded:
-    """The stream of a manager or a rank ended. Unless a `Left` came first, the manager crashed or was disconnected."""
+    """A manager's or a rank's stream has ended. Unless a `Left` came first, the manager crashed or was disconnected."""
 
     session: int
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """The replica group with this session left cleanly."""
+    """The replica group with this session has left cleanly."""
 
     session: int
 
@@ -255,7 +255,7 @@ class RankJoined:
 
 @dataclass(frozen=True, slots=True)
 class RankReported:
-    """A rank sent a message other than its hello."""
+    """A rank has sent a message other than its hello."""
 
     rank: RankId
     message: RankMessage
@@ -263,7 +263,7 @@ class RankReported:
 
 @dataclass(frozen=True, slots=True)
 class RankLost:
-    """A supervisor reported that a rank's process has exited."""
+    """A supervisor has reported that a rank's process has exited."""
 
     rank: RankId
     reason: str
@@ -281,7 +281,7 @@ class RanksBehind:
 
 @dataclass(frozen=True, slots=True)
 class StopAsked:
-    """An operator or the stall policy requested that the run stop."""
+    """An operator or the stall policy has requested that the run stop."""
 
     reason: str
     who: str
@@ -305,7 +305,7 @@ class SupervisorEnded:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorAsked:
-    """A supervisor requested that the run stop, or that its own host be excluded from the run."""
+    """A supervisor has requested that the run stop, or that its own host be excluded from the run."""
 
     session: int
     message: supervisor.StopAsked | supervisor.HostExcluded
@@ -377,7 +377,7 @@ class Resumed:
 
 @dataclass(frozen=True, slots=True)
 class OutsiderIgnored:
-    """Supervisor `who` requested a change for the whole run, but does not take part in the run."""
+    """Supervisor `who` has requested a change to the whole run, but does not take part in the run."""
 
     who: str
     what: str  # what the request changes instead
@@ -404,7 +404,7 @@ class SupervisorMessage:
 
 
 class RunVerdict(StrEnum):
-    """Reason why the next generation forms now or does not."""
+    """Reason why the next generation is or is not forming now."""
 
     STOPPED = "stopped"
     COMPLETED = "completed"

@@ -112,7 +112,7 @@ def next_number(current: int, stride: int, *, is_process_restart: bool) -> int:
 
 
 def advance(counters: RunCounters, stride: int, *, is_process_restart: bool, after_incident: bool) -> RunCounters:
-    """Return the counters of the next generation.
+    """Return the counters for the next generation.
 
     `ranks_restarts` counts the incidents from which the run has recovered since the last process restart.
     `job_restarts` stays the same: `RestartLog` increments it when an incident begins.
@@ -738,7 +738,7 @@ class Generations:
                     self._complete_run(max(0, self.current.number))
 
     def _record_held_generation(self, rank: Rank, generation: int | None) -> None:
-        """Record the generation that a rank reports to be in, if any. Interrupt the rank if that one has ended."""
+        """Record the generation that a rank reports being in, if any. Interrupt the rank if that one has ended."""
         if generation is None:
             return
         rank.generation = generation
@@ -769,7 +769,7 @@ class Generations:
             self._effects.append(events.GenerationSent(rank.rank, self.current.generation))
 
     def _handle_failure(self, rank: Rank, generation: int, reason: str, now: float) -> None:
-        """Handle a failure of a rank's function. Ignore it if the generation is broken, because the break causes it."""
+        """Handle a failure of a rank's function. Ignore it if the generation is broken, which explains the failure."""
         if not self.current.can_fail(rank.rank, generation):
             return
         current = self.current

@@ -495,7 +495,7 @@ class IncidentDriver:
         return self._perform(self._incidents.open_or_update_stall(verdict, step, now, self._wall()))
 
     def handle_run_progress(self) -> None:
-        """Check whether training has recovered, after a rank of one of the job's runs has sent a message."""
+        """Check whether training has recovered, after a rank in one of the job's runs has sent a message."""
         if self._incidents.is_followed:
             self._perform(self._incidents.record_step_reached(self._run_steps(), 0, self._clock()))
 

@@ -463,7 +463,7 @@ class IncidentMachine:
     # -- faults of lighthouse chaos
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int, now: float, unix_s: float) -> Opened:
-        """Open an incident for a fault injected into the group while it works on `step`. `target` is its suspect."""
+        """Open an incident for a fault injected into the group while working on `step`. `target` is its suspect."""
         case = self._open_case(IncidentKind.CHAOS, text, (target,), now, 0.0, unix_s)
         case.base, case.killed, case.is_injected = step, frozenset({replica_id}), True
         return Opened(case.incident)

@@ -141,7 +141,7 @@ class Ledger:
             spent.hosts = hosts
 
     def add_report(self, job: str, group: Group | None, report: GroupReport, new: GroupCounts, now: float) -> None:
-        """Record a manager's report. `new` is the increase of the manager's counters since its last report."""
+        """Record a manager's report. `new` is the increase in the manager's counters since its last report."""
         is_leaving = report.down == LEFT or (report.held is not None and report.held.mode is HoldState.LEAVING)
         if group is None or is_leaving:
             self.end_group(job, group.replica_id if group is not None else "", now)
@@ -155,7 +155,7 @@ class Ledger:
                 steps.committed = max(steps.committed, group.step - 1)
 
     def add_quorum(self, job: str, max_step: int) -> None:
-        """Record that a quorum begins at `max_step`. Steps committed above it will be repeated."""
+        """Record that a quorum is beginning at `max_step`. Steps committed above it will be repeated."""
         steps = self._steps.setdefault(job, _Steps())
         if max_step < steps.committed:
             steps.repeated_to = steps.committed

@@ -76,9 +76,9 @@ def log_cut(job: str, cut: ConnectionsCut) -> None:
 
 
 class VerdictLog:
-    """Logs why no quorum forms, once a wait has lasted WAIT_LOGGED_AFTER_S, and again for each new reason.
+    """Logs why no quorum is forming, once a wait has lasted WAIT_LOGGED_AFTER_S, and again for each new reason.
 
-    `report` receives a description of what the waiting groups wait for, or "" when the wait is over.
+    `report` receives a description of what the groups are waiting for, or "" when the wait is over.
     """
 
     def __init__(self, job: str, machine: QuorumMachine, timers: Timers, report: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""Progress of each rank of a job, how fast the job trains, and which ranks are behind across replica groups.
+"""Progress of each rank in a job, how fast the job is training, and which ranks are behind across replica groups.
 
 Managers send views of their groups with heartbeats. Between two heartbeats, a view ages by the lighthouse's clock. A
 manager compares only its own ranks, so only the lighthouse can detect a rank that is behind in a collective across
@@ -75,9 +75,9 @@ class Levels:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How fast a job trains and with how many groups, now and in earlier samples (`ages_s`, `..._then`), oldest first.
+    """How fast a job is training and with how many groups, now and in earlier samples (`ages_s`, `..._then`).
 
-    The lists have one item for each sample.
+    The lists have one item for each sample, oldest first.
     """
 
     step: int
@@ -386,7 +386,7 @@ class JobProgress:
         ]
 
     def places(self, now: float, runs: Runs = ()) -> tuple[RankPlace, ...]:
-        """Return the progress of each rank of the job's groups and `runs`. Ranks that are behind come first."""
+        """Return the progress of each rank in the job's groups and `runs`. Ranks that are behind come first."""
         verdict = self.verdict(now, runs)
         behind = frozenset(verdict.behind) if verdict is not None else frozenset[RankName]()
         ranks = [(group, rank) for group, view in self._views for rank in _aged(group, view, now)]

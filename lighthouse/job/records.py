@@ -540,7 +540,7 @@ class GenerationState:
         return generation == self.number and rank in self.running and not self.is_broken
 
     def can_fail(self, rank: RankId, generation: int) -> bool:
-        """Return whether to accept a report that the rank failed in `generation`. A ready rank may still fail."""
+        """Return whether to accept a report that the rank has failed in `generation`. A ready rank may still fail."""
         is_at_work = rank in self.survivors and rank not in self.finished
         return generation == self.number and is_at_work and not self.is_broken
 
@@ -611,7 +611,7 @@ class LastAssignment:
         return max_step if is_another or self.lowest is None else min(self.lowest, max_step)
 
     def has_not_healed(self, participant: Participant) -> bool:
-        """Return whether the member had to heal and still reports its old state."""
+        """Return whether the member had to heal and is still reporting its old state."""
         if self.was_at is None or self.held is None:
             return False
         return participant.step >= self.was_at and participant.tag_quorum_id == self.held.quorum_id
@@ -619,7 +619,7 @@ class LastAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Heal:
-    """A heal, in which a group copies the state of step `upto`. If `catches_up`, it also runs later steps."""
+    """A heal, in which a group copies the state at step `upto`. If `catches_up`, it also runs later steps."""
 
     upto: int
     catches_up: bool

@@ -52,8 +52,8 @@ class JobRegistry:
         """Create an empty registry.
 
         Args:
-            config: Settings of every job, apart from the first quorum_id.
-            ports: Ports of the drivers. The registry sets `check_lag` and `guarded`.
+            config: Settings for every job, apart from the first quorum_id.
+            ports: Ports for the drivers. The registry sets `check_lag` and `guarded`.
             memory: Record store that this lighthouse has claimed, or None for an in-memory store.
             give_up: Function that shuts down the daemon with an exit status.
             incident_registry: Incidents of all jobs, or None to begin without any.

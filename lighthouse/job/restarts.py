@@ -79,7 +79,7 @@ class Supervisors:
         Args:
             records: Known supervisors.
             excluded: Excluded hosts.
-            ending: Reason of the stop that each supervisor received, by incarnation.
+            ending: Reason for the stop that each supervisor has received, by incarnation.
             kept_until: Time until which the names in `records` are reserved for these supervisors.
         """
         self._names = {each.entry.name: replace(each, is_awaited=True) for each in records}

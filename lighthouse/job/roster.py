@@ -359,7 +359,7 @@ class Job:
         return member
 
     def update_counts(self, member: Group) -> None:
-        """Update the counts after a change of the group's record.
+        """Update the counts after a change to the group's record.
 
         This takes O(1) time, or O(n) if the job's first session opens or its last one ends.
         """
@@ -607,7 +607,7 @@ def _loopback(participant: Participant, job: Job) -> WrongState | None:
 
 @dataclass(slots=True)
 class JoinTimer:
-    """Measures how long groups have waited for a quorum. Ignores gaps of up to `grace_s`, in which callers retry."""
+    """Measures how long groups have waited for a quorum. Ignores gaps of up to `grace_s` while callers retry."""
 
     grace_s: float
     started_at: float | None = None

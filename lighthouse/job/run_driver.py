@@ -299,7 +299,7 @@ class RunOwner(Protocol):
     def record_run_incident(self, incident: Incident) -> None: ...
 
     def handle_run_message(self, job: str) -> None:
-        """Update the job after a rank of one of its runs has sent a message other than its hello."""
+        """Update the job after a rank in one of its runs has sent a message other than its hello."""
         ...
 
     def membership(self, job: str, replica_id: str, digest: str) -> Membership:

@@ -27,7 +27,7 @@ allows it up to a last step, and a *revoke* ends the quorum at once.
 6. A member that never received the quorum, because its connection broke or the lighthouse died, joins again with the
    same state. The lighthouse then resends the quorum.
 
-Every message of a member repeats the quorum state that it holds, so no single message is essential.
+Every message from a member repeats the quorum state that the member holds, so no single message is essential.
 """
 
 import math
@@ -148,7 +148,7 @@ class Standing:
         Args:
             record: The stored quorum. If None, any group may hold an unknown quorum.
             until: Time by which all members must have reconnected.
-            at_most: Latest time to which `until` is extended while members still arrive, or None for no extension.
+            at_most: Latest time to which `until` is extended while members are still arriving, or None.
         """
         if record is not None and record.quorum is not None and not record.stands:
             return
@@ -260,7 +260,7 @@ class Standing:
             self._free_at = None
 
     def handle_member_leave(self, replica_id: str, incarnation: str) -> QuorumOrder | None:
-        """Handle a member that left cleanly. A resumed quorum continues, because it no longer needs the member."""
+        """Handle a member that has left cleanly. A resumed quorum continues, because it no longer needs the member."""
         if self.phase is QuorumPhase.RESUMED or not self._is_needed(replica_id, incarnation):
             return None
         return self._revoke_without(replica_id, "has left")
@@ -384,7 +384,7 @@ class Standing:
 
 
 def lease_of(member: Group) -> Lease:
-    """Create the lease of a member when its quorum forms."""
+    """Create a member's lease when its quorum forms."""
     assert member.participant is not None
     return Lease(member.incarnation, member.lease_until, entry_of(member.participant, member.secret))
 

@@ -113,7 +113,7 @@ def _ended_step(machine: QuorumMachine) -> int | None:
 
 
 def awaited(machine: QuorumMachine) -> str:
-    """Describe what pending joins wait for, or return "" if none is pending. Omit numbers that change over time."""
+    """Describe what pending joins are waiting for, without numbers that change over time, or return "" if none is."""
     if not (what := _awaited(machine)):
         return ""
     grid = grid_of(machine.job.groups.values())
@@ -187,7 +187,7 @@ def _explain(machine: QuorumMachine, now: float, steps_per_s: float | None) -> s
 
 
 def _progress(machine: QuorumMachine, steps_per_s: float | None) -> str:
-    """Describe a job with a quorum: how fast it trains, and how many of its groups are training."""
+    """Describe a job with a quorum: how fast it is training, and with how many of its groups."""
     size = len(machine.quorum.participants) if machine.quorum else 0
     if not machine.job.counts[Kind.HEALTHY]:
         return f"no group is alive; {size} took part"
@@ -287,7 +287,7 @@ class TimelineWriter:
     """Fills a job's timeline.
 
     A participant below its quorum's highest step is healing. It has healed once it works on a later step, or joins at
-    that step or above. A group that catches up works on later steps while it heals, so for such a group only a join
+    that step or above. A group that is catching up works on later steps during its heal, so for this group only a join
     shows that it has healed.
     """
 
@@ -421,7 +421,7 @@ def run_ranks(machine: RunMachine, now: float) -> tuple[RunRank, ...]:
 
 
 def _idle(name: RankName, rank: Rank, reported: RankView | None, state: RankState, now: float) -> RankView:
-    """Describe a rank that reports no progress, because it runs nothing or has just started.
+    """Describe a rank that reports no progress, because it is running nothing or has just started.
 
     The age of the view is the age of the rank's last report. A rank that never reported progress gets a long time
     limit, so that it does not count as stalled.

@@ -28,7 +28,7 @@ class RecordStore(Protocol):
 
     @property
     def term(self) -> int:
-        """Number that grows with each claim of the store. It is 0 if no record survives the process."""
+        """Number that grows each time the store is claimed. It is 0 if no record survives the process."""
         ...
 
     def load(self) -> Mapping[str, QuorumRecord]:

@@ -75,7 +75,7 @@ class Damaged(WrongState):
 
 @contextlib.contextmanager
 def explained(path: Path) -> Generator[None, None, None]:
-    """Convert errors of SQLite and the operating system within the context to WrongState, with a remedy."""
+    """Convert errors from SQLite and the operating system within the context to WrongState, with a remedy."""
     try:
         yield
     except sqlite3.Error as e:

@@ -18,7 +18,7 @@ class Tag(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CatchUp:
-    """A rank's request to heal while it trains, and the progress of that heal."""
+    """A rank's request to heal while it continues to train, and the progress of that heal."""
 
     is_wanted: bool = False  # heal while training
     held: Tag | None = None  # state that the rank has while it works at a later step

@@ -11,7 +11,7 @@ from lighthouse_protocol.constraints import Count, FilledText, Offset, Reason
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """Notice that a host is about to be taken away, for example because the cloud reclaims a spot instance."""
+    """Notice that a host is about to be taken away, for example because the cloud is reclaiming a spot instance."""
 
     source: FilledText  # aws, gcp, azure, slurm, kubernetes, file or http
     reason: Reason = ""
@@ -36,7 +36,7 @@ class PreemptionReport:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNoted:
-    """The lighthouse's answer to a PreemptionReport: how many other groups stay.
+    """The lighthouse's answer to a PreemptionReport: how many other groups will stay.
 
     The lighthouse sends it again when that number falls to 0 or rises from 0.
     """

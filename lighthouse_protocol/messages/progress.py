@@ -121,7 +121,7 @@ class HealTotals:
 
 @dataclass(frozen=True, slots=True)
 class HealProgress:
-    """Progress of a heal: a process receives the state of a peer."""
+    """Progress of a heal, in which a process receives the state of a peer."""
 
     number: Count  # counts the heals that this process has begun, from 1
     source: Annotated[str, MaxChars(MAX_LABEL_CHARS)]  # replica group that sends the state
@@ -151,7 +151,7 @@ class RejectedStep:
 
 @dataclass(frozen=True, slots=True)
 class DataUse:
-    """Number of samples of a data set that the committed steps of all groups have used."""
+    """Number of samples from a data set that the committed steps of all groups have used."""
 
     length: Count  # number of samples in the data set
     samples: Count  # number of samples used so far, over all epochs
@@ -178,7 +178,7 @@ class StateDigest:
 
 @dataclass(frozen=True, slots=True)
 class ProgressSample:
-    """A rank's report about its progress: step, open phases, most recent collectives and times."""
+    """A rank's report on its progress: step, open phases, most recent collectives and times."""
 
     step: Count = 0
     # Open phases, the innermost last.

@@ -102,7 +102,7 @@ class RunCounters:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One attempt of a run to execute the user's function. `active[i]` is the process of rank i."""
+    """One attempt by a run to execute the user's function. `active[i]` is the process of rank i."""
 
     active: tuple[RankId, ...]
     counters: RunCounters
@@ -118,7 +118,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """First message of a rank on every connection. It repeats the rank's state, in case earlier messages were lost."""
+    """First message from a rank on every connection. It repeats the rank's state, as earlier messages may be lost."""
 
     rank: RankId
     terms: RunTerms
@@ -287,7 +287,7 @@ class SupervisorHello:
 
 @dataclass(frozen=True, slots=True)
 class SupervisorHeartbeat:
-    """Heartbeat of a supervisor. It also detects a connection that was lost without being closed."""
+    """Heartbeat from a supervisor. It also detects a connection that was lost without being closed."""
 
     budget_used: Age = 0.0  # share of the restart budget, 0 to 1
     restarts: Count = 0  # since the start of the supervisor

@@ -97,7 +97,7 @@ class Discards:
 
 @dataclass(frozen=True, slots=True)
 class GroupCounts:
-    """Counters since the start of the manager. They never decrease."""
+    """Counters since the manager started. They never decrease."""
 
     commits: Count = 0
     discards: Discards = Discards()
@@ -126,7 +126,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Heartbeat of a manager, sent every heartbeat_interval and after any change that the lighthouse waits for."""
+    """Heartbeat from a manager, sent every heartbeat_interval and after any change that the lighthouse waits for."""
 
     number: Count  # increasing
     levels: GroupReport = GroupReport()
@@ -150,7 +150,7 @@ class WithdrawRequest:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Announces that the group leaves the job normally. A session that closes without it counts as a crash."""
+    """Announces that the group is leaving the job normally. A session that closes without it counts as a crash."""
 
     reason: Reason = ""
 
@@ -242,7 +242,7 @@ class KillRequest:
 
 @dataclass(frozen=True, slots=True)
 class Goodbye:
-    """Announces that the lighthouse closes the session.
+    """Announces that the lighthouse is closing the session.
 
     The lighthouse is shutting down, a newer session of the group has replaced this one, or the group has left.
     """

@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 
 def most_urgent(notices: Iterable[PreemptionNotice]) -> PreemptionNotice | None:
-    """Return the notice whose host is taken away first, or None if `notices` is empty.
+    """Return the notice whose host will be taken away first, or None if `notices` is empty.
 
     Notices without a known time come after the others, and notices that are only advice come last.
     """

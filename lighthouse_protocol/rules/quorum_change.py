@@ -133,7 +133,7 @@ class QuorumWait:
         return "" if logged is None or since is None else f"there is a quorum, after {now - since:.0f} s"
 
     def next_at(self, now: float) -> float | None:
-        """Return when to call next_line() again, or None if no request waits."""
+        """Return when to call next_line() again, or None if no request is waiting."""
         if self._since is None or self._left_at is not None:
             return None
         if self._logged is None:

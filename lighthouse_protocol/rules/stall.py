@@ -110,7 +110,7 @@ def find_stall(ranks: Sequence[RankView], *, floor_s: float = FLOOR_S, is_comple
 
     Args:
         ranks: The ranks to compare.
-        floor_s: Seconds without progress after which training has stalled if all ranks wait.
+        floor_s: Seconds without progress after which training has stalled if all ranks are waiting.
         is_complete: Whether `ranks` includes every rank that takes part in their collectives. If False, a rank may be
             waiting for a rank that is not in `ranks`.
     """

@@ -40,7 +40,7 @@ _FASTEST = 1  # zlib's best compression makes a long quorum a tenth shorter and 
 
 
 class Stream(Generic[M]):
-    """Codec of the messages in one direction of a stream."""
+    """Codec for the messages in one direction of a stream."""
 
     def __init__(self, union: Any, schema: type[Message], advisory: Iterable[type[Any]] = ()) -> None:
         """Compile the codec of `schema`, a message with a single oneof. Its fields are the classes of `union`.

@@ -1,8 +1,8 @@
 """Client side of streams: a manager's session, the streams of a run's ranks and supervisors, and a rank's watch.
 
-Iterating over a stream yields the messages of the server. The iteration stops if the server closes the stream normally,
-and otherwise raises a LighthouseError. There are no pings: a session is alive if its heartbeats are answered, and a
-watch while its connection is open.
+Iterating over a stream yields the messages from the server. The iteration stops if the server closes the stream
+normally, and otherwise raises a LighthouseError. There are no pings: a session is alive if its heartbeats are answered,
+and a watch while its connection is open.
 
 Most commands open no stream and importing this module is slow, so the clients import it when they open one.
 """
@@ -241,7 +241,7 @@ class SyncStream(Generic[S, M]):
         self.repeat_now()
 
     def repeat_now(self) -> None:
-        """Send the message of repeat() now instead of after its interval. Do nothing if repeat() was not called."""
+        """Send repeat()'s message now instead of after its interval. Do nothing if repeat() was not called."""
         self._outbox.put(_REPEATED)
 
     def _messages(self) -> Iterator[bytes]:

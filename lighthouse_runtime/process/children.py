@@ -32,7 +32,7 @@ def die_with_parent(parent_pid: int, number: int = signal.SIGTERM) -> None:
 
 @functools.cache
 def host_id() -> str:
-    """Return an id of this boot and pid namespace. Processes with the same id can refer to each other by pid."""
+    """Return an id for this boot and pid namespace. Processes with the same id can refer to each other by pid."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
@@ -96,7 +96,7 @@ def command_lines() -> Generator[list[str], None, None]:
 
 
 def describe_listener(port: int) -> str:
-    """Describe the process that listens on a TCP port of this host.
+    """Describe the process that is listening on a TCP port of this host.
 
     If this user cannot see the process, return a text that says how to find it.
     """

@@ -1,4 +1,4 @@
-"""TLS of clients, which verify the server by the pin in a join string or by a CA of the user's own PKI.
+"""TLS for clients, which verify the server by the pin in a join string or by a CA of the user's own PKI.
 
 Options or environment variables name the PEM files; a supervisor passes the variables to its training processes. The
 files are read again for each connection.

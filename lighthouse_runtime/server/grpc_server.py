@@ -257,7 +257,7 @@ class GrpcServer:
         Args:
             services: Methods by full service name.
             reflected: Services that gRPC reflection lists.
-            access: Authorises callers. Health checks and reflection are open to all.
+            access: Authorizes callers. Health checks and reflection are open to all.
             observe: Called with the method and status of each answered call, and of each stream unless its
                 connection broke.
             peers: Limits per peer, or None for no limits.
@@ -369,7 +369,7 @@ class GrpcServer:
 
     @asynccontextmanager
     async def _admitted(self, path: str, context: _Context) -> AsyncGenerator[tuple[Call, Peer | None]]:
-        """Authorise the caller and count the call as open. A LighthouseError within the context ends the call."""
+        """Authorize the caller and count the call as open. A LighthouseError within the context ends the call."""
         peer = None
         try:
             if self._is_closed:
@@ -388,7 +388,7 @@ class GrpcServer:
         self._observe_status(path, grpc.StatusCode.OK)
 
     def _permitted(self, path: str, context: _Context) -> Call:
-        """Authorise the caller and return the call's context. Raise NotPermitted if this fails."""
+        """Authorize the caller and return the call's context. Raise NotPermitted if this fails."""
         metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
         peer = unquote(context.peer())
         principal = admit(self._access, f"/{path}", Caller(peer, metadata, lambda: _names(context)))

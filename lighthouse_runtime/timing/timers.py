@@ -182,9 +182,9 @@ LATE_AFTER_S = 0.75
 
 
 class LoopLag:
-    """Detects pauses of the event loop and reports them to listeners.
+    """Detects pauses in the event loop and reports them to listeners.
 
-    A listener must not count a pause as silence of its peers, because their messages could not be read.
+    A listener must not count a pause as silence from its peers, because their messages could not be read.
     """
 
     def __init__(self, timers: Timers, follows: str = "no member counts as lost for that time") -> None:

@@ -1,4 +1,4 @@
-"""Sends a JSON document to a URL of the user. The receiver may be down, slow or broken."""
+"""Sends a JSON document to a URL that the user has configured. The receiver may be down, slow or broken."""
 
 from collections.abc import Mapping
 from urllib.parse import urlsplit

@@ -128,12 +128,12 @@ class RankNotices:
         self._incomplete.set(incomplete)
 
     def end_wait(self) -> None:
-        """Record that a request was answered. If the wait for a quorum was long, log how long it took."""
+        """Record that a request has been answered. If the wait for a quorum was long, log how long it took."""
         if line := self._wait.finish(self._clock()):
             log.info("%s", line, extra=event("quorum_wait"))
 
     def set_waiting(self, is_waiting: bool) -> None:
-        """Begin or end the wait for a quorum. Call this again with True if only some of the requests were answered."""
+        """Begin or end the wait for a quorum. Call this again with True if only some requests have been answered."""
         if is_waiting:
             self._wait.begin(self._clock())
             self._timer.set_after(CHECKED_EVERY_S)
@@ -414,7 +414,7 @@ class GroupDriver:
         return self._submit_call(_Call(vote, reply), _answer_within_s(time_left_s))
 
     def end_call(self, call: int) -> None:
-        """End a call because its caller has disconnected. Do nothing if it was already answered."""
+        """End a call because its caller has disconnected. Do nothing if it has already been answered."""
         if (ended := self._calls.pop(call, None)) is not None:
             if ended.expiry is not None:
                 ended.expiry.cancel()
@@ -559,14 +559,14 @@ class GroupDriver:
     # -- preemption
 
     def report_preemption(self, notice: PreemptionNotice | None) -> None:
-        """Report a notice, or None if it was withdrawn, to the lighthouse now and in each later session."""
+        """Report a notice, or None if it has been withdrawn, to the lighthouse now and in each later session."""
         self._preemption = PreemptionReport(notice)
         self._link.send(self._preemption)
 
     def set_preemption(self, notice: PreemptionNotice | None, *, should_save: bool) -> None:
         """Send a preemption notice to the connected ranks now, and to other ranks when they connect.
 
-        `notice` is None if there is no notice, or if it was withdrawn. `should_save` tells the ranks to save a
+        `notice` is None if there is no notice, or if it has been withdrawn. `should_save` tells the ranks to save a
         checkpoint before they exit.
         """
         self._notices.set_preemption(PreemptionChanged(notice, should_save))

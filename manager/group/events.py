@@ -95,7 +95,7 @@ class RankLeaves:
 
 @dataclass(frozen=True, slots=True)
 class RankFailed:
-    """A rank has reported that it failed and is about to exit."""
+    """A rank has reported that it has failed and is about to exit."""
 
     group_rank: int
     rank_incarnation: str
@@ -205,7 +205,7 @@ class WaitChanged:
 
 @dataclass(frozen=True, slots=True)
 class RankGivenUp:
-    """Report that a lost rank did not return in time. A supervisor may then kill the rank's process and restart it."""
+    """Report that a lost rank has not returned in time. A supervisor may then kill and restart the rank's process."""
 
     group_rank: int
     reason: str

@@ -316,7 +316,7 @@ class GroupMachine:
             self._send(self.session.join(me, min(ask.deadline_at for ask in asks), now))
 
     def _open_step(self, now: float) -> None:
-        """Open voting on the step that the ranks were just granted."""
+        """Open voting on the step that the ranks have just been granted."""
         standing = self.group.standing
         assert standing is not None
         self.counts.began(now, has_healing=self.requests.catches_up)

@@ -158,7 +158,7 @@ class RankPresence:
         return watch.group_rank
 
     def record_rank_failure(self, group_rank: int, rank_incarnation: str, reason: str, now: float) -> bool:
-        """Mark a rank as lost because its process reports a failure. Return False if the process has no open watch."""
+        """Mark a rank as lost because its process has reported a failure. Return False if it has no open watch."""
         if not self.is_watched(group_rank, rank_incarnation):
             return False
         self._mark_lost(self._group.ranks[group_rank], f"rank {group_rank} has failed: {reason}", now)
@@ -181,7 +181,7 @@ class RankPresence:
                 self._group.ranks[rank].heard_at = now
 
     def expire(self, now: float) -> list[int]:
-        """Mark the ranks that exceeded the rank timeout as lost, and return them."""
+        """Mark the ranks that have exceeded the rank timeout as lost, and return them."""
         silent = [rank for rank in self._group.ranks if rank.loss is None and self._expires_at(rank) <= now]
         for rank in silent:
             how = f"rank {rank.group_rank} has asked for nothing for {self.rank_timeout_s:g} s"
@@ -189,7 +189,7 @@ class RankPresence:
         return [rank.group_rank for rank in silent]
 
     def given_up(self, now: float) -> list[LostRank]:
-        """Return the lost ranks that did not return in time, earliest loss first. Each is returned only once."""
+        """Return the lost ranks that have not returned in time, earliest loss first. Each is returned only once."""
         over = [rank.loss for rank in self._group.ranks if rank.loss is not None and self._expires_at(rank) <= now]
         for loss in over:
             loss.is_given_up = True

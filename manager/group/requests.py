@@ -539,7 +539,7 @@ class QuorumRequests:
         return True
 
     def leave(self, step: int | None) -> None:
-        """Leave the quorum because a rank exits normally, unless a step has begun and is not committed yet.
+        """Leave the quorum because a rank is exiting normally, unless a step has begun and is not committed yet.
 
         Also leave a quorum that the lighthouse revoked after the group had completed all its steps. The report to
         the lighthouse then shows a normal exit instead of a loss. `step` is the step that the rank would request
@@ -593,7 +593,7 @@ class QuorumRequests:
     def assignment(self, group_rank: int, init_sync: bool) -> Assignment:
         """Return a rank's assignment for the highest granted step.
 
-        After the quorum's first step, only groups that catch up still heal, and these do not contribute.
+        After the quorum's first step, only groups that are catching up still heal, and these do not contribute.
         """
         standing = self._group.standing
         assert standing is not None

@@ -203,7 +203,7 @@ class Azure:
 
 
 def _is_end_of(scheduled: object, machine: str) -> bool:
-    """Return whether a scheduled event ends `machine`. Azure also lists events of other machines.
+    """Return whether a scheduled event ends `machine`. Azure also lists events for other machines.
 
     Raise ValueError if the event is malformed.
     """

@@ -50,7 +50,7 @@ class PreemptionWatch:
                 return 0.0
 
     def set(self, host: int, source: str, notice: PreemptionNotice | None) -> None:
-        """Record the current notice of a host's `source`. `notice` is None if there is none, or if it was withdrawn."""
+        """Record the current notice from a host's `source`. None means that there is none, or no longer."""
         self._notices.pop((host, source), None)
         if notice is not None:  # its texts come from a file or a server
             clean = replace(notice, reason=cut_reason(notice.reason), host=cut_reason(notice.host))

@@ -1,7 +1,7 @@
 """Injects the faults of `lighthouse chaos` into a replica group. Without --allow-chaos, it refuses them.
 
 `FaultInjector` stands between the group's driver and its link to the lighthouse. It carries out the orders of the
-lighthouse, and drops or delays the messages of both sides while such a fault lasts. A fault ends after its duration,
+lighthouse, and drops or delays the messages from both sides while such a fault lasts. A fault ends after its duration,
 when the lighthouse orders it, when the manager stops or, unless it is a cut, when the session with the lighthouse
 closes. A timer in this process resumes a stopped rank. If this process dies first, the guard kills the rank.
 """

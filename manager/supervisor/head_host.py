@@ -56,7 +56,7 @@ _PROBE_TIMEOUT_S = PROBE_TIMEOUT_S + 0.5
 
 @dataclass(slots=True)
 class _Host:
-    """Connection from host 0 to the supervisor of another host of the group."""
+    """Connection from host 0 to the supervisor on another host of the group."""
 
     sender: Sender
     heard_at: float  # when its last message arrived
@@ -64,7 +64,7 @@ class _Host:
 
 
 class WorkerHosts:
-    """Connections from host 0 to the supervisors of the group's other hosts."""
+    """Connections from host 0 to the supervisors on the group's other hosts."""
 
     def __init__(self, head: "HeadHost") -> None:
         self._head = head
@@ -401,7 +401,7 @@ class HeadHost(HostSupervisor):
             await self._daemon.stop()
 
     def handle_signal(self, status: int, host: int = 0) -> None:
-        """Handle a stop signal to the supervisor of `host`.
+        """Handle a stop signal to the supervisor on `host`.
 
         After the first signal, the group completes its step and leaves. After the second, its ranks receive SIGTERM.
         After the third, they are killed. Several hosts may receive the same signal, so signals are counted per host.

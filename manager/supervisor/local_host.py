@@ -343,7 +343,7 @@ class HostSupervisor(ABC):
 
     @abstractmethod
     def preempted(self, source: str, notice: PreemptionNotice | None) -> None:
-        """Handle the current preemption notice of a source on this host. `notice` is None if there is none."""
+        """Handle the current preemption notice from a source on this host. `notice` is None if there is none."""
 
     @abstractmethod
     async def _begin(self) -> None:

@@ -1,6 +1,6 @@
-"""Events, effects and settings of a rank's state machine, and the timer of its interruptions.
+"""Events, effects and settings of a rank's state machine, and the timer for its interruptions.
 
-This module does no I/O and reads no clock. A rank's process passes events of its lighthouse stream and of its function
+This module does no I/O and reads no clock. A rank's process passes events from its lighthouse stream and its function
 to the state machine, which returns effects that the process must perform in order.
 """
 
@@ -177,7 +177,7 @@ class InterruptTimer:
         self._overdue = f"still runs {self.hard_timeout_s:g} s after its interruption: {reason}"
 
     def start_cleanup(self, now: float) -> None:
-        """Record that the function has ended, and start the time limit of the cleanup."""
+        """Record that the function has ended, and start the time limit for the cleanup."""
         self._interrupt_at, self._leaves_by = math.inf, now + self.hard_timeout_s
         self._overdue = f"what the function left behind did not end within {self.hard_timeout_s:g} s"
 

@@ -67,7 +67,7 @@ MAX_DELAY_S = 2.0
 class Reconnect:
     """State of the rank's connection to the lighthouse.
 
-    1. There is one stream at a time, identified by a number. Messages of older streams are ignored.
+    1. There is one stream at a time, identified by a number. Messages from older streams are ignored.
     2. A stream is accepted when its first message arrives. If it is not accepted in time, or closes, another one is
        opened after a delay with jitter. The delay doubles until a stream has been accepted.
     3. If another process has the rank's slot, the rank retries for a limited time, because the lighthouse may not have

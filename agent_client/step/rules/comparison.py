@@ -176,7 +176,7 @@ def find_faulty(rows: Sequence[Row]) -> frozenset[int]:
 
 
 def explain(rows: Sequence[Row], faulty: frozenset[int], names: Sequence[str], place: int) -> str:
-    """Describe a mismatch of announcements, for the log of the participant with replica_rank `place`.
+    """Describe a mismatch between announcements, for the log of the participant with replica_rank `place`.
 
     `rows` and `names` are in the order of replica ranks. `faulty` are the replica ranks at fault. If `place` is one of
     them, only its own fault is described.

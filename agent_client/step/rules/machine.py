@@ -162,7 +162,7 @@ class StepMachine:
             self.failure, self.is_blamed = reason, is_blamed
 
     def computes(self, *, accumulates: bool = False) -> None:
-        """Record that a forward pass or a reduction begins. `accumulates` is True if no reduction will follow."""
+        """Record that a forward pass or a reduction is beginning. `accumulates` is True if no reduction will follow."""
         self.has_computed = True
         self.accumulates = accumulates
         self.moves += 1
@@ -224,7 +224,7 @@ class StepMachine:
         return self.is_unhealed and self.assignment is not None and self.assignment.quorum_id != self.torn_under
 
     def work_at(self, step: int, tag_quorum_id: int | None) -> None:
-        """Set the step and tag with which this rank takes part. While it catches up, its own state is older."""
+        """Set the step and tag with which this rank takes part. While it is catching up, its own state is older."""
         self.step, self.tag_quorum_id = step, tag_quorum_id
 
     def vote(self) -> bool:

@@ -1,4 +1,4 @@
-"""Log lines about steps that other groups delayed, and rules for a rank whose quorum requests are refused.
+"""Log lines about steps that other groups have delayed, and rules for a rank whose quorum requests are refused.
 
 This module does no I/O. `StepNews` builds one line for a lost group or for groups that healed. A loss is logged after
 the discarded step has been repeated and committed, so that the line contains the delay. If the repetition fails or
@@ -82,13 +82,13 @@ _WAITS = (DeadlinePassed, Unreachable, Superseded, LimitReached)
 
 
 class Patience:
-    """Decides whether a rank retries after its request for a quorum was refused.
+    """Decides whether a rank retries after its request for a quorum has been refused.
 
     1. If no later request can succeed, the rank exits immediately.
     2. If a later request may succeed (another process with the same name is still alive, or a quorum was revoked before
        its first step), the rank exits after `limit` consecutive refusals of this kind.
-    3. A rank that waits for more groups, for the lighthouse or for a restarting manager never exits. The wait and its
-       reason are logged regularly.
+    3. A rank that is waiting for more groups, for the lighthouse or for a restarting manager never exits. The wait and
+       its reason are logged regularly.
     """
 
     def __init__(self, limit: int) -> None:

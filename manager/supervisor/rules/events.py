@@ -15,7 +15,7 @@ class HostReady:
 
 @dataclass(frozen=True, slots=True)
 class HostLost:
-    """The host's supervisor disconnected, so its ranks are lost."""
+    """The host's supervisor has disconnected, so its ranks are lost."""
 
     host: int
     reason: str
@@ -49,7 +49,7 @@ class MisfitReported:
 
 @dataclass(frozen=True, slots=True)
 class CheckFailed:
-    """The host's health check failed, so its ranks were not started."""
+    """The host's health check has failed, so its ranks have not been started."""
 
     host: int
     reason: str
@@ -57,7 +57,7 @@ class CheckFailed:
 
 @dataclass(frozen=True, slots=True)
 class RunStopped:
-    """The run was stopped for all groups."""
+    """The run has been stopped for all groups."""
 
     reason: str
 
@@ -76,7 +76,7 @@ class KillAsked:
 
 @dataclass(frozen=True, slots=True)
 class EndAsked:
-    """This group was asked to end. From now on, no rank restarts."""
+    """This group has been asked to end. From now on, no rank restarts."""
 
     status: int
     why: str

@@ -11,7 +11,7 @@ This module does no I/O. A *unit* is a set of ranks that restart together: the w
    if its process exists but does nothing, because it is stopped or frozen.
 4. If the group must end, or the run is stopped, nothing restarts, and the group ends when its last rank has exited. The
    first reason is kept. Repeated requests can shorten the grace period, but not extend it.
-5. Events of earlier attempts are ignored.
+5. Events from earlier attempts are ignored.
 6. Once the run is complete, nothing restarts. The group ends with status 0 when its last rank has exited.
 """
 
