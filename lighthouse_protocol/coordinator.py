@@ -189,7 +189,7 @@ class LeaderSearch:
         self._failed, self._has_followed = 0, False
 
     def mark_failed(self, error: LighthouseError) -> bool:
-        """Record a failed call and set `address` to the next lighthouse to try.
+        """Record that a call has failed, and set `address` to the next lighthouse to try.
 
         Return True if all addresses have failed, so the caller should pause before the next call.
         """

@@ -13,7 +13,7 @@ class LighthouseError(Exception):
     """Base class of the exceptions in this module.
 
     `may_have_happened` is True if the request may have taken effect in spite of the error. Messages are logged, so the
-    constructor removes the token of a join string from them.
+    constructor removes the tokens in join strings from them.
     """
 
     may_have_happened = False

@@ -7,7 +7,7 @@ each gloo socket has an address at which a rank listens, and gloo publishes thes
 duplicates the sockets' descriptors, because gloo closes its own and their numbers are reused. The listening socket must
 not be shut down, or the process aborts.
 
-When a connection closes, gloo fails the operations that wait for its peer, but not a send that is still queued
+When a connection closes, gloo fails the operations that are waiting for its peer, but not a send that is still queued
 (gloo/transport/tcp/pair.cc, signalException). A queued send ends only when it times out. So after an abort, `wait`
 gives up as soon as nothing can write to the tensors: all connections are closed and gloo's threads are idle. A gloo
 thread has been observed to keep running after an abort. It gets SPINS_S seconds to read what is left in the socket
@@ -171,7 +171,7 @@ def release_later(works: Iterable[Any]) -> None:
     """Keep references to the last `works` of a destroyed group for LET_GO_WITHIN_S, until gloo's threads drop theirs.
 
     This avoids a deadlock. A gloo thread that has the last reference needs the GIL to free the tensors, but C++ code
-    that destroys the group, such as DDP's reducer, holds the GIL while it waits for the thread.
+    that destroys the group, such as DDP's reducer, holds the GIL while it is waiting for the thread.
     """
     timer = threading.Timer(LET_GO_WITHIN_S, list[Any].clear, [list(works)])
     timer.name, timer.daemon = "gloo remains", True
@@ -181,7 +181,7 @@ def release_later(works: Iterable[Any]) -> None:
 def _poll_until_done(works: Sequence[Any], _backend: Any) -> None:
     """Poll until all works have completed.
 
-    Do not call work.wait() instead: if it returns while the interpreter exits, the process aborts.
+    Do not call work.wait() instead: if it returns while the interpreter is exiting, the process aborts.
     """
     pause_s = FIRST_PAUSE_S  # most works end immediately
     while not all(work.is_completed() for work in works):

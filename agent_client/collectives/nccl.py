@@ -83,7 +83,7 @@ class Fence:
         self._is_down = False
 
     def announce_abort(self) -> bool:
-        """Mark the group as aborted. Return True, or False if it was already marked."""
+        """Mark the group as aborted. Return True, or False if it had already been marked."""
         with self._lock:
             was_down, self._is_down = self._is_down, True
         return not was_down

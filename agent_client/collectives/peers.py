@@ -1,6 +1,6 @@
 """A rank's connection to the same rank of the other replica groups: a process group that is recreated for each quorum.
 
-A separate thread connects the group, because gloo cannot be interrupted while it waits for a peer that never connects.
+A separate thread connects the group, because gloo cannot be interrupted while waiting for a peer that never connects.
 When the lighthouse revokes the quorum, running collectives are aborted. A quorum's group is connected only once:
 after an abort, its peers would not connect again.
 

@@ -213,7 +213,7 @@ class CatchUpDriver:
             self.machine.record_failure(is_hopeless=True)
 
     def torn(self) -> None:
-        """Record that a committed step was applied only in part or not at all. The state is unusable until a heal."""
+        """Record that a committed step has not been applied, or only in part. The state is unusable until a heal."""
         if self.machine.is_catching_up:
             self._drop_transfer("the state is torn")
             self.machine.torn()

@@ -6,7 +6,7 @@ pieces. With several sources, a piece is received completely before it is copied
 sources cannot mix. With a single source, pieces are read directly into place.
 
 If the state is small, or the target is catching up, only the lead sends pieces. If the lead fails, another source
-becomes the lead. The error of a failed download names every source.
+becomes the lead. The error from a failed download names every source.
 
 A rank that may already hold the same state passes its state as `own`. If all checksums are equal, no piece is read.
 """

@@ -239,7 +239,7 @@ class Healing:
             self._is_read_in_place = False
 
     def fetch(self, assignment: Assignment) -> None:
-        """Fetch a peer's state if this rank heals under the assignment. Raise the same exceptions as `Fetch.run`."""
+        """Fetch a peer's state if the assignment requires this rank to heal. Raise the exceptions of `Fetch.run`."""
         self._quorum_id, self._received = assignment.quorum_id, None
         if not assignment.heals:
             return

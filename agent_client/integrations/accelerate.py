@@ -54,12 +54,12 @@ class FaultTolerantAccelerator(Accelerator):
         """Set the options.
 
         Args:
-            *args: Positional arguments of the Accelerator.
+            *args: Positional arguments for the Accelerator.
             max_steps: Number of committed steps after which the training batches end. If None, they never end.
-            agent_options: Options of `Agent.from_env`.
-            ddp_options: Options of `agent_client.DistributedDataParallel`.
+            agent_options: Options for `Agent.from_env`.
+            ddp_options: Options for `agent_client.DistributedDataParallel`.
             data_seed: Seed for the order of the batches.
-            **kwargs: Keyword arguments of the Accelerator.
+            **kwargs: Keyword arguments for the Accelerator.
         """
         super().__init__(*args, **kwargs)
         self.agent: Agent | None = None

@@ -55,10 +55,10 @@ class FaultTolerantStrategy(SingleDeviceStrategy):
 
         Args:
             device: Device of this rank. Default: the CUDA device of LOCAL_RANK, or the CPU.
-            agent_options: Options of `Agent.from_env`.
-            ddp_options: Options of `agent_client.DistributedDataParallel`.
+            agent_options: Options for `Agent.from_env`.
+            ddp_options: Options for `agent_client.DistributedDataParallel`.
             data_seed: Seed for the order of the batches.
-            **kwargs: Options of Lightning's SingleDeviceStrategy.
+            **kwargs: Options for Lightning's SingleDeviceStrategy.
         """
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         here = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"

@@ -53,9 +53,9 @@ class FaultTolerance:
         """Set the options.
 
         Args:
-            *args: Positional arguments of the Trainer.
-            agent_options: Options of `Agent.from_env`.
-            **kwargs: Keyword arguments of the Trainer.
+            *args: Positional arguments for the Trainer.
+            agent_options: Options for `Agent.from_env`.
+            **kwargs: Keyword arguments for the Trainer.
 
         Raises:
             ConfigurationError: `max_steps` is not set. It is required because the number of steps in an epoch varies
@@ -250,7 +250,7 @@ class _Progress:
         self._logged = len(trainer.state.log_history), state_dict["log"]
 
     def replay_step(self) -> None:
-        """Do nothing, because the counts need no replay when the group catches up."""
+        """Do nothing, because the counts need no replay while the group is catching up."""
 
     def _callbacks(self) -> Iterator[Any]:
         """Yield the callbacks whose state is healed. TrainerControl is not one of them, because each step sets it."""

@@ -5,8 +5,8 @@ Unsolicited messages from the manager arrive on the rank's watch (watch.py).
 
 A manager may be restarted after a crash, so the rank tolerates the loss of its manager for a while.
 
-`Presence` shows a rank to its manager while the rank waits for the other ranks of its group. `ExitReport` reports the
-exception with which a rank exits. `WaitLog` logs what a long request for a quorum is waiting for.
+`Presence` shows a rank to its manager while the rank is waiting for the other ranks in its group. `ExitReport` reports
+the exception with which a rank exits. `WaitLog` logs what a long request for a quorum is waiting for.
 """
 
 import logging

@@ -70,7 +70,7 @@ class RankWatch:
         """Prepare the watch without opening it.
 
         Args:
-            client: Client of the manager.
+            client: Client for the manager.
             group_rank: Rank inside the replica group.
             rank_incarnation: Unique name of this process.
             progress: Progress to report, sampled twice a second on the thread that sends votes. None to report nothing.

@@ -1,6 +1,6 @@
 """Finds out what a process is doing, from counts of torch's collectives, the Flight Recorder, and Python stacks.
 
-torch counts the collectives of each process group in C++, including those of DDP and FSDP, so counting is free until a
+torch counts the collectives in each process group in C++, including those of DDP and FSDP, so counting is free until a
 sample reads the counts. The Flight Recorder describes the collectives that are still running. Reading all of its
 entries takes about 40 ms, so it is read only after a time without progress. A separate thread reads it, because torch
 may hang while it describes a collective that hangs.

@@ -172,8 +172,8 @@ KILLED_STATUS = 137  # the exit status that a shell reports after SIGKILL
 class ProcessGroups:
     """Process groups of a wrapped function: those of agent_client, and those that it creates with torch.distributed.
 
-    A function that waits for a dead peer is often blocked in C code, in which no exception can be raised. Aborting the
-    function's process groups from another thread ends the wait. This class never imports torch itself.
+    A function that is waiting for a dead peer is often blocked in C code, in which no exception can be raised. Aborting
+    the function's process groups from another thread ends the wait. This class never imports torch itself.
     """
 
     def __init__(self, lighthouse: str) -> None:

@@ -1,4 +1,4 @@
-"""The Wrapper decorator, and the attempts that make up one call of a wrapped function.
+"""The Wrapper decorator, and the attempts that make up one call to a wrapped function.
 
 The decorator binds the arguments of a call once. `WrappedCall` then runs one attempt at a time, until all ranks
 have finished or the run is stopped. It interrupts a running attempt when another rank fails, and cleans up before the

@@ -327,7 +327,7 @@ class Agent:
         """Declare that this rank is waiting for other ranks in the `with` block, so that it is not reported as behind.
 
         Args:
-            what: Name of what the rank is waiting for, shown by `lighthouse ranks`.
+            what: Name for what the rank is waiting for, shown by `lighthouse ranks`.
 
         Returns:
             A context manager.

@@ -297,7 +297,7 @@ class Comparison:
     # -- announcements
 
     def next_is_announced(self, tensor: torch.Tensor, name: str) -> bool:
-        """Count the next reduction. Return whether it was already announced together with an earlier one."""
+        """Count the next reduction. Return whether it has already been announced together with an earlier one."""
         self._collectives += 1
         if not self.ahead or self.ahead[0] != Part(name, tensor.numel(), tensor.dtype):
             return False

@@ -34,7 +34,7 @@ class AgentConfig:
     """
 
     timeout_s: float = 60.0
-    """Time limit of each collective and each vote in seconds. In a step in which a peer heals, `heal_timeout_s` is
+    """Time limit for each collective and each vote in seconds. In a step in which a peer heals, `heal_timeout_s` is
     added."""
     connect_timeout_s: float = 10.0
     """Time limit in seconds of each stage of connecting to the peers of a new quorum: reaching their store, connecting,

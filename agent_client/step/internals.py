@@ -562,7 +562,7 @@ class Internals:
                 warn_of_split_samplers(self.place.group_world_size, groups)
 
     def tear(self, text: str) -> None:
-        """Record that a committed step was not fully applied, so this rank must heal. `text` is the reason to log."""
+        """Record that a committed step has not been fully applied, so this rank must heal. Log `text` as the reason."""
         log.error("%s; %s", text, APPLY_HINT)
         self.machine.tear(DistrustKind.NOT_APPLIED, f"rank {self.place.group_rank}: {text}")
         if self.catch_up is not None:
@@ -570,7 +570,7 @@ class Internals:
 
     @never_compiled
     def call_on_commit(self) -> None:
-        """Call the `on_commit` callbacks for the last committed step, unless they were already called."""
+        """Call the `on_commit` callbacks for the last committed step, unless they have already been called."""
         step, self._uncalled_commit = self._uncalled_commit, None
         if step is not None:
             for callback in self.commit_callbacks:

@@ -1,7 +1,7 @@
 """Handles the exit of a rank: stop signals, cleanup at exit, and code that must not be interrupted.
 
 A stop signal (SIGTERM from torchrun or Slurm) makes the manager drain the group, unless `lighthouse-manager run` does
-that itself. The rank completes the steps that were already granted, and then raises GroupDrained. torchrun and its
+that itself. The rank completes the steps that have already been granted, and then raises GroupDrained. torchrun and its
 agent, or a scheduler and torchrun, may each send the same signal, so a second signal within SAME_WITHIN_S is ignored. A
 later signal terminates the process as usual. So does any signal before the rank is connected to a manager, because no
 peer depends on the rank then.

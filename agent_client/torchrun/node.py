@@ -35,7 +35,7 @@ class Node(DriverThread):
 
         Args:
             entry: First message to the lighthouse.
-            limit_s: Seconds for which the lighthouse may be unreachable while the node waits for a round.
+            limit_s: Seconds for which the lighthouse may be unreachable while the node is waiting for a round.
             open_stream: Opens a stream to the lighthouse.
         """
         # torchrun stops the workers, so the machine must never kill this process.

@@ -6,7 +6,7 @@ class arranges its buckets once, before the first pass, starting with the last p
 or omit buckets.
 
 A forward pass in training mode begins the step. If a backward pass raises after it has reduced some buckets, the step
-is discarded before the next step begins, because the peers wait for the remaining buckets.
+is discarded before the next step begins, because the peers are waiting for the remaining buckets.
 
 With `find_unused_parameters`, torch leaves the gradient of a parameter unchanged (usually None) if no rank used the
 parameter. To find out, torch all-reduces a map of used parameters over its process group. All replica groups must have

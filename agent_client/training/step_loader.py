@@ -107,7 +107,7 @@ class StepLoader:
         return cls(loader.dataset, sampler, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the loaded batches. Raise any error of the sampler or of a worker."""
+        """Yield the loaded batches. Raise any error from the sampler or a worker."""
         return (batch for _, batch in self.drawn())
 
     def drawn(self, *, several: bool = False) -> Iterator[tuple[Drawn, Any]]:

@@ -28,7 +28,7 @@ class Trust(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Result of connecting to one address of the lighthouse."""
+    """Result of connecting to one of the lighthouse's addresses."""
 
     address: str
     ip: str = ""  # IP address of the TCP connection, or empty

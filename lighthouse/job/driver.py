@@ -2,8 +2,8 @@
 
 The driver is synchronous. It reaches the clock, sessions, pending calls and the store through ports, so the simulator
 runs the same code. Effects are performed in order. A record is stored before any message that depends on it is sent.
-`WaitingJoins` holds the calls that wait for a quorum, and `SessionTable` the managers' open sessions. `WorldBroadcast`
-sends managers the job's world size whenever it changes.
+`WaitingJoins` holds the calls that are waiting for a quorum, and `SessionTable` the managers' open sessions.
+`WorldBroadcast` sends managers the job's world size whenever it changes.
 """
 
 import itertools
@@ -147,7 +147,7 @@ class _Waiting:
 
 
 class WaitingJoins:
-    """Joins that wait for a quorum. Each has arrived either on a session or as a separate call."""
+    """Joins that are waiting for a quorum. Each has arrived either on a session or as a separate call."""
 
     def __init__(self, ports: Ports, waits: Histogram) -> None:
         """Create an empty queue. `waits` records how many seconds each answered join waited."""
@@ -499,7 +499,7 @@ class JobDriver(MachineDriver[QuorumEvent, QuorumEffect]):
                 group.reports.others_stay = others > 0
 
     def order_fault(self, member: Group, order: FaultOrder, reply: Reply[FaultReport]) -> bool:
-        """Order a member to inject a fault for `lighthouse chaos`. `reply` receives the report of its manager.
+        """Order a member to inject a fault for `lighthouse chaos`. `reply` receives the report from its manager.
 
         Return False if the member has no open session. The caller must call `cancel_fault` in either case.
         """

@@ -71,7 +71,7 @@ class Decision(NamedTuple):
 def decide(job: Job, now: float) -> Decision:
     """Decide by the rules of this module whether a quorum forms now. Do not change any state.
 
-    This takes O(1) time while the quorum waits for other groups, and O(n log n) when it waits only for leases.
+    This takes O(1) time while the quorum is waiting for other groups, and O(n log n) when only for leases.
     """
     config, joins, standing = job.config, job.joins, job.standing
     healthy, working = job.counts[Kind.HEALTHY], job.counts[Kind.WORKING]
@@ -177,7 +177,7 @@ def claims_of(job: Job, candidates: Sequence[Group]) -> list[Claim]:
 
 
 def known_history(job: Job, now: float) -> History:
-    """Return the job's history, and quorums of an earlier lighthouse that candidates report (lineage.py, rule 3)."""
+    """Return the job's history, and quorums from an earlier lighthouse that candidates report (lineage.py, rule 3)."""
     if job.first_formed_at is not None and now >= job.first_formed_at + EARLIER_COUNTS_FOR_S:
         return job.history
     history = History(job.history.ranges)

@@ -289,7 +289,7 @@ NAMES_KEPT_S = 5.0  # after a restart of the lighthouse; ranks and supervisors n
 
 
 class Ranks:
-    """Ranks of a run: the newest process of each slot, even if it has exited or the lighthouse has restarted since.
+    """Ranks in a run: the newest process in each slot, even if it has exited or the lighthouse has restarted since.
 
     While a process's stream is open, only a process with the same secret can take over its slot. A supervisor and its
     processes share one secret. After a restart of the lighthouse, slots stay reserved for NAMES_KEPT_S seconds. An
@@ -656,7 +656,7 @@ class Generations:
     # -- end of the run
 
     def end_run(self) -> None:
-        """Record that the run was stopped or completed. From then on, no generation breaks or forms."""
+        """Record that the run has been stopped or completed. From then on, no generation breaks or forms."""
         self._is_over = True
 
     def resume_forming(self) -> None:
@@ -763,7 +763,7 @@ class Generations:
             self._send_generation(rank)
 
     def _send_generation(self, rank: Rank) -> None:
-        """Send the current generation to a rank, unless an earlier process of the rank's slot was active in it."""
+        """Send the current generation to a rank, unless an earlier process in the rank's slot was active in it."""
         assert self.current.generation is not None
         if not self.current.is_place_taken(rank.rank):
             self._effects.append(events.GenerationSent(rank.rank, self.current.generation))

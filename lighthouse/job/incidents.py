@@ -224,7 +224,7 @@ class _Lost:
         self.groups = {self.first.replica_id: _LostGroup(self.first.reason)}
 
     def add_cause(self, replica_id: str, exit_: "_Exit") -> None:
-        """Add the reason why a process of the group exited. Ignore later exits, because they follow from the first."""
+        """Add the reason why a process in the group has exited. Ignore later exits, because they follow from the first."""
         group, rank = self.groups[replica_id], f"rank {exit_.evidence.group_rank}"
         if not group.is_explained:
             cause = exit_.reason if rank in group.reason else f"{rank}: {exit_.reason}"
@@ -463,7 +463,7 @@ class IncidentMachine:
     # -- faults of lighthouse chaos
 
     def open_fault(self, replica_id: str, text: str, target: str, step: int, now: float, unix_s: float) -> Opened:
-        """Open an incident for a fault injected into the group while working on `step`. `target` is its suspect."""
+        """Open an incident for a fault injected into a group that is working on `step`. `target` is its suspect."""
         case = self._open_case(IncidentKind.CHAOS, text, (target,), now, 0.0, unix_s)
         case.base, case.killed, case.is_injected = step, frozenset({replica_id}), True
         return Opened(case.incident)
@@ -696,7 +696,7 @@ class EvidenceRound:
         self._waiting.pop(session, None)
 
     def drop_session(self, session: Asked) -> None:
-        """Record that a session closed before its answer was complete."""
+        """Record that a session has closed before its answer was complete."""
         if (question := self._waiting.pop(session, None)) is not None:
             self._missing.append(f"{question.replica_id}: its session has ended")
 

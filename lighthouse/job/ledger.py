@@ -161,7 +161,7 @@ class Ledger:
             steps.repeated_to = steps.committed
 
     def end_group(self, job: str, replica_id: str, now: float) -> None:
-        """Stop recording the time of a group that leaves cleanly."""
+        """Stop recording the time of a group that has left cleanly."""
         if (spent := self._spent.pop((job, replica_id), None)) is not None:
             self._close((job, replica_id), spent, now)
             if all(other != job for other, _ in self._spent):

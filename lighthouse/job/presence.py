@@ -538,7 +538,7 @@ class Presence:
     def _check_quorum_ids(
         self, participant: Participant | None, levels: GroupReport | None, now: float
     ) -> LighthouseError | None:
-        """Return the error if the caller reports a quorum id that was never assigned, or None."""
+        """Return the error if the caller reports a quorum id that has never been assigned, or None."""
         held = levels.held.quorum_id if levels is not None and levels.held is not None else None
         seen, tag = (participant.seen_quorum_id, participant.tag_quorum_id) if participant is not None else (None, None)
         return self._job.numbering.why_unassigned(now, seen_quorum_id=seen, tag_quorum_id=tag, quorum_id=held)

@@ -6,7 +6,7 @@ groups. In a run, where a Wrapper restarts each rank's function, every rank repo
 a rank of both a group and a run counts once: in its group if that group is in the quorum, otherwise in its run. Pauses
 of the lighthouse process do not count against any rank.
 
-`Samples` keeps samples of the last few minutes for graphs, and `Grid` counts the connected ranks. Times come from the
+`Samples` keeps samples from the last few minutes for graphs, and `Grid` counts the connected ranks. Times come from the
 caller's monotonic clock, and this module does no I/O.
 """
 

@@ -148,7 +148,7 @@ def _known(row: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class QuorumConfig:
-    """Settings of a job's quorum state machine."""
+    """Settings for a job's quorum state machine."""
 
     min_replicas: int = 1
     join_timeout_s: float = JOIN_TIMEOUT_S
@@ -214,7 +214,7 @@ def _is_literal_loopback(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """Settings of a run's state machine."""
+    """Settings for a run's state machine."""
 
     rank_timeout_s: float = 30.0
     wall_offset_s: float = 0.0  # wall clock minus monotonic clock, to display times
@@ -257,7 +257,7 @@ class KeySpaces:
         return sorted(self._spaces)
 
     def begin_space(self, number: int) -> None:
-        """Begin the space of generation `number`. From then on, ranks of other generations have no access."""
+        """Begin the space of generation `number`. From then on, ranks in other generations have no access."""
         self.number = number
         self._spaces[number] = {}
         self._drop_old()
@@ -335,7 +335,7 @@ RunName = tuple[str, str]
 
 @dataclass(slots=True)
 class Rank:
-    """The newest process of a slot, with its last reports. A slot is the fixed number of a process in its run."""
+    """The newest process in a slot, with its last reports. A slot is the fixed number of a process in its run."""
 
     rank: RankId
     seen_at: float
@@ -545,7 +545,7 @@ class GenerationState:
         return generation == self.number and is_at_work and not self.is_broken
 
     def is_place_taken(self, rank: RankId) -> bool:
-        """Return whether another process of the rank's slot was active in the generation."""
+        """Return whether another process in the rank's slot was active in the generation."""
         return rank.slot in self._taken and rank not in self.active
 
     def reconnect_rank(self, rank: RankId) -> None:

@@ -79,7 +79,7 @@ class JobRegistry:
     def remember(self, records: Mapping[str, QuorumRecord]) -> None:
         """Begin or resume accepting work after the store has been claimed. `records` are its quorum records, by job.
 
-        Until their leases expire, members may still hold quorums of an earlier lighthouse.
+        Until their leases expire, members may still hold quorums from an earlier lighthouse.
         """
         self._records = records
         self._started_at = self.ports.timers.time()

@@ -482,7 +482,7 @@ class RunMachine:
         return self._is_over
 
     def _handle_rank_exit(self, event: events.RankLost, now: float) -> None:
-        """Handle the report of a dead process. Only a live rank's own supervisor may report its death."""
+        """Handle a report of a dead process. Only a live rank's own supervisor may report its death."""
         if (rank := self.generations.ranks.find_live(event.rank)) is not None:
             if rank.secret and rank.secret != self.supervisors.supervisor_secret(event.by):
                 return

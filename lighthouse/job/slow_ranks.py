@@ -1,7 +1,7 @@
 """Detection of slow ranks, whose compute time is much longer than that of their peers. This module does no I/O.
 
 1. Ranks report totals: the compute time of their committed steps, without waits, and the number of microbatches
-   computed in that time. A rank that waits for a slow one therefore does not look slow itself.
+   computed in that time. A rank that is waiting for a slow one therefore does not look slow itself.
 2. The peers of a rank are the ranks at the same position (`group_rank`) of the other live groups. With fewer than
    MIN_PEERS, no rank is compared.
 3. All ranks are compared every `slow_after_s / COMPARISONS` seconds, by the time per microbatch since the last

@@ -1,4 +1,4 @@
-"""Interface of the store that keeps the quorum records and runs of all jobs, and an in-memory implementation.
+"""Interface to the store that keeps the quorum records and runs of all jobs, and an in-memory implementation.
 
 The daemon uses a file, etcd or, with `--journal none`, the in-memory store.
 """

@@ -1,4 +1,4 @@
-"""Settings of `lighthouse serve`.
+"""Settings for `lighthouse serve`.
 
 `LighthouseConfig` declares every option once, with its default and its help text; the command line, the environment
 variables and the reference documentation are generated from it. It rejects options that contradict each other, and
@@ -56,7 +56,7 @@ _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 @dataclass(frozen=True, slots=True)
 class LighthouseConfig:
-    """Options of `lighthouse serve`.
+    """Options for `lighthouse serve`.
 
     Raises:
         ValueError: If options contradict each other.

@@ -64,12 +64,12 @@ class CandidateHost(Protocol):
         ...
 
     def leader_changed(self, leader: Leader | None) -> None:
-        """Handle a change of the leader. `leader` is None if no other lighthouse is known to lead."""
+        """Handle a change of leader. `leader` is None if no other lighthouse is known to lead."""
         ...
 
 
 class ElectionListener(Protocol):
-    """Receives the results of elections."""
+    """Receives the results of leader elections."""
 
     def lead(self) -> None:
         """Start serving as the leader. The records are already loaded."""
@@ -162,7 +162,7 @@ class SharedStore:
     """Connects a lighthouse to an etcd cluster: leader election, records and output gate.
 
     Args:
-        client: Client of the cluster, not yet open.
+        client: Client for the cluster, not yet open.
         ttl_s: The lease's duration in seconds.
         listener: Starts and stops serving callers.
     """
@@ -365,7 +365,7 @@ class SharedStore:
 
 
 def _reason(error: Exception) -> str:
-    """Return the error of a failed request as text. Log the traceback if the error is not a LighthouseError."""
+    """Return the error from a failed request as text. Log the traceback if the error is not a LighthouseError."""
     if isinstance(error, LighthouseError):
         return str(error)
     log.error("store: a request failed unexpectedly", exc_info=error, extra=event("store_request_failed"))

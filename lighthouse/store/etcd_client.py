@@ -103,7 +103,7 @@ Json = Mapping[str, Any]
 
 
 class EtcdClient:
-    """Client of an etcd cluster. It is an async context manager.
+    """Client for an etcd cluster. It is an async context manager.
 
     Args:
         address: The cluster.

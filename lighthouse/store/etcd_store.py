@@ -125,7 +125,7 @@ class EtcdStore(Records):
     """The leader's records in memory, and its queue of changes to write to etcd.
 
     Args:
-        prefix: Prefix of all keys.
+        prefix: Prefix for all keys.
         wake: Called when changes are queued.
         hold: Blocks the lighthouse's later output. Returns a function that releases it.
     """
@@ -194,7 +194,7 @@ class EtcdStore(Records):
         return self._batch
 
     def written(self) -> None:
-        """Remove the current batch, which etcd has acknowledged, and release the output that waits for it."""
+        """Remove the current batch, which etcd has acknowledged, and release the output that is waiting for it."""
         assert self._batch is not None
         releases = [self._changes.popleft()[1] for _ in self._batch.changes]
         self._batch = None

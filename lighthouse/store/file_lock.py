@@ -23,7 +23,7 @@ _POLL_S = 0.01
 
 
 class FileLock:
-    """Exclusive lock on the file `path`. `owner` describes this process in the errors of others that want the lock."""
+    """Exclusive lock on the file `path`. `owner` describes this process in the errors that other processes get."""
 
     def __init__(self, path: Path, owner: str = "") -> None:
         self._path = path

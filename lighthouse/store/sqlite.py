@@ -244,7 +244,7 @@ def default_path() -> Path:
 class Journal(Records):
     """Records in a SQLite file.
 
-    `owner` describes this process in the error of another lighthouse that tries to use the file.
+    `owner` describes this process in the error that another lighthouse raises if it tries to use the file.
     """
 
     def __init__(self, path: Path, owner: str = "") -> None:

@@ -129,7 +129,7 @@ class World:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """A rank's part in a quorum: its place among the participants, its peers, and the source if it heals."""
+    """A rank's part in a quorum: its place among the participants, its peers, and the source if it must heal."""
 
     quorum_id: int
     replica_rank: int

@@ -118,7 +118,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RankHello:
-    """First message from a rank on every connection. It repeats the rank's state, as earlier messages may be lost."""
+    """First message from a rank on each connection. It repeats the rank's state, in case earlier messages were lost."""
 
     rank: RankId
     terms: RunTerms

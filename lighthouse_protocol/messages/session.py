@@ -126,7 +126,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """Heartbeat from a manager, sent every heartbeat_interval and after any change that the lighthouse waits for."""
+    """Heartbeat from a manager, sent every heartbeat_interval and after any change that the lighthouse is awaiting."""
 
     number: Count  # increasing
     levels: GroupReport = GroupReport()

@@ -81,7 +81,7 @@ class GroupHeal:
 
         Args:
             settled_s: How long to wait for further ranks to begin their heal, after all known ones have finished.
-            is_beside: Whether the group heals while it trains. Log lines then say "catching up" instead of "healing".
+            is_beside: Whether the group heals while it is training. Log lines then say "catching up", not "healing".
         """
         self._doing, self._done = ("catching up", "received") if is_beside else ("healing", "healed")
         self._settled_s = settled_s

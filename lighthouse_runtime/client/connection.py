@@ -170,7 +170,7 @@ def async_channel(coordinator: Coordinator, tls: ClientTls | None) -> grpc.aio.C
 
 
 def refusal(error: grpc.RpcError, address: str, timeout_s: float, asked: Coordinator | None = None) -> LighthouseError:
-    """Convert the gRPC error of a failed call or stream to a LighthouseError that names the server's `address`.
+    """Convert the gRPC error from a failed call or stream to a LighthouseError that names the server's `address`.
 
     `asked` describes the server. Its TLS settings help to explain a failed handshake.
     """

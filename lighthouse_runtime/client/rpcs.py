@@ -297,7 +297,7 @@ def quorum(
         init_sync: Whether all groups copy the same state at step 0.
         commit_failures: Number of consecutive discarded steps.
         rank_incarnation: Identifies the rank's process, and changes at every start.
-        catch_up: Whether and how the rank heals while it trains.
+        catch_up: Whether and how the rank heals while it is training.
         compares: Whether the rank compares its collectives with its peers' in the first step of a quorum.
         distrust: Why the rank's state is unusable, or None if it is usable.
         heals_first: Whether a rank that is behind heals before it computes anything, or None if unknown.

@@ -203,7 +203,7 @@ class SyncStream(Generic[S, M]):
                 reader gets it.
             address: Address of the server, for errors.
             kind: Path and message types of the stream.
-            map_error: Converts the gRPC error of a failed stream.
+            map_error: Converts the gRPC error from a failed stream.
         """
         self._map_error = map_error
         self.address = address

@@ -37,7 +37,7 @@ def make_buffer(name: str) -> int:
 
 
 def buffer_path(descriptor: int) -> str:
-    """Return the path under which the processes of this user can open a buffer of this process."""
+    """Return the path under which this user's processes can open a buffer of this process."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
 
 

@@ -176,7 +176,7 @@ def load_or_make(folder: Path, names: Iterable[str]) -> Credentials:
 
 
 def load_or_make_tokens(folder: Path) -> Credentials:
-    """Load the tokens in `folder`, or create them, for a lighthouse with certificates of another PKI.
+    """Load the tokens in `folder`, or create them, for a lighthouse with certificates from another PKI.
 
     Raise InvalidRequest if that fails.
     """

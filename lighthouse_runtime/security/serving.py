@@ -1,7 +1,7 @@
 """Files through which a user's processes find the credentials of the user's lighthouses on the same host.
 
-A lighthouse writes the file of its gRPC port at each start. It does not remove the file when it exits, so that clients
-that wait for its restart keep using TLS. Another program on that port cannot impersonate the lighthouse, because the
+A lighthouse writes the file for its gRPC port at each start. It does not remove the file on exit, so that clients that
+are waiting for its restart keep using TLS. Another program on that port cannot impersonate the lighthouse, because the
 file pins the CA.
 """
 

@@ -76,7 +76,7 @@ class OutputGate:
         return release
 
     def deliver(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the holds from earlier calls of block() are released, or at once if there are none.
+        """Call `callback` once the holds from earlier calls to block() are released, or at once if there are none.
 
         `callback` is never called if drop() clears the queue first, or if refusal() returns an error by then.
         """
@@ -86,7 +86,7 @@ class OutputGate:
             callback()
 
     async def wait_delivered(self) -> None:
-        """Wait until the holds from earlier calls of block() are released. Raise the error of drop() or refusal()."""
+        """Wait until the holds from earlier calls to block() are released. Raise the error of drop() or refusal()."""
         if self._queue:
             future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.add(future)
@@ -103,7 +103,7 @@ class OutputGate:
         self.check()
 
     def drop(self, error: LighthouseError) -> None:
-        """Discard all queued output. Make pending calls of wait_delivered() raise `error`."""
+        """Discard all queued output. Make pending calls to wait_delivered() raise `error`."""
         self._queue.clear()
         for future in self._waiting:
             if not future.done():

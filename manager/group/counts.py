@@ -46,7 +46,7 @@ class StepCounts:
         self._began_at = None if has_healing else now
 
     def revoked(self, quorum_id: int, *, is_group_lost: bool) -> None:
-        """Record that the lighthouse revoked a quorum. `is_group_lost` is True if it did so because it lost a group."""
+        """Record that the lighthouse has revoked a quorum. `is_group_lost` means that it did so after losing a group."""
         self._revoked_id = quorum_id
         if is_group_lost:
             self._lost_id = quorum_id

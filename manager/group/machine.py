@@ -569,7 +569,7 @@ class GroupMachine:
         )
 
     def _note_changes(self, missing: Set[int]) -> None:
-        """Report a change of the missing ranks, and the beginning and end of the ranks' wait for a quorum."""
+        """Report a change in which ranks are missing, and the beginning and end of the ranks' wait for a quorum."""
         is_waiting = False
         for rank in self.group.ranks:
             is_waiting |= rank.pending is not None

@@ -161,7 +161,7 @@ class GuardClient:
         await self._wait()
 
     def kill_now(self) -> None:
-        """Stop the guard as `stop` does, but block. Use this only if `run` was never called, or after `stop`."""
+        """Stop the guard as `stop` does, but block. Use this only if `run` has never been called, or after `stop`."""
         self._socket.close()
         self._process.wait(END_TIMEOUT_S)
 

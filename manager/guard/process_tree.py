@@ -69,7 +69,7 @@ def environment(pid: int) -> bytes:
     """Return the environment with which a process was started, in the format of /proc/PID/environ.
 
     Return empty bytes if the process has ended, belongs to another user, or was started without an environment.
-    The environment also looks empty during a call of exec, so an empty result is read again.
+    The environment also looks empty during a call to exec, so an empty result is read again.
     """
     if not os.access(f"/proc/{pid}/environ", os.R_OK):
         return b""

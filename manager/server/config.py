@@ -1,4 +1,4 @@
-"""Settings of `lighthouse-manager serve`, which `run` shares.
+"""Settings for `lighthouse-manager serve`, which `run` shares.
 
 `ManagerConfig` declares every option once, with its default and its help text. It validates the options together and
 derives the addresses that the manager advertises.
@@ -28,7 +28,7 @@ _FILE = click.Path(exists=True, dir_okay=False)
 
 @dataclass(frozen=True, slots=True)
 class ManagerConfig:
-    """Options of `lighthouse-manager serve`.
+    """Options for `lighthouse-manager serve`.
 
     Raises:
         ValueError: If a value cannot be used. The message names the option.

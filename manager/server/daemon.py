@@ -226,7 +226,7 @@ class ManagerDaemon:
         self._driver.ranks_started(group_ranks)
 
     async def leave(self, reason: str) -> None:
-        """Leave the job after the steps that were already granted. Wait for them for up to --drain-timeout."""
+        """Leave the job after the steps that have already been granted. Wait for them for up to --drain-timeout."""
         self._driver.drain(reason)
         timeout_s = self._config.drain_timeout_s
         try:

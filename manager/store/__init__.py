@@ -1,1 +1,1 @@
-"""Runs the group's TCPStore in a child process, the only process of the daemons that loads torch."""
+"""Runs the group's TCPStore in a child process, the only daemon process that loads torch."""

@@ -1,4 +1,4 @@
-"""Settings of `lighthouse-manager run`, in addition to those of `serve`.
+"""Settings for `lighthouse-manager run`, in addition to those of `serve`.
 
 `SupervisorConfig` declares every option once, with its default and its help text, and validates the options together.
 """
@@ -34,7 +34,7 @@ _FOLDER = click.Path(file_okay=False, path_type=Path)
 
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
-    """Options of `lighthouse-manager run`.
+    """Options for `lighthouse-manager run`.
 
     Raises:
         ValueError: If a value is invalid or contradicts another one. The message names the option.

@@ -1,4 +1,4 @@
-"""Supervisor of a group's host 0 under `lighthouse-manager run`.
+"""Supervisor on a group's host 0 under `lighthouse-manager run`.
 
 `HeadHost` runs the group's manager, its store, the supervision of the whole group, and the ranks on host 0.
 `SupervisedStore` runs the TCPStore in a child of the guard process. The store listens on a port that is known in
@@ -260,7 +260,7 @@ _QUICK_LEAVE_S = 1.0
 
 
 class HeadHost(HostSupervisor):
-    """Supervisor of host 0, which also runs the manager, the store and the supervision of the whole group."""
+    """Supervisor on host 0, which also runs the manager, the store and the supervision of the whole group."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         super().__init__(launch, guard)

@@ -222,7 +222,7 @@ class LocalHost:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """Settings of one `lighthouse-manager run`. Creates the components that use them."""
+    """Settings for one `lighthouse-manager run`. Creates the components that use them."""
 
     config: ManagerConfig
     settings: SupervisorConfig
@@ -292,7 +292,7 @@ class Launch:
 
 
 class HostSupervisor(ABC):
-    """Base class of a host's supervisor, which handles signals, runs the guard and returns the exit status."""
+    """Base class for a host's supervisor, which handles signals, runs the guard and returns the exit status."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         self._launch = launch

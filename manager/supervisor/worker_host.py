@@ -1,4 +1,4 @@
-"""Supervisor of each host of a group except host 0: `lighthouse-manager run --node-rank K` with K > 0.
+"""Supervisor on each host of a group except host 0: `lighthouse-manager run --node-rank K` with K > 0.
 
 `WorkerHost` keeps a stream open to host 0, which decides when ranks start and stop, and another one to the lighthouse,
 which can stop the run. While host 0 is not connected, no rank runs on this host.
@@ -43,7 +43,7 @@ _SLACK_S = 10.0
 
 
 class WorkerHost(HostSupervisor):
-    """Supervisor of a host other than host 0. It starts and stops ranks on the orders of host 0."""
+    """Supervisor on a host other than host 0. It starts and stops ranks on orders from host 0."""
 
     def __init__(self, launch: Launch, guard: GuardClient) -> None:
         super().__init__(launch, guard)

@@ -82,7 +82,7 @@ class CatchUpMachine(Generic[T]):
 
     @property
     def has_source(self) -> bool:
-        """True if the rank catches up in the current quorum, and its snapshot has arrived or is being fetched."""
+        """True if the rank is catching up in the current quorum, and its snapshot has arrived or is being fetched."""
         return self._catches_up and self.transfer is not Transfer.FAILED
 
     @property
@@ -123,7 +123,7 @@ class CatchUpMachine(Generic[T]):
         return self._return() if self.transfer is Transfer.DONE and not self._kept else CatchUpAction.GO_ON
 
     def record_commit(self, kept: PendingStep[T] | None, tag: Tag) -> None:
-        """Record that the current step was committed.
+        """Record that the current step has been committed.
 
         Args:
             kept: The kept step, or None if it was not kept for lack of memory or of a snapshot.
@@ -142,7 +142,7 @@ class CatchUpMachine(Generic[T]):
             self.transfer, self.begins = Transfer.ARRIVED, tag
 
     def record_failure(self, *, is_hopeless: bool = False) -> None:
-        """Record that the transfer failed. If `is_hopeless`, heal in blocking mode next instead of trying again."""
+        """Record that the transfer has failed. If `is_hopeless`, heal in blocking mode next instead of trying again."""
         self._failures += 1
         self.heals_blocking |= is_hopeless or self._failures >= MAX_TRIES
         self.begins = self.followed

@@ -71,7 +71,7 @@ class Reconnect:
     2. A stream is accepted when its first message arrives. If it is not accepted in time, or closes, another one is
        opened after a delay with jitter. The delay doubles until a stream has been accepted.
     3. If another process has the rank's slot, the rank retries for a limited time, because the lighthouse may not have
-       detected yet that the previous process of the slot died.
+       detected yet that the previous process in the slot has died.
     """
 
     accept_timeout_s: float

@@ -43,7 +43,7 @@ class StepPart(Protocol):
         ...
 
     def abandon_backward(self) -> None:
-        """Abandon a backward pass that has begun to reduce. Raise AgentError if other ranks wait for the rest."""
+        """Abandon a backward pass that has begun to reduce. Raise AgentError if others are waiting for the rest."""
         ...
 
     def share_buffers(self) -> None:
@@ -63,7 +63,7 @@ class ZeroGradOrder:
     """True if zero_grad() is called at the end of the loop, or None before the first call."""
 
     def zeroes(self, *, has_computed: bool, forward_begins: bool) -> bool:
-        """Return whether a call of zero_grad() begins a step.
+        """Return whether a call to zero_grad() begins a step.
 
         `has_computed` is True if the script has already computed something for the current step, and
         `forward_begins` if the next forward pass will begin a step.

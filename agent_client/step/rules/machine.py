@@ -146,7 +146,7 @@ class StepMachine:
         self.failure = reason
 
     def lost_between(self, reason: str) -> None:
-        """Record that participants were lost between two steps, so the next step needs another quorum."""
+        """Record that participants have been lost between two steps, so the next step needs another quorum."""
         if self.phase is Phase.IDLE:
             self.discards += 1
         else:
